@@ -1,0 +1,320 @@
+"""The result of a run: one labelled matrix per (metric, pairing), with provenance, in one safetensors file.
+
+A result knows nothing of the model it came from but what its provenance says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.errors import HeadspanError, missing_extra
+from headspan.files import atomic_path
+from headspan.heads import ROLES, Head, HeadTable, Pairing, Role, forward_mask
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+    import xarray
+
+SCHEMA = 1
+
+
+class Edge(NamedTuple):
+    """One pair of heads with its score and its rank in its pairing (1 = largest)."""
+
+    metric: str
+    pairing: Pairing
+    rank: int
+    source: Head
+    target: Head
+    score: float
+
+
+class Edges(list[Edge]):
+    """A list of edges that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{e.pairing}</td><td>{e.rank}</td><td>{e.source}</td><td>{e.target}</td>"
+            f"<td style='text-align:right'>{e.score:.4f}</td></tr>"
+            for e in self
+        )
+        return (
+            "<table><thead><tr><th>pairing</th><th>rank</th><th>source</th><th>target</th><th>score</th>"
+            f"</tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+@dataclass(frozen=True)
+class ScoreMatrix:
+    """Scores of all pairs in one pairing: rows are sources, columns targets, missing pairs NaN."""
+
+    metric: str
+    pairing: Pairing
+    sources: tuple[Head, ...]
+    targets: tuple[Head, ...]
+    values: np.ndarray
+
+    def forward(self) -> ScoreMatrix:
+        """Only the pairs whose source layer comes before the target layer."""
+        values = np.where(forward_mask(self.sources, self.targets), self.values, np.nan)
+        return ScoreMatrix(self.metric, self.pairing, self.sources, self.targets, values.astype(self.values.dtype))
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row indices, column indices and scores of the pairs that are present, in row order."""
+        rows, columns = np.nonzero(~np.isnan(self.values))
+        return rows, columns, self.values[rows, columns]
+
+    def top(self, k: int = 20) -> Edges:
+        """The k largest scores, ties in head order; fewer when there are fewer pairs."""
+        if k < 0:
+            raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
+        rows, columns, values = self.pairs()
+        order = np.argsort(-values, kind="stable")[:k]
+        return Edges(
+            Edge(self.metric, self.pairing, rank, self.sources[rows[i]], self.targets[columns[i]], float(values[i]))
+            for rank, i in enumerate(order, start=1)
+        )
+
+    def at(self, source: Head | str, target: Head | str) -> float:
+        """The score of one pair (NaN where the pair is not in the pair set)."""
+        return float(self.values[self._find(source, self.sources), self._find(target, self.targets)])
+
+    def rank_of(self, source: Head | str, target: Head | str) -> int:
+        """The place of a pair among all pairs of this pairing, 1 for the largest score."""
+        score = self.at(source, target)
+        if math.isnan(score):
+            raise HeadspanError(f"the pair {source} → {target} is not among the {self.pairing} pairs of this result")
+        row, column = self._find(source, self.sources), self._find(target, self.targets)
+        values = self.values.ravel()
+        earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
+        return int(np.count_nonzero(values > self.values[row, column]) + earlier_ties) + 1
+
+    def _find(self, head: Head | str, heads: tuple[Head, ...]) -> int:
+        head = Head.parse(head)
+        try:
+            return heads.index(head)
+        except ValueError:
+            raise HeadspanError(
+                f"{head} is not a head of this result: heads here go from {heads[0]} to {heads[-1]}"
+            ) from None
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.metric} {self.pairing}, {len(self.pairs()[2]):,} pairs</p>{self.top(10)._repr_html_()}"
+
+
+@dataclass
+class Scores:
+    """All scores of a run, by ``scores["pk", "OK"]``."""
+
+    arrays: dict[tuple[str, Pairing], np.ndarray]
+    head_table: HeadTable
+    d_model: int
+    role_ranks: dict[Role, np.ndarray]
+    provenance: dict[str, Any] = field(default_factory=dict)
+    annotations: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(metric for metric, _ in self.arrays))
+
+    @property
+    def pairings(self) -> tuple[Pairing, ...]:
+        return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
+
+    def heads(self, role: Role | str) -> tuple[Head, ...]:
+        return self.head_table.of(Role(role))
+
+    def ranks(self, role: Role | str) -> np.ndarray:
+        """Dimension of every head's subspace in that role (what the random baseline needs)."""
+        return self.role_ranks[Role(role)]
+
+    def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
+        return (key[0], Pairing.parse(key[1])) in self.arrays
+
+    def __getitem__(self, key: tuple[str, str | Pairing]) -> ScoreMatrix:
+        metric, pairing = key[0], Pairing.parse(key[1])
+        if (metric, pairing) not in self.arrays:
+            here = ", ".join(dict.fromkeys(m for m, _ in self.arrays)) or "nothing"
+            pairings = ", ".join(map(str, self.pairings))
+            raise HeadspanError(
+                f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
+                "run headspan score again with that metric and pairing"
+            )
+        values = self.arrays[metric, pairing]
+        return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values)
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one safetensors file; it appears only when complete."""
+        from safetensors.numpy import save_file
+
+        tensors = {f"{metric}/{pairing}": np.ascontiguousarray(a) for (metric, pairing), a in self.arrays.items()}
+        tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in self.role_ranks.items()}
+        head = {
+            "schema": SCHEMA,
+            "d_model": self.d_model,
+            "heads": {"query": [str(h) for h in self.head_table.query], "kv": [str(h) for h in self.head_table.kv]},
+            "provenance": self.provenance,
+            "annotations": self.annotations,
+        }
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata={"headspan": json.dumps(head)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        """Read a result file; a file from a newer version or of another kind is refused."""
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        if not path.is_file():
+            raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                if "headspan" not in metadata:
+                    raise HeadspanError(
+                        f"{path} is a safetensors file but not a headspan result: make one with headspan score"
+                    )
+                head = _checked_head(metadata["headspan"], path)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, ValueError) as error:
+            raise HeadspanError(f"{path} cannot be read as a headspan result ({error}): make it again") from error
+        return cls._assemble(head, tensors, path)
+
+    @classmethod
+    def _assemble(cls, head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Scores:
+        table = HeadTable(
+            tuple(Head.parse(h) for h in head["heads"]["query"]), tuple(Head.parse(h) for h in head["heads"]["kv"])
+        )
+        arrays: dict[tuple[str, Pairing], np.ndarray] = {}
+        ranks = {role: np.zeros(len(table.of(role)), dtype=np.int32) for role in ROLES}
+        for name, values in tensors.items():
+            metric, _, rest = name.rpartition("/")
+            if metric == "rank" and rest in Role.__members__:
+                expected: tuple[int, ...] = (len(table.of(Role(rest))),)
+                ranks[Role(rest)] = values
+            else:
+                pairing = Pairing.parse(rest)
+                expected = (len(table.of(pairing.source)), len(table.of(pairing.target)))
+                arrays[metric, pairing] = values
+            if values.shape != expected:
+                raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {expected}")
+        return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"])
+
+    # ---------------------------------------------------------------- exports
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per pair that is present: metric, pairing, source, target, score."""
+        try:
+            import pandas
+        except ImportError:
+            raise missing_extra("pandas", "graph", "a data frame") from None
+        frames = []
+        for metric, pairing in self.arrays:
+            matrix = self[metric, pairing]
+            rows, columns, values = matrix.pairs()
+            frames.append(
+                pandas.DataFrame(
+                    {
+                        "metric": metric,
+                        "pairing": str(pairing),
+                        "source": np.array([str(h) for h in matrix.sources])[rows],
+                        "target": np.array([str(h) for h in matrix.targets])[columns],
+                        "score": values,
+                    }
+                )
+            )
+        return pandas.concat(frames, ignore_index=True)
+
+    def to_networkx(self, metric: str = "pk", pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
+        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``."""
+        try:
+            import networkx
+        except ImportError:
+            raise missing_extra("networkx", "graph", "a graph") from None
+        graph = networkx.MultiDiGraph(metric=metric, model=str(self.provenance.get("reference", "")))
+        for pairing in pairings if pairings is not None else self.pairings:
+            matrix = self[metric, pairing]
+            for head in (*matrix.sources, *matrix.targets):
+                graph.add_node(str(head), layer=head.layer)
+            graph.add_edges_from(
+                (str(matrix.sources[i]), str(matrix.targets[j]), str(matrix.pairing), {"score": float(v)})
+                for i, j, v in zip(*matrix.pairs(), strict=True)
+            )
+        return graph
+
+    def to_xarray(self) -> xarray.Dataset:
+        """A data set with one labelled matrix ``pk_OK`` … per metric and pairing."""
+        try:
+            import xarray
+        except ImportError:
+            raise missing_extra("xarray", "graph", "a labelled array") from None
+        variables = {}
+        for metric, pairing in self.arrays:
+            matrix = self[metric, pairing]
+            rows, columns = f"{pairing.source}_source", f"{pairing.target}_target"
+            variables[f"{metric}_{pairing}"] = xarray.DataArray(
+                matrix.values,
+                dims=(rows, columns),
+                coords={rows: [str(h) for h in matrix.sources], columns: [str(h) for h in matrix.targets]},
+            )
+        return xarray.Dataset(variables, attrs={"provenance": json.dumps(self.provenance)})
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        model = escape(str(self.provenance.get("reference", "arrays")))
+        metrics, pairings = ", ".join(map(escape, self.metrics)), ", ".join(map(str, self.pairings))
+        return (
+            f"<p><b>headspan scores</b> of {model}: {len(self.head_table.query)} heads, d_model {self.d_model}; "
+            f"{metrics} for {pairings}</p>"
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Scores:
+    """Read a result file written by ``headspan score`` or ``Scores.save``."""
+    return Scores.load(path)
+
+
+def is_result(path: str | os.PathLike[str]) -> bool:
+    """True for a safetensors file that says it is a headspan result (cheap: reads the header only)."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (os.path.isfile(path) and str(path).endswith(".safetensors")):
+        return False
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return "headspan" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def _checked_head(text: str, path: Path) -> dict[str, Any]:
+    """The JSON metadata of a result file, or one sentence on what is wrong with it."""
+    head = json.loads(text)
+    schema = head.get("schema") if isinstance(head, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise HeadspanError(
+            f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
+        )
+    lists = head.get("heads") if isinstance(head, dict) else None
+    sound = (
+        schema == SCHEMA
+        and isinstance(head["d_model"] if "d_model" in head else None, int)
+        and isinstance(lists, dict)
+        and all(isinstance(lists.get(k), list) and all(isinstance(h, str) for h in lists[k]) for k in ("query", "kv"))
+        and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
+    )
+    if not sound:
+        raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
+    return head
