@@ -20,7 +20,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _module in _MODULES:
-    import_module(f"headspan.cli.{_module}").register(app)
+    from importlib.util import find_spec
+    if find_spec(f"headspan.cli.{_module}") is not None:
+        import_module(f"headspan.cli.{_module}").register(app)
 
 
 def main() -> None:
