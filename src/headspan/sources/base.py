@@ -1,0 +1,101 @@
+"""What an opened checkpoint is to the rest of the package: named tensors, read one at a time.
+
+Every kind of reference (directory, hub id, GGUF file, live model, arrays) becomes a `TensorSource` with
+Hugging Face tensor names and a Hugging Face config. Nothing here knows where the heads are in those tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.sources.files import Stamp
+
+if TYPE_CHECKING:
+    from headspan.sources.vocabulary import Vocabulary
+
+
+class TensorSource(ABC):
+    """One opened checkpoint.
+
+    Attributes
+    ----------
+    reference : what the user gave, as text.
+    config : the model's config.json, or a dict with the same keys made from other metadata. A GGUF file
+        adds ``"_gguf": True``.
+    notes : sentences the user should see, for example that the model is a random one.
+    """
+
+    def __init__(self, reference: str, config: dict[str, Any]) -> None:
+        self.reference = reference
+        self.config = config
+        self.notes: list[str] = []
+        self._stamps: dict[Path, Stamp] = {}
+
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """Names of all tensors, as Hugging Face writes them."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, known without reading it."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """How a tensor is stored: "float32", "bfloat16", "float64", "Q4_1", …"""
+
+    @abstractmethod
+    def nbytes(self, name: str) -> int:
+        """Bytes a tensor takes as stored."""
+
+    @abstractmethod
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """One tensor (or a run of its rows) as float32, exactly; float64 stays float64."""
+
+    def files(self) -> list[Path]:
+        """Local files behind this source, in a fixed order; none for live models and arrays."""
+        return list(self._stamps)
+
+    def fingerprint(self) -> str:
+        """A cheap, deterministic sha256 of the content: config, names, sizes, headers and sampled bytes."""
+        digest = hashlib.sha256(canonical_json(self.config))
+        self._update_fingerprint(digest)
+        return digest.hexdigest()
+
+    @abstractmethod
+    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
+        """Add the weights to the fingerprint."""
+
+    def check_unchanged(self) -> None:
+        """Raise if a file behind this source changed or vanished since it was opened."""
+        for path, stamp in self._stamps.items():
+            stamp.check(path)
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of the model's tokenizer, or None when there is no tokenizer."""
+        return None
+
+    def close(self) -> None:
+        """Let go of files and memory; the source cannot be read afterwards."""
+        self._stamps.clear()
+
+    def __enter__(self) -> TensorSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _missing(self, name: str) -> HeadspanError:
+        return HeadspanError(f"{self.reference} has no tensor named {name!r}")
+
+
+def canonical_json(value: object) -> bytes:
+    """The same bytes for equal values, whatever the order of their keys."""
+    return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")

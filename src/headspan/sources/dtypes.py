@@ -1,0 +1,66 @@
+"""From stored numbers to float32 without rounding.
+
+>>> import numpy as np
+>>> widen(np.array([1.5], np.float16), "x").dtype
+dtype('float32')
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from headspan.errors import HeadspanError
+
+# safetensors' names of the floating point types (the integer ones never hold usable weights).
+SAFETENSORS_FLOATS: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+SAFETENSORS_INTEGERS: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+}
+SAFETENSORS_DTYPES = {**SAFETENSORS_FLOATS, **SAFETENSORS_INTEGERS}
+_FLOATS = frozenset(SAFETENSORS_FLOATS.values())
+
+
+def widen(array: np.ndarray, name: str) -> np.ndarray:
+    """The same numbers as float32 (float64 stays), or a refusal for integers, which need scales to mean anything."""
+    native = array.dtype.newbyteorder("=") if array.dtype.isbuiltin == 0 else array.dtype
+    if native not in _FLOATS:
+        raise HeadspanError(
+            f"tensor {name} holds {array.dtype} numbers: integer-quantised checkpoints are not read,"
+            " give the original checkpoint or a GGUF file"
+        )
+    if native == np.float64:
+        return np.ascontiguousarray(array, dtype=np.float64)
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def row_range(rows: slice | None, shape: tuple[int, ...], name: str) -> tuple[int, int]:
+    """First row and the one after the last, for a slice without steps.
+
+    >>> row_range(slice(2, None), (5, 3), "x")
+    (2, 5)
+    """
+    count = shape[0] if shape else 1
+    if rows is None:
+        return 0, count
+    start, stop, step = rows.indices(count)
+    if step != 1 or not shape:
+        raise HeadspanError(f"rows of tensor {name} can only be read as one run, not {rows}")
+    return start, max(start, stop)
