@@ -310,7 +310,7 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     lists = head.get("heads") if isinstance(head, dict) else None
     sound = (
         schema == SCHEMA
-        and isinstance(head["d_model"] if "d_model" in head else None, int)
+        and isinstance(head.get("d_model"), int)
         and isinstance(lists, dict)
         and all(isinstance(lists.get(k), list) and all(isinstance(h, str) for h in lists[k]) for k in ("query", "kv"))
         and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))

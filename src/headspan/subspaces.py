@@ -44,19 +44,17 @@ class Basis(NamedTuple):
     tolerance: float
 
 
-def rank_tolerance(shape: tuple[int, int], largest: float, storage_dtype: str) -> float:
-    """Largest singular value that rounding of the stored entries alone can explain.
+def rank_tolerance(weight: np.ndarray, storage_dtype: str) -> float:
+    """Largest singular value that rounding alone can explain, for a (d, m) weight kept in ``storage_dtype``.
 
-    Rounding changes each entry by at most ε/2 of itself, so the perturbation has a spectral norm of about
-    ε/2 · (√d + √m) · rms(entry) for independent errors; a weight of Frobenius norm ≤ √m · σ_max has an rms of at
-    most σ_max / √d. A float32 weight is moreover computed with in float64, so nothing else is added.
-
-    >>> rank_tolerance((768, 64), 1.0, "float32") < 1e-6
-    True
+    Rounding moves an entry by up to ε/2 of itself, and a weight that was computed in float32 carries a few ε of
+    float32 besides. Independent errors of size δ·rms(entry) make a matrix of spectral norm δ·rms·(√d + √m).
     """
+    d, m = weight.shape
     eps = _STORAGE_EPS.get(storage_dtype, _QUANTISED_EPS)
-    d, m = shape
-    return float(largest * eps * (1 + np.sqrt(m / d)))
+    norm = float(np.linalg.norm(weight))
+    rounding = (eps / 2 + 8 * min(eps, 2.0**-23)) * norm / np.sqrt(d * m) * (np.sqrt(d) + np.sqrt(m))
+    return float(max(rounding, 2.0**-52 * max(d, m) * norm))
 
 
 def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
@@ -73,7 +71,7 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
     scale = np.abs(weight).max()
     with one_thread():
         left, values, _ = np.linalg.svd(weight / scale if scale else weight, full_matrices=False)
-    tolerance = rank_tolerance((weight.shape[0], weight.shape[1]), values[0], storage_dtype)
+    tolerance = rank_tolerance(weight / scale if scale else weight, storage_dtype)
     rank = int(np.count_nonzero(values > tolerance))
     return Basis(np.ascontiguousarray(left[:, :rank]), rank, values * scale, tolerance * float(scale))
 
@@ -85,27 +83,24 @@ def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarr
     through one batched Cholesky factorisation, the others one by one through the SVD.
     """
     weights = np.asarray(weights, dtype=np.float64)
-    n, _, m = weights.shape
+    n, d, m = weights.shape
     scale = np.abs(weights).max(axis=(1, 2), keepdims=True, initial=0.0)
     scaled = weights / np.where(scale > 0, scale, 1.0)
     bases = np.zeros_like(weights)
     ranks = np.full(n, m, dtype=np.int32)
+    good = np.zeros(n, dtype=bool)
     with one_thread():
-        grams = np.matmul(scaled.transpose(0, 2, 1), scaled)
-        eps = np.trace(grams, axis1=1, axis2=2) * 1e-15
-        with np.errstate(all="ignore"):
-            # A jitter far below the decision keeps singular heads from stopping the whole batch.
-            lower = np.linalg.cholesky(grams + (eps + 1e-300)[:, None, None] * np.eye(m))
+        try:
+            lower = np.linalg.cholesky(np.matmul(scaled.transpose(0, 2, 1), scaled))
             inverse = np.linalg.inv(lower)
-            condition = np.linalg.norm(lower, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
-        good = condition < _SAFE_CONDITION * np.sqrt(m)
-    if m > weights.shape[1]:
-        good[:] = False
-    bases[good] = np.matmul(scaled[good], inverse[good].transpose(0, 2, 1))
+        except np.linalg.LinAlgError:
+            pass  # a singular head is among them: all of this layer's heads take the careful way
+        else:
+            smallest = 1 / np.linalg.norm(inverse, axis=(1, 2))  # at most the smallest singular value
+            noise = np.array([rank_tolerance(weight, storage_dtype) for weight in scaled])
+            good = (smallest > noise) & (np.linalg.norm(lower, axis=(1, 2)) < _SAFE_CONDITION * smallest)
+            bases[good] = np.matmul(scaled[good], inverse[good].transpose(0, 2, 1))
     for i in np.flatnonzero(~good):
-        if scale[i, 0, 0] == 0:
-            ranks[i] = 0
-            continue
         basis = orthonormal_basis(scaled[i], storage_dtype)
         bases[i, :, : basis.rank] = basis.vectors
         ranks[i] = basis.rank

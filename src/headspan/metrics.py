@@ -1,0 +1,161 @@
+"""The five similarities (SPEC §2).
+
+Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that nothing is
+left to divide by. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
+to write its factor and add one line to ``FACTOR_METRICS``:
+
+=============  ==============================================  ===============================================
+similarity     factor F of the weight A (P its partner)        score from s = ‖F_AᵀF_B‖_F²
+=============  ==============================================  ===============================================
+``pk``         U, an orthonormal basis of the span of A        s
+``cs``         A·chol(PᵀP), divided by its Frobenius norm      √s   (the d×d circuit matrix is never made)
+``simple_cs``  A, divided by its Frobenius norm                √s
+``linear_cka`` (A − column mean)ᵀ, divided by √‖A_cA_cᵀ‖_F     s
+=============  ==============================================  ===============================================
+
+Procrustes needs singular values for each pair and so has its own all-pairs function.
+
+In ``cs`` the partner P of a weight is the other weight of its circuit: K for Q, Q for K, V for O, O for V. Under
+GQA a query head's partner is the K or V of its group; a shared K or V head has several partners, and takes them
+stacked (PᵀP summed over the group's query heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import Role
+from headspan.subspaces import orthonormal_bases
+from headspan.threads import one_thread
+from headspan.weights import AttentionWeights
+
+METRIC_TITLES = {
+    "pk": "Projection Kernel",
+    "cs": "Composition Score",
+    "simple_cs": "Simple-CS",
+    "linear_cka": "Linear CKA",
+    "procrustes": "Procrustes similarity",
+}
+METRICS = tuple(METRIC_TITLES)
+
+
+class FactorMetric(NamedTuple):
+    """A similarity that is ‖F_AᵀF_B‖_F² up to a final map.
+
+    factor: (weights, role, layer) -> (n_heads, p, q) float64 factors, already normalised.
+    finish: the map from ‖F_AᵀF_B‖_F² to the score.
+    """
+
+    factor: Callable[[AttentionWeights, Role, int], np.ndarray]
+    finish: Callable[[np.ndarray], np.ndarray]
+
+
+def parse_metrics(names: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Metric names from ``"all"``, ``"pk,cs"`` or a list of them, each once, in the table's order.
+
+    >>> parse_metrics(["cs", "pk"])
+    ('pk', 'cs')
+    """
+    parts = [part.strip().lower() for name in ([names] if isinstance(names, str) else names) for part in name.split(",")]
+    for part in parts:
+        if part != "all" and part not in METRIC_TITLES:
+            raise HeadspanError(f"unknown similarity {part!r}: choose from {', '.join(METRICS)} or all")
+    return METRICS if "all" in parts else tuple(name for name in METRICS if name in parts)
+
+
+def subspace_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+    """pk: orthonormal bases; columns beyond a head's rank are zero."""
+    return orthonormal_bases(weights.read(role, layer), weights.storage_dtype(role, layer))[0]
+
+
+def circuit_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+    """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ."""
+    own = _rescaled(weights.read(role, layer))
+    partner = _rescaled(weights.read(role.partner, layer), per_layer=True)
+    with one_thread():
+        grams = np.matmul(partner.transpose(0, 2, 1), partner)
+        grams = _match_groups(grams, len(own))
+        return _unit_norm(np.matmul(own, _square_roots(grams)))
+
+
+def plain_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+    """simple_cs: the weight itself."""
+    return _unit_norm(_rescaled(weights.read(role, layer)))
+
+
+def centred_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+    """linear_cka: ‖A_cB_cᵀ‖_F² = ‖FᵀF'‖_F² for F = A_cᵀ, an (m, d) factor; R of A_c = QR does as well, and is m×m."""
+    weight = _rescaled(weights.read(role, layer))
+    centred = weight - weight.mean(axis=2, keepdims=True)
+    with one_thread():
+        grams = np.matmul(centred.transpose(0, 2, 1), centred)
+        norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
+        return _square_roots(grams / np.where(norms > 0, norms, 1.0))
+
+
+FACTOR_METRICS = {
+    "pk": FactorMetric(subspace_factor, lambda s: s),
+    "cs": FactorMetric(circuit_factor, np.sqrt),
+    "simple_cs": FactorMetric(plain_factor, np.sqrt),
+    "linear_cka": FactorMetric(centred_factor, lambda s: s),
+}
+
+
+def triangular_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+    """procrustes: R of the thin QR of A, since the singular values of A Bᵀ are those of R_A R_Bᵀ."""
+    weight = np.asarray(weights.read(role, layer), dtype=np.float64)
+    with one_thread():
+        return np.linalg.qr(weight, mode="r")
+
+
+def procrustes_all_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """2‖A Bᵀ‖_* / (‖A‖_F² + ‖B‖_F²) for all pairs of triangular factors, (n_a, n_b); 0 where both are zero.
+
+    ‖R_A R_Bᵀ‖_* is the sum of the square roots of the eigenvalues of a symmetric m×m matrix; the SVD is used
+    because eigenvalues near zero would lose half of their digits.
+    """
+    norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
+    scores = np.zeros((len(first), len(second)))
+    with one_thread():
+        for i, factor in enumerate(first):
+            products = np.matmul(factor, second.transpose(0, 2, 1))
+            nuclear = np.linalg.svd(products, compute_uv=False).sum(axis=1)
+            total = norms_a[i] + norms_b
+            scores[i] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
+    return scores
+
+
+def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
+    """Float64, with entries of at most 1, so that squares of 1e±30 neither overflow nor vanish.
+
+    Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
+    """
+    weight = np.asarray(weight, dtype=np.float64)
+    axes = None if per_layer else (1, 2)
+    largest = np.abs(weight).max(axis=axes, keepdims=True, initial=0.0)
+    return weight / np.where(largest > 0, largest, 1.0)
+
+
+def _unit_norm(factors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(factors, axis=(1, 2), keepdims=True)
+    return np.divide(factors, norms, out=np.zeros_like(factors), where=norms > 0)
+
+
+def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:
+    """Grams of the partners, one per own head: repeated for query heads, summed for shared K/V heads."""
+    if len(grams) < n:
+        return np.repeat(grams, n // len(grams), axis=0)
+    return grams.reshape(n, len(grams) // n, *grams.shape[1:]).sum(axis=1)
+
+
+def _square_roots(grams: np.ndarray) -> np.ndarray:
+    """L with L Lᵀ = G for each symmetric positive semidefinite G; Cholesky, or eigenvectors when one is singular."""
+    try:
+        return np.linalg.cholesky(grams)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(grams)
+        return vectors * np.sqrt(np.clip(values, 0.0, None))[:, None, :]
