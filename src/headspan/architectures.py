@@ -1,0 +1,258 @@
+"""One declarative table: where each model family keeps Q, K, V, O, its norms and its (un)embedding.
+
+Adding a family means adding one entry to :data:`ARCHITECTURES`. Tensor names are those of the Hugging Face
+classes, without the prefix of the body (``transformer.``, ``model.``), which a checkpoint may or may not have.
+A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a|b"`` names the two outright.
+
+>>> ARCHITECTURES["gpt2"].fused
+'attn.c_attn'
+>>> find_architecture({"model_type": "xlm-roberta"})[0]
+'roberta'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from headspan.errors import HeadspanError
+
+Config = Mapping[str, Any]
+
+NormKind = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "none"]
+Layout = Literal["separate", "concatenated", "grouped", "heads"]
+"""How Q, K and V are stored, as rows of (out, d_model) tensors.
+
+``separate``: one tensor each. ``concatenated``: all Q heads, then all K heads, then all V heads.
+``grouped``: for each KV head its Q heads, then K, then V; with as many KV heads as Q heads this is the
+per-head interleaving of GPT-NeoX and BLOOM, with a single one the multi-query layout of Falcon-7B.
+``heads``: TransformerLens tensors, already (head, d_model, d_head).
+"""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Names and conventions of one family; the defaults are those of Llama."""
+
+    body: str = "model."
+    layer: str = "layers.{}."
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    fused: str | None = None  # the one module that holds Q, K and V, in `layout`
+    layout: Layout = "separate"
+    transposed: bool = False  # Conv1D: weights stored (in, out)
+    norm: tuple[str, ...] = ("input_layernorm",)  # in front of attention; the first that exists
+    norm_kind: NormKind = "rms"
+    norm_place: NormPlace = "pre"
+    one_plus: bool = False  # the stored gain is γ − 1
+    weightless_norm: bool = False  # normalises without gain and bias
+    final_norm: str | None = "norm"
+    embedding: str = "embed_tokens"
+    unembedding: tuple[str, ...] = ("lm_head",)  # the first that exists
+    qk_norm: str = "self_attn.q_norm"
+    sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
+    hybrid: bool = False  # some layers may have no softmax attention
+    kv_heads: Callable[[Config, int], int | None] | None = None  # where the config key is not enough
+    adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
+    defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
+
+
+WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
+    "post": "its blocks normalise after the attention output is added (post-norm), so a gain acts on the stream "
+    "itself and cannot be moved into the weights exactly",
+    "output": "its attention reads the stream unnormalised and its output is normalised before it is added, "
+    "which no change of the weights can express exactly",
+    "sandwich": "its attention output is normalised again before it is added (sandwich norm), "
+    "which no change of the weights can express exactly",
+    "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
+    "weights exactly",
+    "none": "it has no norm in front of attention, so there is nothing to fold",
+}
+
+
+def _multi_query_flag(config: Config, n_heads: int) -> int:
+    return 1 if config.get("multi_query", True) else n_heads
+
+
+def _falcon_kv_heads(config: Config, n_heads: int) -> int | None:
+    if config.get("new_decoder_architecture", False):
+        return None  # num_kv_heads says it
+    return _multi_query_flag(config, n_heads)
+
+
+def _opt_variant(entry: Architecture, config: Config) -> Architecture:
+    if config.get("do_layer_norm_before", True):
+        return replace(entry, final_norm=None) if config.get("_remove_final_layer_norm") else entry
+    return replace(entry, norm=(), norm_place="post", final_norm=None)
+
+
+def _bloom_variant(entry: Architecture, config: Config) -> Architecture:
+    if config.get("apply_residual_connection_post_layernorm"):
+        return replace(entry, norm_place="residual")
+    return entry
+
+
+_LENS_NORMS: dict[Any, dict[str, Any]] = {
+    "LN": {"norm_kind": "layer"},
+    "LNPre": {"norm_kind": "layer", "weightless_norm": True},
+    "RMS": {"norm_kind": "rms"},
+    "RMSPre": {"norm_kind": "rms", "weightless_norm": True},
+    None: {"norm": (), "norm_place": "none", "final_norm": None},
+}
+
+
+def _lens_variant(entry: Architecture, config: Config) -> Architecture:
+    kind = config.get("normalization_type")
+    if kind not in _LENS_NORMS:
+        raise HeadspanError(
+            f"normalization_type is {kind!r} in the TransformerLens config: LN, LNPre, RMS, RMSPre or null are known"
+        )
+    return replace(entry, **_LENS_NORMS[kind])
+
+
+_LLAMA = Architecture()
+_QWEN3 = Architecture(defaults={"head_dim": 128})
+_GPT2 = Architecture(
+    body="transformer.", layer="h.{}.", fused="attn.c_attn", layout="concatenated", transposed=True,
+    o="attn.c_proj", norm=("ln_1",), norm_kind="layer", final_norm="ln_f", embedding="wte",
+)  # fmt: skip
+_GPTJ = Architecture(
+    body="transformer.", layer="h.{}.", q="attn.q_proj", k="attn.k_proj", v="attn.v_proj", o="attn.out_proj",
+    norm=("ln_1",), norm_kind="layer", final_norm="ln_f", embedding="wte",
+)  # fmt: skip
+_NEOX = Architecture(
+    body="gpt_neox.", fused="attention.query_key_value", layout="grouped", o="attention.dense",
+    norm_kind="layer", final_norm="final_layer_norm", embedding="embed_in", unembedding=("embed_out", "lm_head"),
+)  # fmt: skip
+_BLOOM = Architecture(
+    body="transformer.", layer="h.{}.", fused="self_attention.query_key_value", layout="grouped",
+    o="self_attention.dense", norm_kind="layer", final_norm="ln_f", embedding="word_embeddings",
+    adapt=_bloom_variant,
+)  # fmt: skip
+_GEMMA = Architecture(one_plus=True, defaults={"head_dim": 256})
+_GEMMA2 = replace(_GEMMA, norm_place="sandwich", defaults={
+    "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+})  # fmt: skip
+_OLMO2 = Architecture(norm=(), norm_place="output")
+_GLM = Architecture(defaults={"head_dim": 128})
+_COHERE = Architecture(norm_kind="layer")
+_BERT = Architecture(
+    body="bert.", layer="encoder.layer.{}.", q="attention.self.query", k="attention.self.key",
+    v="attention.self.value", o="attention.output.dense", norm=(), norm_kind="layer", norm_place="post",
+    final_norm=None, embedding="embeddings.word_embeddings", unembedding=("cls.predictions.decoder",),
+)  # fmt: skip
+
+ARCHITECTURES: dict[str, Architecture] = {
+    # GPT-2 and its relatives
+    "gpt2": _GPT2,
+    "gpt_neo": replace(
+        _GPTJ, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj",
+        o="attn.attention.out_proj",
+    ),
+    "gptj": _GPTJ,
+    "gpt_neox": _NEOX,
+    "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, kv_heads=_multi_query_flag),
+    "opt": Architecture(
+        body="model.decoder.", o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer",
+        final_norm="final_layer_norm", adapt=_opt_variant,
+    ),
+    "bloom": _BLOOM,
+    "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), kv_heads=_falcon_kv_heads),
+    "mpt": Architecture(
+        body="transformer.", layer="blocks.{}.", fused="attn.Wqkv", layout="concatenated", o="attn.out_proj",
+        norm=("norm_1",), norm_kind="layer", final_norm="norm_f", embedding="wte",
+    ),
+    # Llama and its relatives
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "smollm3": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA,
+    "qwen3": _QWEN3,
+    "qwen3_moe": _LLAMA,
+    "granite": _LLAMA,
+    "olmo": Architecture(norm_kind="layer", weightless_norm=True),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": _LLAMA,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3": _GEMMA2,
+    "phi": Architecture(o="self_attn.dense", norm_kind="layer", final_norm="final_layernorm",
+                        qk_norm="self_attn.q_layernorm"),
+    "phi3": Architecture(fused="self_attn.qkv_proj", layout="concatenated"),
+    "starcoder2": Architecture(norm_kind="layer"),
+    "stablelm": Architecture(norm_kind="layer", qk_norm="self_attn.q_layernorm.norms.0"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norm_place="sandwich"),
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "gpt_oss": Architecture(sinks=True, defaults={"head_dim": 64}),
+    "nemotron": Architecture(norm_kind="layer", one_plus=True),
+    # hybrids: only their attention layers are read
+    "lfm2": Architecture(
+        o="self_attn.out_proj", norm=("operator_norm",), final_norm="embedding_norm",
+        qk_norm="self_attn.q_layernorm", hybrid=True,
+    ),
+    "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
+    "granitemoehybrid": Architecture(hybrid=True),
+    # encoders
+    "bert": _BERT,
+    "roberta": replace(_BERT, body="roberta.", unembedding=("lm_head.decoder",)),
+    "distilbert": replace(
+        _BERT, body="distilbert.", layer="transformer.layer.{}.", q="attention.q_lin", k="attention.k_lin",
+        v="attention.v_lin", o="attention.out_lin", unembedding=("vocab_projector",),
+    ),
+    # state dicts of TransformerLens' HookedTransformer
+    "transformer_lens": Architecture(
+        body="", layer="blocks.{}.", layout="heads", q="attn.W_Q|attn.b_Q", k="attn.W_K|attn.b_K",
+        v="attn.W_V|attn.b_V", o="attn.W_O|attn.b_O", norm=("ln1.w|ln1.b",), final_norm="ln_final.w|ln_final.b",
+        embedding="embed.W_E|", unembedding=("unembed.W_U|unembed.b_U",), adapt=_lens_variant,
+    ),
+}  # fmt: skip
+
+ALIASES: dict[str, str] = {
+    "gemma3_text": "gemma3",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "granitemoe": "granite",
+    "lfm2_moe": "lfm2",
+}
+"""Other model_type names with exactly the layout of a table entry."""
+
+BODY_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
+"""Where a body may stand when it is not under its own name: bare, wrapped, or inside a multimodal model."""
+
+LATENT_ATTENTION = (
+    "{} uses multi-head latent attention (kv_lora_rank is set): its keys and values come from a shared "
+    "compressed vector, so heads have no Q, K, V and O weights of the kind compared here"
+)
+
+
+def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str, Architecture, Config]:
+    """The family of a checkpoint: its name, its entry for this very config, and the config of its text model."""
+    model_type = config.get("model_type")
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping) and ("num_attention_heads" in nested or model_type == "gemma3"):
+        inherited = {key: config[key] for key in ("tie_word_embeddings", "_gguf") if key in config}
+        config = {**inherited, **nested}
+        model_type = config.get("model_type", model_type)
+    if model_type is None and any(name.endswith(".attn.W_Q") for name in names):
+        model_type = "transformer_lens"
+    if config.get("kv_lora_rank") or str(model_type).startswith(("deepseek_v2", "deepseek_v3")):
+        raise HeadspanError(LATENT_ATTENTION.format(model_type))
+    name = ALIASES.get(str(model_type), str(model_type))
+    if name not in ARCHITECTURES:
+        seen = "the config has no model_type" if model_type is None else f"unknown model_type {model_type!r}"
+        raise HeadspanError(
+            f"{seen}: known are {', '.join(sorted({*ARCHITECTURES, *ALIASES}))}; for any other model pass its four "
+            'weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, d_head)'
+        )
+    entry = ARCHITECTURES[name]
+    config = {**entry.defaults, **{key: value for key, value in config.items() if value is not None}}
+    return name, entry.adapt(entry, config) if entry.adapt else entry, config
