@@ -1,0 +1,323 @@
+"""How large is a Projection Kernel by chance? Random subspaces, and a null made from the model's own pairs (SPEC §6).
+
+Two nulls, for two questions:
+
+``random``
+    Both subspaces are uniform and independent. Moments are exact, the tail is a normal approximation. Trained
+    weights are never like this (all heads share a few directions), so nearly every pair looks significant.
+``reversed``
+    A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
+    the same shared directions and the same distances between layers, but no information can flow along them.
+    The p-value of a forward pair is its rank among them. See docs/statistics.md for assumptions and calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headspan.errors import HeadspanError
+from headspan.heads import Pairing, pair_mask
+from headspan.scores import ScoreMatrix, Scores
+
+Null = Literal["random", "reversed"]
+Approximation = Literal["tight", "loose"]
+
+_SAMPLE_FLOATS = 2**22  # numbers drawn at once by the samplers: 32 MB
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the PK of two random subspaces; scalars or arrays, as the dimensions were given."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+    @property
+    def sd(self) -> np.ndarray:
+        return np.sqrt(self.variance)
+
+
+def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximation: Approximation = "tight") -> Moments:
+    """Mean and variance of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
+
+    ``tight`` is the exact variance, ``loose`` the simpler bound 2·m·m2/d² that treats entries as independent.
+
+    >>> mean, variance = moments(768, 64)
+    >>> round(float(mean), 3), round(float(variance), 5)
+    (5.333, 0.01166)
+    >>> float(moments(5, 5, 2).variance)  # a subspace that fills the space: PK is always 2
+    0.0
+    """
+    d, m = np.asarray(d, dtype=np.float64), np.asarray(m, dtype=np.float64)
+    m2 = m if m2 is None else np.asarray(m2, dtype=np.float64)
+    if np.any(d < 1) or np.any(m < 0) or np.any(m2 < 0) or np.any(m > d) or np.any(m2 > d):
+        raise HeadspanError(f"random subspaces need 0 ≤ m ≤ d and d ≥ 1, but got d = {d}, m = {m}, m' = {m2}")
+    mean = m * m2 / d
+    if approximation == "loose":
+        return Moments(mean, 2 * m * m2 / d**2)
+    if approximation != "tight":
+        raise HeadspanError(f"unknown approximation {approximation!r}: choose tight or loose")
+    # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
+    variance = 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2))
+    return Moments(mean, variance)
+
+
+def entry_density(x: ArrayLike, d: int) -> np.ndarray:
+    """Density at x of one entry of a uniform random d×d orthogonal matrix: (1−x²)^((d−3)/2) / B(½, (d−1)/2).
+
+    >>> entry_density([-0.5, 0.0, 0.9], 3)  # a coordinate of a point on the sphere is uniform
+    array([0.5, 0.5, 0.5])
+    """
+    from scipy.special import betaln
+
+    _check_entry_dimension(d)
+    x = np.asarray(x, dtype=np.float64)
+    inside = np.abs(x) <= 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # 0·log 0 stands for (1−x²)^0 = 1 at the ends when d = 3.
+        power = (d - 3) / 2 * np.log1p(-np.square(np.where(inside, x, 0.0))) if d != 3 else np.zeros_like(x)
+    return np.where(inside, np.exp(power - betaln(0.5, (d - 1) / 2)), 0.0)
+
+
+def squared_entry_density(y: ArrayLike, d: int) -> np.ndarray:
+    """Density at y of the square of such an entry: Beta(½, (d−1)/2).
+
+    >>> round(float(squared_entry_density(0.25, 3)), 6)  # of the square of a uniform number
+    1.0
+    """
+    _check_entry_dimension(d)
+    y = np.asarray(y, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = np.sqrt(y)
+        return np.where((y >= 0) & (y <= 1), entry_density(root, d) / root, 0.0)
+
+
+def _check_entry_dimension(d: int) -> None:
+    if d < 2:
+        raise HeadspanError(f"the entry of a random orthogonal matrix has a density from d = 2 on, but d = {d}")
+
+
+def random_bases(n: int, d: int, m: int, seed: int | np.random.Generator = 0) -> np.ndarray:
+    """n uniform orthonormal d×m frames, (n, d, m): QR of Gaussian matrices, the sign of R's diagonal made positive.
+
+    Without the sign the span would still be uniform, but single entries would not.
+    """
+    if not 1 <= m <= d or n < 0:
+        raise HeadspanError(f"cannot draw {n} frames of {m} vectors in {d} dimensions: need 1 ≤ m ≤ d and n ≥ 0")
+    rng = np.random.default_rng(seed)
+    q, r = np.linalg.qr(rng.standard_normal((n, d, m)))
+    return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
+
+
+def sample_pk(n: int, d: int, m: int, m2: int | None = None, seed: int | np.random.Generator = 0) -> np.ndarray:
+    """n draws of PK between independent uniform m- and m2-dimensional subspaces of R^d.
+
+    PK does not change when both subspaces are rotated together, so the first may be spanned by coordinate axes.
+
+    >>> bool(abs(sample_pk(400, 30, 6, 4).mean() - moments(30, 6, 4).mean) < 0.1)
+    True
+    """
+    m2 = m if m2 is None else m2
+    if not 1 <= m <= d:
+        raise HeadspanError(f"cannot draw subspaces of dimension {m} in {d} dimensions: need 1 ≤ m ≤ d")
+    rng = np.random.default_rng(seed)
+    batch = max(1, _SAMPLE_FLOATS // (d * m2))
+    draws = [
+        np.square(random_bases(min(batch, n - start), d, m2, rng)[:, :m]).sum(axis=(1, 2))
+        for start in range(0, n, batch)
+    ]
+    return np.concatenate(draws) if draws else np.empty(0)
+
+
+@dataclass(frozen=True)
+class Significance:
+    """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
+
+    z: distance from the null mean in null standard deviations.
+    p: chance of a score at least this large under the null (one-sided).
+    q: Benjamini–Hochberg adjusted p over the pairs of this pairing.
+    """
+
+    null: Null
+    matrix: ScoreMatrix
+    z: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+
+    def count(self, q: float = 0.05) -> int:
+        """How many pairs are significant at a false-discovery rate of q."""
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero(self.q <= q))
+
+
+def significance(
+    scores: Scores,
+    pairing: str | Pairing,
+    *,
+    null: Null = "random",
+    metric: str = "pk",
+    approximation: Approximation = "tight",
+) -> Significance:
+    """z, p and q for the pairs of one pairing under one of the two nulls.
+
+    ``random`` is for ``pk`` only, over the paper's pair set. ``reversed`` takes any similarity and needs the
+    scores of the reversed pairing (KO for OK) too; the four same-type pairings have no reverse.
+    """
+    matrix = scores[metric, pairing]
+    if null == "reversed":
+        return _against_reversed(matrix, scores)
+    if null != "random":
+        raise HeadspanError(f"unknown null {null!r}: choose random or reversed")
+    if metric != "pk":
+        raise HeadspanError(f"the random null is known for pk only, not for {metric}: choose the reversed null")
+    mask = pair_mask(matrix.pairing, matrix.sources, matrix.targets, "default")
+    matrix = replace(matrix, values=np.where(mask, matrix.values, np.nan).astype(matrix.values.dtype))
+    ranks, ranks2 = scores.ranks(matrix.pairing.source), scores.ranks(matrix.pairing.target)
+    random = moments(scores.d_model, ranks[:, None], ranks2[None, :], approximation)
+    mean, sd = random.mean, random.sd
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(sd > 0, (matrix.values - mean) / sd, 0.0)
+    z[np.isnan(matrix.values)] = np.nan
+    p = p_values(z)
+    p[np.broadcast_to(sd == 0, p.shape) & ~np.isnan(z)] = 1.0  # PK cannot vary, so it always reaches its mean
+    return Significance("random", matrix, z, p, benjamini_hochberg(p))
+
+
+def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
+    """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
+    return significance(scores, pairing, approximation=approximation).z
+
+
+def p_values(z: ArrayLike) -> np.ndarray:
+    """Upper tail of the normal distribution: the chance of a z at least this large.
+
+    >>> p_values([0.0, 1.6448536])
+    array([0.5 , 0.05])
+    """
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(-np.asarray(z, dtype=np.float64)))
+
+
+def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
+    """False-discovery-rate adjusted p-values, in the shape given; NaN entries are left out and stay NaN.
+
+    >>> benjamini_hochberg([0.01, 0.02, 0.9]).round(3)
+    array([0.03, 0.03, 0.9 ])
+    """
+    p = np.asarray(p, dtype=np.float64)
+    q = np.full(p.shape, np.nan)
+    present = ~np.isnan(p)
+    values = p[present]
+    order = np.argsort(values, kind="stable")[::-1]  # largest p first, so that minima accumulate downwards
+    adjusted = values[order] * len(values) / np.arange(len(values), 0, -1)
+    sorted_back = np.empty_like(values)
+    sorted_back[order] = np.minimum(np.minimum.accumulate(adjusted), 1.0)
+    q[present] = sorted_back
+    return q
+
+
+def _against_reversed(matrix: ScoreMatrix, scores: Scores) -> Significance:
+    """Rank of every forward pair among the pairs in which the source comes after the target."""
+    pairing = matrix.pairing
+    if pairing.same_type:
+        raise HeadspanError(
+            f"{pairing} has no reversed null: both sides have the same role, so the reversed pairs are the same "
+            "pairs; choose the random null"
+        )
+    back = Pairing(pairing.target, pairing.source)
+    if (matrix.metric, back) not in scores:
+        raise HeadspanError(
+            f"the reversed null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
+            f"score again with --pairings {pairing},{back}"
+        )
+    # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
+    control = np.sort(scores[matrix.metric, back].forward().pairs()[2].astype(np.float64))
+    matrix = matrix.forward()
+    if len(control) < 2:
+        raise HeadspanError("the reversed null needs heads in at least two layers, this result has only one")
+    values = matrix.values.astype(np.float64)
+    present = ~np.isnan(values)
+    p = np.full(values.shape, np.nan)
+    reached = len(control) - np.searchsorted(control, values[present], side="left")
+    p[present] = (1 + reached) / (1 + len(control))
+    spread = control.std()
+    z = (values - control.mean()) / spread if spread > 0 else np.where(present, 0.0, np.nan)
+    return Significance("reversed", matrix, z, p, benjamini_hochberg(p))
+
+
+def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
+    """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
+
+    Bins empty on either side are left out, so a small value does not by itself mean that the two agree.
+    Where subspace dimensions differ between heads, the random mass is the average over the pairs.
+    """
+    from scipy.special import ndtr
+
+    matrix = scores["pk", pairing].forward()
+    rows, columns, values = matrix.pairs()
+    if not len(values):
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs: KL needs heads in at least two layers")
+    ranks, ranks2 = scores.ranks(matrix.pairing.source)[rows], scores.ranks(matrix.pairing.target)[columns]
+    dimensions, counts = np.unique(np.stack([ranks, ranks2]), axis=1, return_counts=True)
+    edges = np.linspace(0, np.minimum(dimensions[0], dimensions[1]).max(), 256)
+    mean, variance = moments(scores.d_model, dimensions[0], dimensions[1])
+    if np.any(variance == 0):
+        raise HeadspanError(
+            f"{matrix.pairing} has subspaces that are empty or fill the whole space, where PK cannot vary: no KL"
+        )
+    cumulative = ndtr((edges[:, None] - mean) / np.sqrt(variance)) @ (counts / counts.sum())
+    expected = np.diff(cumulative)
+    observed = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values)
+    both = (expected > 0) & (observed > 0)
+    return float(np.sum(expected[both] * np.log(expected[both] / observed[both])))
+
+
+class PairingSummary(NamedTuple):
+    """One pairing against both nulls; ``reversed_significant`` is None where there is no reversed null."""
+
+    pairing: Pairing
+    pairs: int
+    mean: float
+    sd: float
+    random_mean: float
+    random_sd: float
+    kl: float
+    random_significant: int
+    reversed_significant: int | None
+
+
+def summarise(scores: Scores, q: float = 0.05) -> list[PairingSummary]:
+    """One line per pairing with PK scores: observed and random moments over forward pairs, KL, discoveries at q.
+
+    ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
+    """
+    lines = []
+    for pairing in scores.pairings:
+        if ("pk", pairing) not in scores:
+            continue
+        forward = scores["pk", pairing].forward()
+        rows, columns, values = forward.pairs()
+        kl = kl_divergence(scores, pairing)  # first: it says what is wrong when there is no forward pair
+        ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
+        random = moments(scores.d_model, ranks, ranks2)
+        has_reverse = not pairing.same_type and ("pk", Pairing(pairing.target, pairing.source)) in scores
+        lines.append(
+            PairingSummary(
+                pairing,
+                len(values),
+                float(values.mean(dtype=np.float64)),
+                float(values.std(dtype=np.float64)),
+                float(random.mean.mean()),
+                float(np.sqrt(random.variance.mean() + random.mean.var())),
+                kl,
+                significance(scores, pairing).count(q),
+                significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
+            )
+        )
+    if not lines:
+        raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
+    return lines

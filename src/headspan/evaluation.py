@@ -1,0 +1,251 @@
+"""How well do similarities find heads that are known to work together? (SPEC §4)
+
+Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
+score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are
+resampled: pairs that share a head are not independent, so resampling pairs would promise too much.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
+from headspan.labels import Labels
+from headspan.scores import Scores
+
+_BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
+
+
+class Estimate(NamedTuple):
+    """A value with its bootstrap interval; low and high are NaN when no bootstrap was asked for."""
+
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+
+
+class Areas(NamedTuple):
+    """Area under the precision–recall curve and under the ROC curve, one per row of weights."""
+
+    pr: np.ndarray
+    roc: np.ndarray
+
+
+def areas_under_curves(
+    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None, *, anchored: bool = True
+) -> Areas:
+    """Areas for one ranking of n items under b weightings: scores (n,), positive (n,), weights (n, b).
+
+    Items with equal scores enter together, so that their order cannot matter. The trapezoid rule joins the points;
+    ``anchored`` adds the point (recall 0, precision 1) as ``sklearn.metrics.precision_recall_curve`` does.
+    An item of weight 2 counts as two equal items, one of weight 0 as none.
+
+    >>> areas_under_curves(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])).roc
+    array([0.5])
+    """
+    weights = np.ones((len(scores), 1)) if weights is None else weights
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    # Both curves gain area only where a positive enters: at the groups of equal scores that hold one.
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+    group = np.searchsorted(starts, np.flatnonzero(positive[order]), side="right") - 1
+    first, last = starts[np.unique(group)], np.append(starts, len(scores))[np.unique(group) + 1]
+    cuts = np.unique(np.concatenate([[0], first, last]))
+    sums = np.add.reduceat(weights[order], cuts[cuts < len(scores)], axis=0).cumsum(axis=0)
+    entered = np.vstack([np.zeros((1, weights.shape[1])), sums])  # weight above each cut
+    before, after = entered[np.searchsorted(cuts, first)], entered[np.searchsorted(cuts, last)]
+
+    own = weights[order[positive[order]]]
+    gained = np.add.reduceat(own, np.flatnonzero(np.append(True, np.diff(group) > 0)), axis=0)
+    true = gained.cumsum(axis=0)
+    step = gained / true[-1]
+    precision = true / np.where(after > 0, after, 1.0)
+    precision_before = (true - gained) / np.where(before > 0, before, 1.0)
+    # Where nothing has entered before, the curve begins: at (0, 1), or with this very point.
+    height = np.where(before > 0, (precision_before + precision) / 2, (1 + precision) / 2 if anchored else 0.0)
+    false = entered[-1] - true[-1]
+    passed = (before - (true - gained) + after - true) / 2  # negatives above, those in the same group by half
+    with np.errstate(divide="ignore", invalid="ignore"):
+        roc = (step * (1 - passed / false)).sum(axis=0)
+    return Areas((step * height).sum(axis=0), roc)
+
+
+def detection(
+    scores: Scores,
+    labels: Labels,
+    pairing: str | Pairing = "OK",
+    metric: str = "pk",
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Estimate:
+    """PR-AUC of finding the labelled heads by going down the list of forward pairs, both heads of a pair at once.
+
+    A head is found when its highest-scoring pair is reached, so the curve is that of ranking heads by their best
+    forward pair. Pairs with equal scores enter together. No point (0, 1) is added.
+    The bootstrap draws labelled and unlabelled heads with replacement, each kind as often as there are of it.
+    """
+    matrix = scores[metric, pairing].forward()
+    rows, columns, values = matrix.pairs()
+    if not len(values):
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs: detection needs heads in at least two layers")
+    labels = labels.for_model(scores.head_table)
+    best: dict[Head, float] = {}
+    for side, heads in ((rows, matrix.sources), (columns, matrix.targets)):
+        highest = np.full(len(heads), -np.inf)
+        np.maximum.at(highest, side, values)
+        for head, score in zip(heads, highest.tolist(), strict=True):
+            best[head] = max(score, best.get(head, -np.inf))
+    positive = np.array([head in labels for head in best])
+    if not positive.any():
+        raise HeadspanError(f"none of the {len(best)} heads of {matrix.pairing} has a label in {labels.source}")
+    ranking = np.array(list(best.values()))
+    value = areas_under_curves(ranking, positive, anchored=False).pr[0]
+    if not bootstrap:
+        return Estimate(float(value))
+    weights = _resampled(positive, bootstrap, seed)
+    return _estimate(float(value), areas_under_curves(ranking, positive, weights, anchored=False).pr, level)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """AUCs per pairing and class, and their means; ``average`` is the name of a mean over classes.
+
+    pr_auc, roc_auc: pairing -> class (or ``average``) -> estimate, e.g. ``result.pr_auc["KK"]["induction"]``.
+    by_class: ``pr_auc`` or ``roc_auc`` -> class (or ``average``) -> mean over the pairings.
+    """
+
+    metric: str
+    pr_auc: dict[str, dict[str, Estimate]]
+    roc_auc: dict[str, dict[str, Estimate]]
+    by_class: dict[str, dict[str, Estimate]]
+
+    @property
+    def summary(self) -> dict[str, Estimate]:
+        """Means over classes and pairings."""
+        return {kind: estimates["average"] for kind, estimates in self.by_class.items()}
+
+
+def classification(
+    scores: Scores,
+    labels: Labels,
+    metric: str = "pk",
+    *,
+    pairings: Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
+    classes: Sequence[str] | None = None,
+    bootstrap: int = 0,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Classification:
+    """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
+
+    The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
+    are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
+    leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
+    therefore says little about other heads of its kind.
+    """
+    labels = labels.for_model(scores.head_table)
+    classes = labels.names if classes is None else tuple(classes)
+    parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
+    if not classes or not parsed:
+        raise HeadspanError("classification needs at least one class and one pairing")
+    # (value first, then replicates) per kind, pairing and class: means of replicates are replicates of means.
+    table = np.array([[_class_areas(scores, labels, metric, p, c, bootstrap, seed) for c in classes] for p in parsed])
+
+    def lines(replicates: np.ndarray) -> dict[str, Estimate]:
+        named = dict(zip(classes, replicates, strict=True)) | {"average": replicates.mean(axis=0)}
+        return {name: _estimate(float(r[0]), r[1:], level) for name, r in named.items()}
+
+    pr, roc = table[:, :, 0], table[:, :, 1]
+    return Classification(
+        metric,
+        {str(p): lines(pr[i]) for i, p in enumerate(parsed)},
+        {str(p): lines(roc[i]) for i, p in enumerate(parsed)},
+        {"pr_auc": lines(pr.mean(axis=0)), "roc_auc": lines(roc.mean(axis=0))},
+    )
+
+
+def _class_areas(
+    scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str, bootstrap: int, seed: int
+) -> np.ndarray:
+    """(2, 1 + bootstrap): PR and ROC areas of one class in one pairing, the observed one first."""
+    if not pairing.same_type:
+        raise HeadspanError(f"classification compares heads in one role: choose QQ, KK, VV or OO, not {pairing}")
+    matrix = scores[metric, pairing]
+    present = same_type_mask(matrix.sources) & ~np.isnan(matrix.values)
+    rows, columns = np.nonzero(present)
+    values = matrix.values[rows, columns]
+    named = set(labels.heads(name))
+    member = np.array([head in named for head in matrix.sources])
+    positive = member[rows] & member[columns]
+    if not positive.any():
+        raise HeadspanError(
+            f"the class {name!r} has {np.count_nonzero(member)} of the {len(member)} heads of role {pairing.source} "
+            "and no pair of them: classification needs at least two heads in a class"
+        )
+    if positive.all():
+        raise HeadspanError(f"all pairs of {pairing} are inside the class {name!r}: there is nothing to tell apart")
+    areas = [np.stack(areas_under_curves(values, positive))]
+    if bootstrap:
+        # The same draws for every pairing and metric, so that their means and differences make sense.
+        weights = _resampled(member, bootstrap, seed, distinct=2)
+        step = max(1, _BATCH // len(values))
+        for batch in (weights[:, start : start + step] for start in range(0, bootstrap, step)):
+            areas.append(np.stack(areas_under_curves(values, positive, batch[rows] * batch[columns])))
+    return np.concatenate(areas, axis=1)
+
+
+def metric_agreement(
+    scores: Scores, pairing: str | Pairing, first: str = "pk", second: str = "cs", quantile: float = 0.97
+) -> tuple[float, float]:
+    """Spearman correlation of two similarities over all forward pairs, and over those high in either.
+
+    High means at or above the given quantile of that similarity. A similarity that never varies has no
+    correlation: NaN.
+    """
+    from scipy.stats import spearmanr
+
+    x, y = scores[first, pairing].forward().pairs()[2], scores[second, pairing].forward().pairs()[2]
+    if len(x) != len(y) or len(x) < 2:
+        raise HeadspanError(f"cannot correlate {len(x)} {first} with {len(y)} {second} scores of {pairing}")
+    high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about inputs that never vary, for which the answer is NaN
+        return float(spearmanr(x, y)[0]), float(spearmanr(x[high], y[high])[0])
+
+
+def _resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) -> np.ndarray:
+    """How often each item was drawn, (n, times): positives and the rest apart, with replacement, as many as there are.
+
+    At least ``distinct`` different positives are drawn each time.
+    """
+    if times < 0:
+        raise HeadspanError(f"a bootstrap needs a number of draws of 0 or more, not {times}")
+    rng = np.random.default_rng(seed)
+    weights = np.zeros((len(positive), times))
+    for members, least in ((np.flatnonzero(positive), distinct), (np.flatnonzero(~positive), 0)):
+        if not len(members):
+            continue
+        chances = np.full(len(members), 1 / len(members))
+        drawn = rng.multinomial(len(members), chances, size=times)
+        while len(short := np.flatnonzero(np.count_nonzero(drawn, axis=1) < least)):
+            drawn[short] = rng.multinomial(len(members), chances, size=len(short))
+        weights[members] = drawn.T
+    return weights
+
+
+def _estimate(value: float, replicates: np.ndarray, level: float) -> Estimate:
+    """Percentile interval of the replicates around an observed value."""
+    if not 0 < level < 1:
+        raise HeadspanError(f"a confidence level lies between 0 and 1, not at {level}")
+    if not len(replicates):
+        return Estimate(value)
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(value, float(low), float(high))
