@@ -12,7 +12,6 @@ Products are float32, sums over row chunks float64. Arrays may be of numpy or of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -86,8 +85,12 @@ def contract(
     on_device = {key: to_device(np.ascontiguousarray(f, dtype=np.float32)) for key, f in factors.items()}
     totals = [np.zeros(job.needed.shape) for job in jobs]
     run = _gram_route if route == "gram" else _direct_route
-    for share in run(xp, to_numpy, on_device, jobs, totals, work_bytes):
-        tick(share)
+    sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, but for Linear CKA of unequal heads
+    for size in sizes:
+        chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
+        mine = {key: factor for key, factor in on_device.items() if factor.shape[1] == size}
+        for share in run(xp, to_numpy, mine, [jobs[i] for i in chosen], [totals[i] for i in chosen], work_bytes):
+            tick(share / len(sizes))
     for total, job in zip(totals, jobs, strict=True):
         np.maximum(total, 0.0, out=total)  # a sum of squares: only rounding can make it negative
         total[~job.needed] = np.nan
@@ -174,13 +177,3 @@ def _backend(device: str) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[A
         reason = str(error).splitlines()[0]
         raise HeadspanError(f"the device {device!r} cannot be used here ({reason}): choose cpu, cuda or mps") from None
     return xp, lambda array: torch.from_numpy(array).to(place), lambda tensor: tensor.cpu().numpy()
-
-
-def fits(work_bytes: int, heads: int, size: int) -> bool:
-    """Whether the least row chunk of the Gram route fits the memory."""
-    return work_bytes >= _LEAST_ROWS * 4 * heads * size
-
-
-def work_estimate(heads: int, size: int) -> int:
-    """Bytes of the largest row chunk the Gram route will make when it may."""
-    return math.ceil(_MOST_ROWS * 4 * heads * size)

@@ -22,6 +22,7 @@ stacked (PᵀP summed over the group's query heads).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -112,20 +113,30 @@ def triangular_factor(weights: AttentionWeights, role: Role, layer: int) -> np.n
         return np.linalg.qr(weight, mode="r")
 
 
-def procrustes_all_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """2‖A Bᵀ‖_* / (‖A‖_F² + ‖B‖_F²) for all pairs of triangular factors, (n_a, n_b); 0 where both are zero.
+def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """2‖A Bᵀ‖_* / (‖A‖_F² + ‖B‖_F²) for the needed pairs of triangular factors, (n_a, n_b); 0 where both are zero.
 
-    ‖R_A R_Bᵀ‖_* is the sum of the square roots of the eigenvalues of a symmetric m×m matrix; the SVD is used
-    because eigenvalues near zero would lose half of their digits.
+    ‖R_A R_Bᵀ‖_* is the sum of the square roots of the eigenvalues of MMᵀ, M = R_A R_Bᵀ. Eigenvalues are three
+    times as fast as singular values, and lose nothing that shows: an error of 1e-16·σ₁² under the root is at most
+    1e-8·σ₁ in a sum that is at least σ₁.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
+    scale = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0)) or 1.0
+    first, second = first / scale, second / scale
     norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
-    scores = np.zeros((len(first), len(second)))
-    with one_thread():
-        for i, factor in enumerate(first):
-            products = np.matmul(factor, second.transpose(0, 2, 1))
-            nuclear = np.linalg.svd(products, compute_uv=False).sum(axis=1)
-            total = norms_a[i] + norms_b
-            scores[i] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
+    scores = np.full(needed.shape, np.nan)
+
+    def fill(i: int) -> None:
+        columns = np.flatnonzero(needed[i])
+        products = np.matmul(first[i], second[columns].transpose(0, 2, 1))
+        eigenvalues = np.linalg.eigvalsh(np.matmul(products, products.transpose(0, 2, 1)))
+        nuclear = np.sqrt(np.clip(eigenvalues, 0.0, None)).sum(axis=1)
+        total = norms_a[i] + norms_b[columns]
+        scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
+
+    with one_thread(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, np.flatnonzero(needed.any(axis=1))))
     return scores
 
 
