@@ -115,8 +115,7 @@ class AttentionWeights(ABC):
 
     def unembedding(self) -> np.ndarray:
         """(vocabulary, d): one direction of the stream per token."""
-        rows = self.unembedding_rows(0, 1 << 62)
-        return rows
+        return self.unembedding_rows(0, self.vocab_size or 0)
 
     @abstractmethod
     def unembedding_bias(self) -> np.ndarray | None:
@@ -147,7 +146,10 @@ class AttentionWeights(ABC):
             "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
         }
 
-    def close(self) -> None:
+    def check_unchanged(self) -> None:  # noqa: B027 - arrays do not change behind our back
+        """Raise when a file behind these weights was changed or deleted since it was opened."""
+
+    def close(self) -> None:  # noqa: B027 - arrays have nothing to close
         """Let go of open files."""
 
     def __enter__(self) -> AttentionWeights:
@@ -159,8 +161,8 @@ class AttentionWeights(ABC):
     def _check_layer(self, layer: int) -> None:
         if layer not in self.layers:
             raise HeadspanError(
-                f"{self.reference} has no attention in layer {layer}: its layers go from {self.layers[0]} to "
-                f"{self.layers[-1]}" + (f", {len(self.layers)} of them with attention" * (len(self.layers) < self.n_layers))
+                f"{self.reference} has no attention weights in layer {layer}: {len(self.layers)} of its layers have, "
+                f"from {self.layers[0]} to {self.layers[-1]}"
             )
 
 
@@ -194,7 +196,7 @@ def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: 
     # A sum is finite only if every term is, and costs no temporary of the size of the weights.
     with np.errstate(over="ignore", invalid="ignore"):
         suspicious = ~np.isfinite(weights.sum(axis=(1, 2), dtype=np.float64))
-    for index in np.flatnonzero(suspicious):
+    for index in map(int, np.flatnonzero(suspicious)):
         bad = int(np.count_nonzero(~np.isfinite(weights[index])))
         if bad:
             raise HeadspanError(
@@ -341,7 +343,9 @@ class ArrayWeights(AttentionWeights):
 
     def _vocabulary_matrix(self, name: str) -> np.ndarray:
         if name not in self._arrays:
-            raise HeadspanError(f"these weights come without {name}: add {name}=(vocabulary, {self.d_model}) to the arrays")
+            raise HeadspanError(
+                f"these weights come without {name}: add it to the arrays, (vocabulary, {self.d_model})"
+            )
         return _as_float(self._arrays[name])
 
     def fingerprint(self) -> str:

@@ -1,0 +1,133 @@
+"""One small model of every family in the table, built with transformers' own classes and random everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BASE: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GQA = BASE | {"num_key_value_heads": 2}
+WIDE = GQA | {"head_dim": 8}  # d_head is not d_model / n_heads
+GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64}
+FALCON = BASE | {"bias": True, "alibi": False}
+MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A transformers config, and what opening its model must show."""
+
+    model_type: str
+    config: dict[str, Any]
+    n_kv_heads: int = 2
+    d_head: int = 6
+    place: str = "pre"
+    layers: tuple[int, ...] = (0, 1)
+    logit_scale: float = 1.0  # of the query-key product, in front of the softmax
+    nested: str = ""  # where a multimodal class keeps the text model
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family("gpt2", GPT2, 4),
+    "gpt_neo": Family(
+        "gpt_neo",
+        {"hidden_size": 24, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+         "vocab_size": 50, "max_position_embeddings": 64}, 4,
+    ),
+    "gptj": Family("gptj", GPT2 | {"rotary_dim": 4, "n_embd": 32}, 4, 8),
+    "gpt_neox": Family("gpt_neox", BASE | {"hidden_size": 32}, 4, 8),
+    "gpt_neox-sequential": Family("gpt_neox", BASE | {"hidden_size": 32, "use_parallel_residual": False}, 4, 8),
+    "gpt_bigcode": Family("gpt_bigcode", GPT2, 1),
+    "gpt_bigcode-mha": Family("gpt_bigcode", GPT2 | {"multi_query": False}, 4),
+    "opt": Family("opt", BASE | {"ffn_dim": 32, "word_embed_proj_dim": 24}, 4),
+    "opt-post": Family(
+        "opt", BASE | {"ffn_dim": 32, "word_embed_proj_dim": 24, "do_layer_norm_before": False}, 4, place="post"
+    ),
+    "bloom": Family("bloom", {"hidden_size": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50}, 4),
+    "bloom-residual": Family(
+        "bloom",
+        {"hidden_size": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50,
+         "apply_residual_connection_post_layernorm": True}, 4, place="residual",
+    ),
+    "falcon-7b": Family("falcon", FALCON | {"multi_query": True}, 1),
+    "falcon-40b": Family("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": Family(
+        "falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
+    ),
+    "falcon-rw": Family("falcon", FALCON | {"multi_query": False, "parallel_attn": False}, 4),
+    "mpt": Family("mpt", {"d_model": 24, "n_heads": 4, "n_layers": 2, "vocab_size": 50}, 4),
+    "llama": Family("llama", WIDE | {"attention_bias": True}, d_head=8),
+    "mistral": Family("mistral", WIDE, d_head=8),
+    "mixtral": Family("mixtral", WIDE | {"num_local_experts": 2}, d_head=8),
+    "smollm3": Family("smollm3", GQA),
+    "qwen2": Family("qwen2", GQA),
+    "qwen2_moe": Family("qwen2_moe", GQA | MOE | {"shared_expert_intermediate_size": 16}),
+    "qwen3": Family("qwen3", WIDE, d_head=8),
+    "qwen3_moe": Family("qwen3_moe", WIDE | MOE, d_head=8),
+    "granite": Family("granite", GQA),
+    "olmo": Family("olmo", GQA),
+    "olmo2": Family("olmo2", GQA, place="output"),
+    "olmo3": Family("olmo3", GQA, place="output"),
+    "olmoe": Family("olmoe", GQA | {"num_experts": 2, "num_experts_per_tok": 1}),
+    "gemma": Family("gemma", WIDE, d_head=8),
+    "gemma2": Family("gemma2", WIDE, d_head=8, place="sandwich"),
+    "gemma3": Family("gemma3_text", WIDE, d_head=8, place="sandwich"),
+    "phi": Family("phi", GQA | {"hidden_size": 32}, d_head=8),
+    "phi-qk-norm": Family("phi", GQA | {"hidden_size": 32, "qk_layernorm": True}, d_head=8),
+    "phi3": Family("phi3", GQA),
+    "starcoder2": Family("starcoder2", GQA),
+    "stablelm": Family("stablelm", GQA | {"use_qkv_bias": True}),
+    "stablelm-qk-norm": Family("stablelm", GQA | {"qk_layernorm": True, "use_parallel_residual": True}),
+    "glm": Family("glm", WIDE, d_head=8),
+    "glm4": Family("glm4", WIDE | {"attention_bias": True}, d_head=8, place="sandwich"),
+    "cohere": Family("cohere", GQA | {"use_qk_norm": True}),
+    "cohere2": Family("cohere2", GQA),
+    "gpt_oss": Family("gpt_oss", WIDE | {"num_local_experts": 2, "num_experts_per_tok": 1}, d_head=8),
+    "nemotron": Family("nemotron", WIDE | {"attention_bias": True}, d_head=8),
+    "lfm2": Family(
+        "lfm2", GQA | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+        layers=(1, 3),
+    ),
+    "bert": Family("bert", BASE, 4, place="post"),
+    "roberta": Family("roberta", BASE, 4, place="post"),
+    "distilbert": Family(
+        "distilbert",
+        {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "vocab_size": 50, "max_position_embeddings": 64},
+        4, place="post",
+    ),
+}  # fmt: skip
+
+
+def build(family: Family, seed: int = 0) -> Any:
+    """The model in float32, evaluation mode, every parameter random (fresh ones would be 1 and 0)."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(family.model_type, **family.config)
+    masked = family.model_type in ("bert", "roberta", "distilbert")
+    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(parameter + 0.2 * noise if parameter.ndim == 1 else 0.15 * noise)
+    return model
+
+
+def save(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
