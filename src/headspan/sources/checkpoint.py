@@ -13,6 +13,7 @@ from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
 from headspan.sources.files import Stamp, member, read_json, update_with_samples
 from headspan.sources.safetensors_file import SafetensorsFile
+from headspan.sources.transformer_lens import is_hooked_state, state_config
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -99,8 +100,7 @@ class CheckpointSource(TensorSource):
     def vocabulary(self) -> Vocabulary | None:
         from headspan.sources.vocabulary import Vocabulary
 
-        path = self.directory / "tokenizer.json"
-        return Vocabulary.from_tokenizer_json(path) if path.is_file() else None
+        return Vocabulary.from_directory(self.directory)
 
     def close(self) -> None:
         super().close()
@@ -174,8 +174,6 @@ def _from_files(
     directory: Path, shards: list[str], reference: str, locate: Callable[[str], Path] | None = None
 ) -> TensorSource:
     """A source whose tensor names come from the files themselves."""
-    from headspan.sources.transformer_lens import is_hooked_state, state_config
-
     opened = {shard: open_weight_file(locate(shard) if locate else member(directory, shard)) for shard in shards}
     weight_map = {name: shard for shard, file in opened.items() for name in file.names()}
     hooked = is_hooked_state(weight_map)

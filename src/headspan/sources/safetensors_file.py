@@ -70,7 +70,7 @@ class SafetensorsFile:
                 if Stamp.of(file.fileno()) != self.stamp:
                     raise HeadspanError(f"{self.path} changed while it was in use: run again on the finished file")
                 file.seek(offset)
-                _fill(file, memoryview(raw.view(np.uint8)))
+                _fill(file, raw.view(np.uint8).data)
         except OSError as error:
             raise HeadspanError(f"tensor {name} of {self.path} cannot be read: {reason(error)}") from None
         return widen(raw, name).reshape((stop - start, *shape[1:]) if shape else ())

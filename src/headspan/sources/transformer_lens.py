@@ -43,7 +43,7 @@ def state_config(source: TensorSource, given: Mapping[str, Any]) -> dict[str, An
         "model_type": "transformer_lens",
         "n_layers": layers[-1] + 1,
         "n_heads": query[0],
-        "n_key_value_heads": source.shape(key)[0] if key in names else query[0],
+        "n_key_value_heads": source.shape(key)[0] if key in names and source.shape(key) else query[0],
         "d_model": query[1],
         "d_head": query[2],
         "normalization_type": _normalization(names, layers[0], given),
