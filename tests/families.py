@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from headspan.checkpoint import CheckpointWeights
+from headspan.heads import ROLES
+from headspan.sources import open_source
+
+TOLERANCE = 1e-5
 BASE: dict[str, Any] = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -34,9 +42,6 @@ class Family:
     d_head: int = 6
     place: str = "pre"
     layers: tuple[int, ...] = (0, 1)
-    logit_scale: float = 1.0  # of the query-key product, in front of the softmax
-    nested: str = ""  # where a multimodal class keeps the text model
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES: dict[str, Family] = {
@@ -128,6 +133,66 @@ def build(family: Family, seed: int = 0) -> Any:
     return model
 
 
-def save(model: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    return folder
+@contextmanager
+def recorded(model: Any, names: dict[str, str]):
+    """Input and output of named modules during a forward pass."""
+    seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def keep(label: str):
+        return lambda module, args, kwargs, out: seen.__setitem__(
+            label, tuple(x.detach().numpy()[0] for x in ((args or tuple(kwargs.values()))[0], out))
+        )
+
+    handles = [model.get_submodule(name).register_forward_hook(keep(label), with_kwargs=True)
+               for label, name in names.items()]  # fmt: skip
+    yield seen
+    for handle in handles:
+        handle.remove()
+
+
+class Run:
+    """One forward pass of a small model beside our view of its saved checkpoint."""
+
+    def __init__(self, family: Family, folder: Any) -> None:
+        self.family = family
+        self.model = build(family)
+        self.model.save_pretrained(folder)
+        self.weights = CheckpointWeights(open_source(str(folder)))
+        where = self.weights._map
+        names = {f"{role}{layer}": where.module(role, layer) for role in ROLES for layer in self.weights.layers}
+        if where.entry.final_norm:
+            names["final"] = where.in_body(where.entry.final_norm)
+        import torch
+
+        ids = self.ids = torch.arange(1, 8)[None] * 5 % 50
+        # Rotary embeddings do nothing at position 0. The mask says that this is one sequence nevertheless.
+        kwargs = {"attention_mask": torch.ones_like(ids)}
+        if "position_ids" in _parameters(self.model):
+            kwargs["position_ids"] = torch.zeros_like(ids)
+        with torch.no_grad(), recorded(self.model, names) as self.seen:
+            out = self.model(ids, output_attentions=True, output_hidden_states=True, use_cache=False, **kwargs)
+        self.stream = [h.numpy()[0] for h in out.hidden_states]
+        attentions = [a.numpy()[0] for a in out.attentions if a is not None]
+        self.attention = dict(zip(self.weights.layers, attentions, strict=True))
+        self.logits = out.logits.numpy()[0]
+
+    def project(self, role: str, layer: int) -> np.ndarray:
+        """(token, head, d_head) vectors from our weights and the model's own attention input."""
+        x = self.seen[f"{role}{layer}"][0]
+        vectors = np.einsum("td,hdm->thm", x, self.weights.read(role, layer))
+        bias = self.weights.bias(role, layer)
+        return vectors if bias is None else vectors + bias
+
+
+def _parameters(model: Any) -> Any:
+    return inspect.signature(model.forward).parameters
+
+
+def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(ours, theirs, atol=tolerance * max(1.0, np.abs(theirs).max()), rtol=0)
+
+
+def normalise(norm: Any, x: np.ndarray) -> np.ndarray:
+    x = x - x.mean(-1, keepdims=True) if norm.kind == "layer" else x
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + norm.eps) * norm.gain
+    return x if norm.bias is None else x + norm.bias

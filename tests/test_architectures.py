@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any
-
 import numpy as np
 import pytest
 
-import headspan as hs
-from families import FAMILIES, Family, build, save
+from families import FAMILIES, TOLERANCE, Run, close, normalise
 from headspan.architectures import ALIASES, ARCHITECTURES
-from headspan.checkpoint import CheckpointWeights
-from headspan.heads import ROLES, Role
+from headspan.heads import ROLES
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 NOT_FROM_TRANSFORMERS = {"transformer_lens"}
-TOLERANCE = 1e-5
-
-
-@contextmanager
-def recorded(model: Any, names: dict[str, str]):
-    """Input and output of named modules during a forward pass."""
-    seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-
-    def keep(label: str):
-        return lambda module, args, kwargs, out: seen.__setitem__(
-            label, tuple(x.detach().numpy()[0] for x in ((args or tuple(kwargs.values()))[0], out))
-        )
-
-    handles = [model.get_submodule(name).register_forward_hook(keep(label), with_kwargs=True)
-               for label, name in names.items()]  # fmt: skip
-    yield seen
-    for handle in handles:
-        handle.remove()
-
-
-class Run:
-    """One forward pass of a small model beside our view of its saved checkpoint."""
-
-    def __init__(self, family: Family, folder: Any) -> None:
-        self.family = family
-        self.model = build(family)
-        self.weights = hs.open(str(save(self.model, folder)))
-        assert isinstance(self.weights, CheckpointWeights)
-        where = self.weights._map
-        names = {f"{role}{layer}": where.module(role, layer) for role in ROLES for layer in self.weights.layers}
-        if where.entry.final_norm:
-            names["final"] = where.in_body(where.entry.final_norm)
-        ids = torch.arange(1, 8)[None] * 5 % 50
-        # Rotary embeddings do nothing at position 0. The mask says that this is one sequence nevertheless.
-        kwargs = {"attention_mask": torch.ones_like(ids)}
-        if "position_ids" in _parameters(self.model):
-            kwargs["position_ids"] = torch.zeros_like(ids)
-        with torch.no_grad(), recorded(self.model, names) as self.seen:
-            out = self.model(ids, output_attentions=True, output_hidden_states=True, use_cache=False, **kwargs)
-        self.stream = [h.numpy()[0] for h in out.hidden_states]
-        attentions = [a.numpy()[0] for a in out.attentions if a is not None]
-        self.attention = dict(zip(self.weights.layers, attentions, strict=True))
-        self.logits = out.logits.numpy()[0]
-
-    def project(self, role: str, layer: int) -> np.ndarray:
-        """(token, head, d_head) vectors from our weights and the model's own attention input."""
-        x = self.seen[f"{role}{layer}"][0]
-        vectors = np.einsum("td,hdm->thm", x, self.weights.read(role, layer))
-        bias = self.weights.bias(role, layer)
-        return vectors if bias is None else vectors + bias
-
-
-def _parameters(model: Any) -> Any:
-    import inspect
-
-    return inspect.signature(model.forward).parameters
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=str)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(FAMILIES[request.param], tmp_path_factory.mktemp("model"))
-
-
-def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = TOLERANCE) -> None:
-    np.testing.assert_allclose(ours, theirs, atol=tolerance * max(1.0, np.abs(theirs).max()), rtol=0)
-
-
-def normalise(norm: Any, x: np.ndarray) -> np.ndarray:
-    x = x - x.mean(-1, keepdims=True) if norm.kind == "layer" else x
-    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + norm.eps) * norm.gain
-    return x if norm.bias is None else x + norm.bias
 
 
 def test_sizes(run: Run) -> None:
