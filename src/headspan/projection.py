@@ -53,6 +53,16 @@ def apply_norm(norm: Norm | None, columns: np.ndarray) -> np.ndarray:
     return normed if norm.bias is None else normed + norm.bias.astype(np.float64)[:, None]
 
 
+def through_norm(norm: Norm | None, directions: np.ndarray) -> np.ndarray:
+    """What a norm does to directions (d, n), their length and its bias left aside: γ⊙u, of u centred for LayerNorm."""
+    directions = np.asarray(directions, dtype=np.float64)
+    if norm is None:
+        return directions
+    if norm.kind == "layer":
+        directions = directions - directions.mean(axis=0)
+    return directions * norm.gain.astype(np.float64)[:, None]
+
+
 class VocabularyRows:
     """The (vocabulary, d) rows of an unembedding or embedding, block by block, kept in memory if they fit."""
 
