@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.files import Stamp, member, read_json, update_with_samples
+from headspan.sources.dtypes import apply_scale, row_range
+from headspan.sources.files import Stamp, member, read_json, reason, update_with_samples
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.transformer_lens import is_hooked_state, state_config
 
@@ -54,27 +55,44 @@ def open_weight_file(path: Path) -> WeightFile:
     return TorchFile(path)
 
 
+class LocalFiles:
+    """The files of one directory. Links that lead out of it are refused, but for a file the user named himself."""
+
+    commit: str | None = None  # set where the content is known by a name of its own: see HubFiles
+
+    def __init__(self, directory: Path, given: str | None = None) -> None:
+        self.directory = directory
+        self._given = given
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.directory.iterdir())
+        except OSError as error:
+            raise HeadspanError(f"{self.directory} cannot be listed: {reason(error)}") from None
+
+    def path(self, name: str) -> Path:
+        return self.directory / name if name == self._given else member(self.directory, name)
+
+
 class CheckpointSource(TensorSource):
-    """Tensors spread over the weight files of one directory.
+    """Tensors spread over the weight files of one checkpoint.
 
     A shard is located, checked and opened when one of its tensors is first asked for, so a shard that holds
-    nothing we need may be missing. ``locate`` turns the name of a shard into a local path (and may download it).
+    nothing we need may be missing, and is not downloaded.
     """
 
     def __init__(
         self,
         reference: str,
         config: dict[str, Any],
-        directory: Path,
+        files: LocalFiles,
         weight_map: dict[str, str],
         opened: dict[str, WeightFile] | None = None,
-        locate: Callable[[str], Path] | None = None,
     ) -> None:
         super().__init__(reference, config)
-        self.directory = directory
+        self._files = files
         self._weight_map = weight_map
         self._opened: dict[str, WeightFile] = {}
-        self._locate = locate or (lambda shard: member(directory, shard))
         for shard, file in (opened or {}).items():
             self._add(shard, file)
 
@@ -91,20 +109,40 @@ class CheckpointSource(TensorSource):
         return self._file_of(name).nbytes(name)
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        return self._file_of(name).read(name, rows)
+        file = self._file_of(name)
+        array = file.read(name, rows)
+        if array.size == 0 or not file.dtype(name).startswith("float8"):
+            return array
+        scale = next((name + end for end in ("_scale_inv", "_scale") if name + end in self._weight_map), None)
+        if scale is None:
+            return array
+        first, _ = row_range(rows, file.shape(name), name)
+        return apply_scale(array, self._file_of(scale).read(scale), self._scale_block(), first, name)
 
     def files(self) -> list[Path]:
         """The weight files opened so far."""
         return sorted(self._stamps)
 
     def vocabulary(self) -> Vocabulary | None:
-        from headspan.sources.vocabulary import Vocabulary
+        from headspan.sources.vocabulary import TOKENIZER_FILES, Vocabulary
 
-        return Vocabulary.from_directory(self.directory)
+        present = set(self._files.names())
+        for name in TOKENIZER_FILES:
+            if name in present:
+                self._files.path(name)  # refuses a link that leads away; downloads from the hub
+        return Vocabulary.from_directory(self._files.directory)
 
     def close(self) -> None:
         super().close()
         self._opened.clear()
+
+    def _scale_block(self) -> tuple[int, int]:
+        """Rows and columns that share one scale in a float8 checkpoint."""
+        quantization = self.config.get("quantization_config")
+        block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+            return block[0], block[1]
+        return 128, 128
 
     def _add(self, shard: str, file: WeightFile) -> WeightFile:
         self._opened[shard] = file
@@ -113,7 +151,7 @@ class CheckpointSource(TensorSource):
 
     def _open(self, shard: str) -> WeightFile:
         if shard not in self._opened:
-            return self._add(shard, open_weight_file(self._locate(shard)))
+            return self._add(shard, open_weight_file(self._files.path(shard)))
         return self._opened[shard]
 
     def _file_of(self, name: str) -> WeightFile:
@@ -126,8 +164,11 @@ class CheckpointSource(TensorSource):
         return file
 
     def _update_fingerprint(self, digest: hashlib._Hash) -> None:
+        digest.update((self._files.commit or "").encode())
         for shard in sorted(set(self._weight_map.values())):
             digest.update(shard.encode("utf-8", "surrogatepass"))
+            if self._files.commit:  # names the content already: nothing need be downloaded
+                continue
             try:
                 file = self._open(shard)
             except HeadspanError:
@@ -137,78 +178,65 @@ class CheckpointSource(TensorSource):
             update_with_samples(digest, file.path, file.stamp.size)
 
 
-def open_directory(directory: Path, reference: str) -> TensorSource:
-    """Open a directory in Hugging Face layout."""
-    for standard in STANDARD_FILES:
-        if _exists(directory, standard):
-            if standard.endswith(".json"):
-                weight_map = read_index(member(directory, standard), directory)
-                return CheckpointSource(reference, read_config(directory, reference), directory, weight_map)
-            return _from_files(directory, [standard], reference)
-    present = _list_names(directory)
-    for suffix in WEIGHT_SUFFIXES:
-        names = [name for name in present if name.endswith(suffix) and not name.startswith(NOT_WEIGHTS)]
-        if len(names) == 1 or (names and all("-of-" in name for name in names)):
-            return _from_files(directory, names, reference)
-        if names:
-            raise HeadspanError(f"{reference} holds several models ({', '.join(names[:5])}): give one of the files")
-    models = [name for name in present if name.endswith(".gguf")]
-    if len(models) == 1:
+def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = ()) -> TensorSource:
+    """Open a checkpoint from its files; ``weights`` names the weight files if they are known already."""
+    present = files.names()
+    chosen = list(weights) or choose_weights(present, reference)
+    if chosen[0].endswith(".gguf"):
         from headspan.sources.gguf_file import GgufSource
 
-        return GgufSource(member(directory, models[0]), reference)
-    if models:
-        raise HeadspanError(f"{reference} holds several models ({', '.join(models[:5])}): give one of the files")
+        return GgufSource(files.path(chosen[0]), reference)
+    config = read_json(files.path("config.json")) if "config.json" in present else None
+    if chosen[0].endswith(".json"):
+        weight_map = read_index(files.path(chosen[0]))
+        return CheckpointSource(reference, _required(config, reference), files, weight_map)
+    opened = {shard: open_weight_file(files.path(shard)) for shard in chosen}
+    weight_map = {name: shard for shard, file in opened.items() for name in file.names()}
+    if not is_hooked_state(weight_map):
+        return CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
+    source = CheckpointSource(reference, {}, files, weight_map, opened)
+    source.config = state_config(source, config or {})
+    return source
+
+
+def choose_weights(present: Sequence[str], reference: str) -> list[str]:
+    """The weight files (or the index of the shards) among the files of a checkpoint.
+
+    >>> choose_weights(["config.json", "pytorch_model.bin", "training_args.bin"], "x")
+    ['pytorch_model.bin']
+    """
+    for standard in STANDARD_FILES:
+        if standard in present:
+            return [standard]
+    for suffix in (*WEIGHT_SUFFIXES, ".gguf"):
+        names = [name for name in present if name.endswith(suffix) and not name.startswith(NOT_WEIGHTS)]
+        if len(names) == 1 or (names and suffix != ".gguf" and all("-of-" in name for name in names)):
+            return names
+        if names:
+            raise HeadspanError(
+                f"{reference} holds several models ({', '.join(names[:5])}): give the path of one of these files"
+            )
     raise HeadspanError(
         f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"
         " pytorch_model.bin or a .gguf file"
     )
 
 
-def open_weight_path(path: Path, reference: str) -> TensorSource:
-    """Open one weight file given by its own path, with the config.json beside it."""
-    return _from_files(path.parent, [path.name], reference, locate=lambda name: path.parent / name)
-
-
-def _from_files(
-    directory: Path, shards: list[str], reference: str, locate: Callable[[str], Path] | None = None
-) -> TensorSource:
-    """A source whose tensor names come from the files themselves."""
-    opened = {shard: open_weight_file(locate(shard) if locate else member(directory, shard)) for shard in shards}
-    weight_map = {name: shard for shard, file in opened.items() for name in file.names()}
-    hooked = is_hooked_state(weight_map)
-    config = {} if hooked and not _exists(directory, "config.json") else read_config(directory, reference)
-    source = CheckpointSource(reference, config, directory, weight_map, opened, locate)
-    if hooked:
-        source.config = state_config(source, config)
-    return source
-
-
-def read_config(directory: Path, reference: str) -> dict[str, Any]:
-    """config.json of a directory."""
-    if not _exists(directory, "config.json"):
-        raise HeadspanError(f"{reference} has no config.json: put the model's config.json beside its weights")
-    return read_json(member(directory, "config.json"))
-
-
-def read_index(path: Path, directory: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """The tensor → shard map of an index file, every shard name checked before any is opened."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeadspanError(f"{path} has no weight_map: it is not the index of a sharded checkpoint")
-    for shard in dict.fromkeys(str(value) if isinstance(value, str) else None for value in weight_map.values()):
-        if not member(directory, shard).name.endswith(WEIGHT_SUFFIXES):
+    if not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise HeadspanError(f"{path} has a weight_map whose values are not all file names")
+    for shard in dict.fromkeys(weight_map.values()):
+        member(path.parent, shard)
+        if not shard.endswith(WEIGHT_SUFFIXES):
             raise HeadspanError(f"{path} names the shard {shard!r}, which is not a weight file")
     return weight_map
 
 
-def _exists(directory: Path, name: str) -> bool:
-    path = directory / name
-    return path.is_symlink() or path.exists()
-
-
-def _list_names(directory: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in directory.iterdir())
-    except OSError as error:
-        raise HeadspanError(f"{directory} cannot be listed: {error.strerror}") from None
+def _required(config: dict[str, Any] | None, reference: str) -> dict[str, Any]:
+    if config is None:
+        raise HeadspanError(f"{reference} has no config.json: put the model's config.json beside its weights")
+    return config

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from headspan.sources.base import TensorSource
-from headspan.sources.checkpoint import open_directory
+from headspan.sources.checkpoint import LocalFiles, open_checkpoint
 from headspan.sources.mapping import MappingSource
 
 LAYERS, HEADS, D_MODEL, VOCABULARY, CONTEXT = 2, 8, 64, 128, 64
@@ -18,7 +18,7 @@ def open_demo() -> TensorSource:
     """The trained model shipped with the package, or a random one when it is not there."""
     directory = Path(str(resources.files("headspan"))) / "data" / "demo"
     if (directory / "config.json").is_file():
-        return open_directory(directory, "demo")
+        return open_checkpoint(LocalFiles(directory), "demo")
     return random_demo()
 
 

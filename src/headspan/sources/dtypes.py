@@ -64,3 +64,21 @@ def row_range(rows: slice | None, shape: tuple[int, ...], name: str) -> tuple[in
     if step != 1 or not shape:
         raise HeadspanError(f"rows of tensor {name} can only be read as one run, not {rows}")
     return start, max(start, stop)
+
+
+def apply_scale(array: np.ndarray, scale: np.ndarray, block: tuple[int, int], first_row: int, name: str) -> np.ndarray:
+    """Multiply float8 numbers (rows from ``first_row`` on) by their scale: one number, one a row, or one a block.
+
+    >>> apply_scale(np.ones((2, 4), np.float32), np.array([[1.0, 2.0]], np.float32), (2, 2), 0, "x").tolist()
+    [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
+    """
+    if scale.size == 1:
+        return array * scale.reshape(())
+    rows = first_row + np.arange(len(array))
+    if array.ndim == 2 and scale.shape[0] > rows[-1] and scale.size == scale.shape[0]:
+        return array * scale.reshape(-1, 1)[rows]
+    if array.ndim == 2 and scale.ndim == 2 and scale.shape[1] == -(-array.shape[1] // block[1]):
+        columns = np.arange(array.shape[1]) // block[1]
+        if rows[-1] // block[0] < scale.shape[0]:
+            return array * scale[rows // block[0]][:, columns]
+    raise HeadspanError(f"the scale of tensor {name} has the shape {list(scale.shape)}, which does not fit its blocks")

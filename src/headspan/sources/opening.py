@@ -8,7 +8,7 @@ from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.checkpoint import WEIGHT_SUFFIXES, open_directory, open_weight_path
+from headspan.sources.checkpoint import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
 from headspan.sources.files import reason
 
 
@@ -36,18 +36,18 @@ def open_source(ref: Any) -> TensorSource:
 def _open_text(text: Any, is_path: bool) -> TensorSource:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise HeadspanError(f"{text!r} is no reference to a model: give a path, a hub id or demo")
+    if text == "demo" and not is_path:  # a directory of that name is ./demo
+        from headspan.sources.demo import open_demo
+
+        return open_demo()
     path = Path(text).expanduser()
     try:
         if path.is_dir():
-            return open_directory(path, text)
+            return open_checkpoint(LocalFiles(path), text)
         if path.exists() or path.is_symlink():
             return _open_file(path, text)
     except (OSError, RuntimeError) as error:
         raise HeadspanError(f"{text[:200]} cannot be opened: {reason(error)}") from None
-    if text == "demo" and not is_path:
-        from headspan.sources.demo import open_demo
-
-        return open_demo()
     from headspan.sources.hub import HubReference, open_hub
 
     hub = None if is_path else HubReference.parse(text)
@@ -62,7 +62,7 @@ def _open_file(path: Path, text: str) -> TensorSource:
 
         return GgufSource(path, text)
     if path.suffix in WEIGHT_SUFFIXES:
-        return open_weight_path(path, text)
+        return open_checkpoint(LocalFiles(path.parent, given=path.name), text, [path.name])
     raise HeadspanError(
         f"{text} is not a model: expected a directory or a file ending in {', '.join(WEIGHT_SUFFIXES)} or .gguf"
     )

@@ -1,0 +1,178 @@
+"""Models on the Hugging Face hub: ``owner/name`` or ``owner/name@revision``, through the hub's own cache.
+
+Only the files that are needed are fetched, each when it is first used: the config, the index, a shard when one of
+its tensors is read, the tokenizer when tokens are asked for. Without a network the cache alone is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headspan.errors import HeadspanError
+from headspan.sources.base import TensorSource
+from headspan.sources.checkpoint import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
+from headspan.sources.files import member, reason
+
+_PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_REFERENCE = re.compile(rf"(?P<repo>(?:{_PART}/)?{_PART})(?:@(?P<revision>[\w.][\w./-]{{0,200}}))?", re.ASCII)
+_TIMEOUT = 10.0  # seconds until the hub counts as unreachable
+
+
+class HubReference(NamedTuple):
+    """A repository of the hub and a branch, tag or commit of it."""
+
+    repo: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubReference | None:
+        """The reference in a text, or None if the text cannot be one (paths, tricks with dots).
+
+        >>> HubReference.parse("EleutherAI/pythia-70m@step1000")
+        HubReference(repo='EleutherAI/pythia-70m', revision='step1000')
+        >>> HubReference.parse("../../etc/passwd") is None
+        True
+        """
+        match = _REFERENCE.fullmatch(text)
+        if match is None or "--" in match["repo"] or ".." in text or "//" in text:
+            return None
+        if match["repo"].endswith((".git", ".gguf", ".json", *WEIGHT_SUFFIXES)):
+            return None
+        return cls(match["repo"], match["revision"])
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+
+
+class HubFiles(LocalFiles):
+    """The files of one commit on the hub; asking for a path downloads the file into the cache."""
+
+    def __init__(self, hub: HubReference, commit: str, names: list[str]) -> None:
+        super().__init__(Path())  # known once the first file is there
+        self.hub = hub
+        self.commit = commit
+        self._names = names
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def path(self, name: str) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        with _explained(self.hub):
+            path = Path(hf_hub_download(self.hub.repo, name, revision=self.commit))
+        self.directory = path.parents[name.count("/")]
+        return member(self.directory, name)
+
+
+class CachedFiles(LocalFiles):
+    """The files of one commit that are in the cache already, for use without a network."""
+
+    def __init__(self, hub: HubReference, directory: Path) -> None:
+        super().__init__(directory)
+        self.hub = hub
+        self.commit = directory.name
+
+    def path(self, name: str) -> Path:
+        path = super().path(name)
+        if not path.exists():
+            raise HeadspanError(
+                f"the file {name} of the hub model {self.hub} is not in the local cache and the hub cannot be reached:"
+                " connect once, or give the path of a local copy"
+            )
+        return path
+
+
+def open_hub(hub: HubReference) -> TensorSource:
+    """Open a model of the hub, from the network or else from the cache."""
+    return open_checkpoint(_find_files(hub), str(hub))
+
+
+def _find_files(hub: HubReference) -> LocalFiles:
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            with _quiet():
+                info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=_TIMEOUT)
+            names = [sibling.rfilename for sibling in info.siblings or [] if "/" not in sibling.rfilename]
+            return HubFiles(hub, str(info.sha), names)
+        except Exception as error:
+            if not _unreachable(error):
+                raise _failure(hub, error) from None
+    directory = _cached_snapshot(hub)
+    if directory is None:
+        state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise HeadspanError(
+            f"the hub model {hub} is not in the local cache and {state} (and there is no file or directory of that"
+            " name): download it elsewhere and give the path of its directory"
+        )
+    return CachedFiles(hub, directory)
+
+
+def _cached_snapshot(hub: HubReference) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
+        try:
+            found = try_to_load_from_cache(hub.repo, name, revision=hub.revision)
+        except (OSError, ValueError) as error:
+            raise _failure(hub, error) from None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def _unreachable(error: BaseException) -> bool:
+    """True when no answer came at all, as against an answer that says no."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        response: Any = getattr(error, "response", None)
+        return response is not None and getattr(response, "status_code", 0) >= 500
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    network = {"ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "RequestException"}
+    return isinstance(error, (OSError, OfflineModeIsEnabled)) or bool(kinds & network)
+
+
+_ANSWERS = {
+    "RepositoryNotFoundError": "there is no such model, or it is private",
+    "GatedRepoError": "its owner must grant access first: accept its terms on the hub and log in",
+    "RevisionNotFoundError": "it has no such revision",
+    "HFValidationError": "this is not a valid id",
+}
+
+
+def _failure(hub: HubReference, error: BaseException) -> HeadspanError:
+    answer = next((_ANSWERS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ANSWERS), None)
+    return HeadspanError(
+        f"the hub model {hub} could not be opened: {answer or reason(error)}"
+        " (no local file or directory has that name either; a local copy can be given by its path)"
+    )
+
+
+@contextmanager
+def _explained(hub: HubReference) -> Iterator[None]:
+    """Turn any failure of a download into one sentence."""
+    try:
+        with _quiet():
+            yield
+    except Exception as error:
+        raise _failure(hub, error) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the hub's own retry messages off the terminal: we say once what went wrong."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
