@@ -12,12 +12,16 @@ Products are float32, sums over row chunks float64. Arrays may be of numpy or of
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, missing_extra
+from headspan.threads import cores, team
 
 Route = Literal["gram", "direct"]
 Key = Hashable
@@ -25,6 +29,7 @@ Key = Hashable
 # Products narrower than this waste the processor; wider ones compute more pairs than the pair set needs.
 _COLUMN_GROUP = 48
 _MOST_ROWS, _LEAST_ROWS = 64, 4
+_HEADS_AT_ONCE = 16  # heads of one piece of work
 
 
 class Job(NamedTuple):
@@ -81,16 +86,19 @@ def contract(
     shapes = {key: factor.shape for key, factor in factors.items()}
     if route is None:
         route = cheaper_route(shapes, jobs)  # type: ignore[arg-type]
-    xp, to_device, to_numpy = _backend(device)
-    on_device = {key: to_device(np.ascontiguousarray(f, dtype=np.float32)) for key, f in factors.items()}
     totals = [np.zeros(job.needed.shape) for job in jobs]
     run = _gram_route if route == "gram" else _direct_route
     sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, but for Linear CKA of unequal heads
-    for size in sizes:
-        chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
-        mine = {key: factor for key, factor in on_device.items() if factor.shape[1] == size}
-        for share in run(xp, to_numpy, mine, [jobs[i] for i in chosen], [totals[i] for i in chosen], work_bytes):
-            tick(share / len(sizes))
+    with _backend(device) as backend:
+        for size in sizes:
+            mine = {
+                k: backend.to_device(np.ascontiguousarray(f, dtype=np.float32))
+                for k, f in factors.items()
+                if f.shape[1] == size
+            }
+            chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
+            for share in run(backend, mine, [jobs[i] for i in chosen], [totals[i] for i in chosen], work_bytes):
+                tick(share / len(sizes))
     for total, job in zip(totals, jobs, strict=True):
         np.maximum(total, 0.0, out=total)  # a sum of squares: only rounding can make it negative
         total[~job.needed] = np.nan
@@ -110,64 +118,107 @@ def rectangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
 
 
 def _gram_route(
-    xp: Any, to_numpy: Any, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
 ) -> Iterator[float]:
-    covers = [list(rectangles(job.needed)) for job in jobs]
+    xp = backend.xp
+    pieces = [
+        (job, total, rows, columns)
+        for job, total in zip(jobs, totals, strict=True)
+        for rows, columns in rectangles(job.needed)
+    ]
     size = next(iter(factors.values())).shape[1]
     heads = sum(factor.shape[0] for factor in factors.values())
-    rows = min(_MOST_ROWS, max(_LEAST_ROWS, work_bytes // max(1, 4 * heads * size)))
-    for low in range(0, size, rows):
-        high = min(low + rows, size)
-        # The square block counts each off-diagonal entry twice by itself; the rectangle beside it once, so twice.
-        for weight, columns in ((1.0, slice(low, high)), (2.0, slice(high, size))):
-            if columns.start == columns.stop:
+    at_once = min(size, _MOST_ROWS, max(_LEAST_ROWS, work_bytes // max(1, 4 * heads * size)))
+    slices = [(key, part) for key, factor in factors.items() for part in _parts(factor.shape[0], _HEADS_AT_ONCE)]
+    buffers = {key: xp.empty(f.shape[0] * at_once * size, dtype=f.dtype, device=f.device) for key, f in factors.items()}
+    for rows in _parts(size, at_once):
+        # The square block holds each of its off-diagonal entries twice; the rectangle beside it once, so it counts 2.
+        for weight, columns in ((1.0, rows), (2.0, slice(rows.stop, size))):
+            shape = (rows.stop - rows.start, columns.stop - columns.start)
+            if shape[1] == 0:
                 continue
-            grams = {key: _flat_gram(xp, factor, slice(low, high), columns) for key, factor in factors.items()}
-            for job, total, cover in zip(jobs, totals, covers, strict=True):
-                first, second = grams[job.first], grams[job.second]
-                for r, c in cover:
-                    total[r, c] += weight * to_numpy(xp.matmul(first[r], xp.matrix_transpose(second[c])))
-        yield ((size - low) ** 2 - (size - high) ** 2) / size**2
+            grams = {
+                key: xp.reshape(buffers[key][: f.shape[0] * shape[0] * shape[1]], (f.shape[0], *shape))
+                for key, f in factors.items()
+            }
+            backend.for_each(partial(_fill_grams, xp, factors, grams, rows, columns), slices)
+            backend.for_each(partial(_add_products, backend, grams, weight), pieces)
+        yield ((size - rows.start) ** 2 - (size - rows.stop) ** 2) / size**2
 
 
-def _flat_gram(xp: Any, factor: Any, rows: slice, columns: slice) -> Any:
-    """Entries [rows, columns] of F Fᵀ for each head, flattened: (n, rows·columns)."""
-    block = xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]))
-    return xp.reshape(block, (factor.shape[0], -1))
+def _fill_grams(
+    xp: Any, factors: Mapping[Key, Any], grams: Mapping[Key, Any], rows: slice, columns: slice, item: tuple[Key, slice]
+) -> None:
+    """Entries [rows, columns] of F Fᵀ for some heads of one factor array."""
+    key, part = item
+    factor = factors[key][part]
+    xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=grams[key][part])
+
+
+def _add_products(
+    backend: Backend, grams: Mapping[Key, Any], weight: float, item: tuple[Job, np.ndarray, slice, slice]
+) -> None:
+    """Inner products of these Gram entries for one rectangle of pairs; no two items write to the same place."""
+    job, total, r, c = item
+    first, second = (backend.xp.reshape(grams[key], (grams[key].shape[0], -1)) for key in (job.first, job.second))
+    total[r, c] += weight * backend.to_numpy(first[r] @ second[c].T)
 
 
 def _direct_route(
-    xp: Any, to_numpy: Any, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
 ) -> Iterator[float]:
-    work = [(job, total, r, c) for job, total in zip(jobs, totals, strict=True) for r, c in rectangles(job.needed)]
-    everything = sum((r.stop - r.start) * (c.stop - c.start) for _, _, r, c in work) or 1
-    for job, total, r, c in work:
-        first, second = factors[job.first], factors[job.second]
+    xp = backend.xp
+    share = work_bytes // cores()
+
+    def multiply(item: Any) -> None:
+        job, total, r, c = item
+        first, second = factors[job.first][r], factors[job.second][c]
         p, q, q2 = first.shape[1], first.shape[2], second.shape[2]
-        # All columns of the target heads side by side; the source heads in slices that fit the memory.
-        right = xp.reshape(xp.permute_dims(second[c], (1, 0, 2)), (p, -1))
-        step = max(1, work_bytes // (8 * q * right.shape[1]))
-        for start in range(r.start, r.stop, step):
-            part = slice(start, min(start + step, r.stop))
-            n = part.stop - part.start
-            left = xp.reshape(xp.matrix_transpose(first[part]), (n * q, p))
-            product = xp.reshape(xp.matmul(left, right), (n, q, c.stop - c.start, q2))
-            total[part, c] = to_numpy(xp.sum(xp.sum(product * product, axis=3), axis=1))
-            yield n * (c.stop - c.start) / everything
+        # Columns of all the target heads side by side, times the columns of one source head after another.
+        right = xp.reshape(xp.permute_dims(second, (1, 0, 2)), (p, -1))
+        step = max(1, share // (12 * q * right.shape[1]))
+        for part in _parts(first.shape[0], step):
+            left = xp.reshape(xp.matrix_transpose(first[part]), (-1, p))
+            product = xp.reshape(xp.matmul(left, right), (part.stop - part.start, q, second.shape[0], q2))
+            sums = xp.sum(xp.sum(product * product, axis=3), axis=1)
+            total[r.start + part.start : r.start + part.stop, c] = backend.to_numpy(sums)
+
+    pieces = [
+        (job, total, slice(rows.start + part.start, rows.start + part.stop), columns)
+        for job, total in zip(jobs, totals, strict=True)
+        for rows, columns in rectangles(job.needed)
+        for part in _parts(rows.stop - rows.start, _HEADS_AT_ONCE)
+    ]
+    for some in _parts(len(pieces), 4 * cores()):
+        backend.for_each(multiply, pieces[some])
+        yield (some.stop - some.start) / len(pieces)
 
 
-def _backend(device: str) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[Any], np.ndarray]]:
-    """The array namespace of a device, and the ways there and back."""
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+class Backend(NamedTuple):
+    """An array namespace, the ways to its device and back, and how to run independent pieces of work."""
+
+    xp: Any
+    to_device: Callable[[np.ndarray], Any]
+    to_numpy: Callable[[Any], np.ndarray]
+    for_each: Callable[[Callable[[Any], None], Sequence[Any]], object]
+
+
+@contextmanager
+def _backend(device: str) -> Iterator[Backend]:
     if device == "cpu":
         import array_api_compat.numpy as xp
 
-        return xp, lambda array: array, lambda array: array
+        with team() as pool:
+            yield Backend(xp, lambda a: a, lambda a: a, lambda function, items: deque(pool.map(function, items), 0))
+        return
     try:
         import array_api_compat.torch as xp
         import torch
     except ImportError:
-        from headspan.errors import missing_extra
-
         raise missing_extra("torch", "torch", f"the device {device}") from None
     name = device.removeprefix("torch:")
     try:
@@ -176,4 +227,10 @@ def _backend(device: str) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[A
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise HeadspanError(f"the device {device!r} cannot be used here ({reason}): choose cpu, cuda or mps") from None
-    return xp, lambda array: torch.from_numpy(array).to(place), lambda tensor: tensor.cpu().numpy()
+    # The device is parallel by itself: one piece after another.
+    yield Backend(
+        xp,
+        lambda a: torch.from_numpy(a).to(place),
+        lambda t: t.cpu().numpy(),
+        lambda function, items: deque(map(function, items), 0),
+    )

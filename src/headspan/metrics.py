@@ -10,7 +10,8 @@ similarity     factor F of the weight A (P its partner)        score from s = �
 ``pk``         U, an orthonormal basis of the span of A        s
 ``cs``         A·chol(PᵀP), divided by its Frobenius norm      √s   (the d×d circuit matrix is never made)
 ``simple_cs``  A, divided by its Frobenius norm                √s
-``linear_cka`` (A − column mean)ᵀ, divided by √‖A_cA_cᵀ‖_F     s
+``linear_cka`` √(A_cᵀA_c), divided by √‖A_cᵀA_c‖_F; A_c = A − s
+               its mean column
 =============  ==============================================  ===============================================
 
 Procrustes needs singular values for each pair and so has its own all-pairs function.
@@ -22,17 +23,14 @@ stacked (PᵀP summed over the group's query heads).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import Role
 from headspan.subspaces import orthonormal_bases
-from headspan.threads import one_thread
-from headspan.weights import AttentionWeights
+from headspan.threads import parallel_map
 
 METRIC_TITLES = {
     "pk": "Projection Kernel",
@@ -44,14 +42,22 @@ METRIC_TITLES = {
 METRICS = tuple(METRIC_TITLES)
 
 
+class LayerWeight(NamedTuple):
+    """One role's weights in one layer, with those of its partner, (n, d, m) each."""
+
+    own: np.ndarray
+    partner: np.ndarray
+    storage_dtype: str
+
+
 class FactorMetric(NamedTuple):
     """A similarity that is ‖F_AᵀF_B‖_F² up to a final map.
 
-    factor: (weights, role, layer) -> (n_heads, p, q) float64 factors, already normalised.
+    factor: makes (n, p, q) float64 factors of a layer's weights, already normalised.
     finish: the map from ‖F_AᵀF_B‖_F² to the score.
     """
 
-    factor: Callable[[AttentionWeights, Role, int], np.ndarray]
+    factor: Callable[[LayerWeight], np.ndarray]
     finish: Callable[[np.ndarray], np.ndarray]
 
 
@@ -61,41 +67,39 @@ def parse_metrics(names: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     >>> parse_metrics(["cs", "pk"])
     ('pk', 'cs')
     """
-    parts = [part.strip().lower() for name in ([names] if isinstance(names, str) else names) for part in name.split(",")]
+    given = [names] if isinstance(names, str) else names
+    parts = [part.strip().lower() for name in given for part in name.split(",")]
     for part in parts:
         if part != "all" and part not in METRIC_TITLES:
             raise HeadspanError(f"unknown similarity {part!r}: choose from {', '.join(METRICS)} or all")
     return METRICS if "all" in parts else tuple(name for name in METRICS if name in parts)
 
 
-def subspace_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+def subspace_factor(weight: LayerWeight) -> np.ndarray:
     """pk: orthonormal bases; columns beyond a head's rank are zero."""
-    return orthonormal_bases(weights.read(role, layer), weights.storage_dtype(role, layer))[0]
+    return orthonormal_bases(weight.own, weight.storage_dtype)[0]
 
 
-def circuit_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+def circuit_factor(weight: LayerWeight) -> np.ndarray:
     """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ."""
-    own = _rescaled(weights.read(role, layer))
-    partner = _rescaled(weights.read(role.partner, layer), per_layer=True)
-    with one_thread():
-        grams = np.matmul(partner.transpose(0, 2, 1), partner)
-        grams = _match_groups(grams, len(own))
-        return _unit_norm(np.matmul(own, _square_roots(grams)))
+    own = _rescaled(weight.own)
+    partner = _rescaled(weight.partner, per_layer=True)
+    grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
+    return _unit_norm(np.matmul(own, _square_roots(grams)))
 
 
-def plain_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+def plain_factor(weight: LayerWeight) -> np.ndarray:
     """simple_cs: the weight itself."""
-    return _unit_norm(_rescaled(weights.read(role, layer)))
+    return _unit_norm(_rescaled(weight.own))
 
 
-def centred_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
-    """linear_cka: ‖A_cB_cᵀ‖_F² = ‖FᵀF'‖_F² for F = A_cᵀ, an (m, d) factor; R of A_c = QR does as well, and is m×m."""
-    weight = _rescaled(weights.read(role, layer))
-    centred = weight - weight.mean(axis=2, keepdims=True)
-    with one_thread():
-        grams = np.matmul(centred.transpose(0, 2, 1), centred)
-        norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
-        return _square_roots(grams / np.where(norms > 0, norms, 1.0))
+def centred_factor(weight: LayerWeight) -> np.ndarray:
+    """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
+    own = _rescaled(weight.own)
+    centred = own - own.mean(axis=2, keepdims=True)
+    grams = np.matmul(centred.transpose(0, 2, 1), centred)
+    norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
+    return _square_roots(grams / np.where(norms > 0, norms, 1.0))
 
 
 FACTOR_METRICS = {
@@ -106,11 +110,9 @@ FACTOR_METRICS = {
 }
 
 
-def triangular_factor(weights: AttentionWeights, role: Role, layer: int) -> np.ndarray:
+def triangular_factor(weight: LayerWeight) -> np.ndarray:
     """procrustes: R of the thin QR of A, since the singular values of A Bᵀ are those of R_A R_Bᵀ."""
-    weight = np.asarray(weights.read(role, layer), dtype=np.float64)
-    with one_thread():
-        return np.linalg.qr(weight, mode="r")
+    return np.linalg.qr(np.asarray(weight.own, dtype=np.float64), mode="r")
 
 
 def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarray) -> np.ndarray:
@@ -120,8 +122,6 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     times as fast as singular values, and lose nothing that shows: an error of 1e-16·σ₁² under the root is at most
     1e-8·σ₁ in a sum that is at least σ₁.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     scale = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0)) or 1.0
     first, second = first / scale, second / scale
     norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
@@ -135,8 +135,8 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
         total = norms_a[i] + norms_b[columns]
         scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
 
-    with one_thread(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(fill, np.flatnonzero(needed.any(axis=1))))
+    for _ in parallel_map(fill, np.flatnonzero(needed.any(axis=1)).tolist()):
+        pass
     return scores
 
 

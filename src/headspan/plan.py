@@ -18,6 +18,7 @@ import numpy as np
 from headspan.contraction import Job, Route, cheaper_route
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Pairing, PairSet, Role, layers_of, pair_mask
+from headspan.threads import cores
 from headspan.weights import AttentionWeights
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
@@ -57,6 +58,7 @@ class Plan:
     work_bytes: int
     identity: dict[str, Any]  # fingerprint of the model and whatever else changes the numbers
     tiles: list[Tile] = field(default_factory=list)
+    workers: int = 1  # layers whose factors are made at once
 
     @property
     def key(self) -> str:
@@ -85,11 +87,14 @@ def make_plan(
     """Cut the work into as few tiles as the memory allows."""
     roles = [role for role in ROLES if any(role in pairing for pairing in pairings)]
     _check_dimensions(weights, metrics, pairings)
-    layer_bytes = sum(4 * len(weights.heads(r)) // len(weights.layers) * weights.d_model * weights.d_head(r) for r in roles)
-    heads_per_layer = sum(len(weights.heads(r)) for r in roles) // len(weights.layers)
-    widest = max(len(weights.heads(r)) // len(weights.layers) * weights.d_head(r) for r in ROLES)
+    per_layer = {role: len(weights.heads(role)) // len(weights.layers) for role in ROLES}
+    layer_bytes = sum(4 * per_layer[role] * weights.d_model * weights.d_head(role) for role in roles)
+    heads_per_layer = sum(per_layer[role] for role in roles)
+    widest = max(per_layer[role] * weights.d_head(role) for role in ROLES)
     # Making factors of one layer takes a few float64 copies of its widest weight.
-    spare = memory - _BASE_BYTES - 5 * 8 * weights.d_model * widest
+    making = 6 * 8 * weights.d_model * widest
+    workers = max(1, min(cores(), (memory - _BASE_BYTES) // 4 // making))
+    spare = memory - _BASE_BYTES - workers * making
     work_bytes = min(2**30, max(0, spare) // 3)
     least = 2 * layer_bytes + 16 * heads_per_layer * 2 * weights.d_model
     if spare < least:
@@ -100,7 +105,7 @@ def make_plan(
     per_block = max(1, min(len(weights.layers), int((spare - work_bytes) // (2 * layer_bytes))))
     if per_block * 2 > len(weights.layers) and (spare - work_bytes) >= len(weights.layers) * layer_bytes:
         per_block = len(weights.layers)  # everything fits at once: one block, held once
-    plan = Plan(metrics, pairings, pairs, {}, {}, work_bytes, identity or {})
+    plan = Plan(metrics, pairings, pairs, {}, {}, work_bytes, identity or {}, workers=workers)
     for metric in metrics:
         size = min(per_block, _PROCRUSTES_BLOCK) if metric == "procrustes" else per_block
         plan.blocks[metric] = _even_blocks(weights.layers, size)

@@ -19,9 +19,10 @@ from headspan.contraction import Route, contract
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Pairing, PairSet, Role, layers_of, pair_mask, parse_pairings
 from headspan.memory import default_memory, parse_memory
-from headspan.metrics import FACTOR_METRICS, parse_metrics, procrustes_all_pairs, triangular_factor
+from headspan.metrics import FACTOR_METRICS, LayerWeight, parse_metrics, procrustes_all_pairs, triangular_factor
 from headspan.plan import Panel, Plan, Tile, make_plan
 from headspan.scores import Scores, is_result
+from headspan.threads import parallel_map
 from headspan.tilestore import TileStore
 from headspan.weights import AttentionWeights
 
@@ -134,7 +135,11 @@ def _run_on_dask(address: str) -> Callable[..., Iterator[tuple[Tile, dict[str, n
 
 
 def compute_tile(
-    weights: AttentionWeights, plan: Plan, tile: Tile, device: str = "cpu", tick: Callable[[float], None] = lambda s: None
+    weights: AttentionWeights,
+    plan: Plan,
+    tile: Tile,
+    device: str = "cpu",
+    tick: Callable[[float], None] = lambda share: None,
 ) -> dict[str, np.ndarray]:
     """Kernel values of one tile by job ("Q0-K1": role and block of both sides), and subspace ranks for pk."""
     factors = {panel: _factors(weights, plan, tile.metric, panel) for panel in tile.panels}
@@ -152,17 +157,21 @@ def compute_tile(
 
 
 def _factors(weights: AttentionWeights, plan: Plan, metric: str, panel: Panel) -> np.ndarray:
-    """Factors of all heads of a panel, made layer by layer; float32 but for Procrustes."""
+    """Factors of all heads of a panel; read layer after layer, made on all cores. Float32 but for Procrustes."""
     make = triangular_factor if metric == "procrustes" else FACTOR_METRICS[metric].factor
     dtype = np.float64 if metric == "procrustes" else np.float32
-    return np.concatenate(
-        [make(weights, panel.role, layer).astype(dtype) for layer in plan.blocks[metric][panel.block]]
-    )
+    role = panel.role
+
+    def read() -> Iterator[LayerWeight]:
+        for layer in plan.blocks[metric][panel.block]:
+            own = weights.read(role, layer)
+            partner = weights.read(role.partner, layer) if metric == "cs" else own
+            yield LayerWeight(own, partner, weights.storage_dtype(role, layer))
+
+    return np.concatenate(list(parallel_map(lambda weight: make(weight).astype(dtype), read(), plan.workers)))
 
 
-def _procrustes(
-    factors: dict[Panel, np.ndarray], tile: Tile, tick: Callable[[float], None]
-) -> Iterator[np.ndarray]:
+def _procrustes(factors: dict[Panel, np.ndarray], tile: Tile, tick: Callable[[float], None]) -> Iterator[np.ndarray]:
     for job in tile.jobs:
         values = procrustes_all_pairs(factors[job.first], factors[job.second], job.needed)  # type: ignore[index]
         tick(1 / len(tile.jobs))

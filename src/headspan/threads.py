@@ -1,17 +1,56 @@
-"""One thread for many small factorisations; all of them for the large products."""
+"""Threads: ours around BLAS calls of one thread each, never BLAS's own inside many small calls.
+
+A small product or factorisation is over before a second BLAS thread has woken up, and on a busy machine waiting for
+that thread can make it a hundred times slower. So BLAS gets one thread, and we hand out independent pieces of work to
+as many threads as there are cores (numpy lets go of the interpreter lock inside BLAS and LAPACK).
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """Limit BLAS and LAPACK to one thread inside a ``with`` block.
-
-    A 64×64 factorisation is over before a second thread has woken up: on a busy machine, handing small LAPACK
-    calls to many threads can make them tens of times slower.
-    """
+    """Limit BLAS and LAPACK to one thread inside a ``with`` block."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=1)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def team(workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads, one per core, with BLAS limited to one thread for as long as it lives."""
+    with one_thread(), ThreadPoolExecutor(workers or cores()) as pool:
+        yield pool
+
+
+def parallel_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+) -> Iterator[Result]:
+    """``map`` on a team, in order; at most ``workers`` items are under way, so that a lazy source stays lazy.
+
+    >>> list(parallel_map(lambda x: x * x, range(4)))
+    [0, 1, 4, 9]
+    """
+    workers = workers or cores()
+    with team(workers) as pool:
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
