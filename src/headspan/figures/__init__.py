@@ -1,0 +1,223 @@
+"""Figures for papers: every data figure of the paper, for any model, as PNG, PDF or SVG.
+
+>>> list(FIGURES)[:3]
+['wiring', 'grid', 'two-layer']
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from headspan.errors import HeadspanError
+from headspan.figures.canvas import FORMATS, save, theme, to_svg
+from headspan.figures.context import Context
+from headspan.heads import PAIRINGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headspan.wiring import Wiring
+
+__all__ = ["FIGURES", "FORMATS", "Context", "Drawn", "draw", "parse_formats", "parse_names", "wiring_svg"]
+
+Named = Iterator[tuple[str, "Figure"]]
+
+
+def _wiring(context: Context) -> Named:
+    from headspan.figures.ellipse import ellipse_figure
+
+    yield "wiring", ellipse_figure([context.wiring(metric) for metric in context.metrics])
+
+
+def _grid(context: Context) -> Named:
+    from headspan.figures.grid import grid_figure
+
+    for metric in context.metrics:
+        for k in sorted({context.k // 2, context.k, context.k + context.k // 2} - {0}):
+            yield f"grid-{metric}-top{k}", grid_figure(context.wiring(metric, k), context.tokens)
+
+
+def _two_layer(context: Context) -> Named:
+    from headspan.figures.twolayer import two_layer_figure
+
+    layers = {head.layer for head in context.scores.head_table.query}
+    if len(layers) != 2:
+        raise HeadspanError(f"it is for models with two layers of attention, and this one has {len(layers)}")
+    try:
+        behaviour = context.behaviour
+    except HeadspanError:
+        behaviour = None
+    yield "two-layer", two_layer_figure(context.scores, context.metrics, context.flow, behaviour)
+
+
+def _scatter(context: Context) -> Named:
+    from headspan.figures.scatter import scatter_figure
+
+    context.need_metrics("pk", "cs")
+    yield "scatter", scatter_figure(context.scores, context.flow)
+
+
+def _identity(context: Context) -> Named:
+    yield "identity", _head_scores_of(context, ["identity"])
+
+
+def _head_scores(context: Context) -> Named:
+    yield "head-scores", _head_scores_of(context, ["duplicate_token", "previous_token", "induction"])
+
+
+def _head_scores_of(context: Context, kinds: list[str]) -> Figure:
+    from headspan.figures.headscores import head_score_figure
+
+    scores = context.behaviour
+    try:
+        patterns = context.patterns
+    except HeadspanError:  # cannot be run here: the heat maps stand alone
+        patterns = None
+    return head_score_figure(scores, kinds, patterns)
+
+
+def _kl(context: Context) -> Named:
+    from headspan.figures.distributions import kl_figure
+
+    context.need_metrics("pk")
+    context.need_all_pairings()
+    yield "kl", kl_figure(context.scores)
+
+
+def _norms(context: Context) -> Named:
+    from headspan.figures.norms import norms_figure
+
+    yield "norms", norms_figure(context.need_weights())
+
+
+def _unembedding(context: Context) -> Named:
+    from headspan.figures.unembedding import norm_figure, normalised_figure
+
+    weights = context.need_weights()
+    yield "unembedding-norm", norm_figure(weights)
+    yield "unembedding-normalised", normalised_figure(weights)
+
+
+def _random(context: Context) -> Named:
+    from headspan.figures.distributions import random_figure
+
+    yield "random", random_figure(*context.dimensions())
+
+
+def _folded_wiring(context: Context) -> Named:
+    from headspan.figures.folded import shared_edges
+    from headspan.figures.grid import grid_figure, grid_title
+
+    folded = context.folded_scores
+    for metric in context.metrics:
+        wiring = context.wiring(metric, scores=folded)
+        shared = shared_edges(context.scores, folded, metric, context.flow, context.k)
+        title = f"{grid_title(wiring)}, folded weights; {shared} edges as in the original"
+        yield f"folded-wiring-{metric}", grid_figure(wiring, title=title)
+
+
+def _mse(context: Context) -> Named:
+    from headspan.figures.folded import mean_squared_difference, mse_figure
+
+    context.need_all_pairings()
+    yield (
+        "mse",
+        mse_figure(
+            {
+                metric: {p: mean_squared_difference(context.scores, context.folded_scores, metric, p) for p in PAIRINGS}
+                for metric in context.metrics
+            }
+        ),
+    )
+
+
+class FigureKind(NamedTuple):
+    """A name for ``--only``, what it shows, and how to make it."""
+
+    title: str
+    make: Callable[[Context], Named]
+
+
+FIGURES: dict[str, FigureKind] = {
+    "wiring": FigureKind("the strongest edges, labelled heads inside an ellipse", _wiring),
+    "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
+    "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
+    "scatter": FigureKind("PK against CS", _scatter),
+    "identity": FigureKind("identity scores and the best head's attention", _identity),
+    "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
+    "kl": FigureKind("distance of PK from chance, by pairing", _kl),
+    "norms": FigureKind("norms of the QK and OV matrices, by layer", _norms),
+    "unembedding": FigureKind("unembedding vectors against the bias of the final norm", _unembedding),
+    "random": FigureKind("random draws against their densities", _random),
+    "folded-wiring": FigureKind("the strongest edges after folding", _folded_wiring),
+    "mse": FigureKind("how far folding moves the similarities", _mse),
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The files that were written, and why other figures were not drawn."""
+
+    files: list[Path]
+    skipped: dict[str, str]
+
+
+def draw(
+    names: str | Iterable[str],
+    context: Context,
+    out: str | os.PathLike[str],
+    formats: str | Iterable[str] = "png",
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Drawn:
+    """Draw figures into a directory; one whose inputs are lacking is left out, and the reason is given back.
+
+    names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. ``say`` hears of each file as it is written.
+    """
+    chosen, endings = parse_names(names), parse_formats(formats)
+    files: list[Path] = []
+    skipped: dict[str, str] = {}
+    for name in chosen:
+        with theme():
+            try:
+                made = list(FIGURES[name].make(context))
+            except HeadspanError as reason:
+                skipped[name] = str(reason)
+                continue
+            for path, figure in ((Path(out) / f"{file}.{ending}", f) for file, f in made for ending in endings):
+                save(figure, path)
+                files.append(path)
+                say(str(path))
+    return Drawn(files, skipped)
+
+
+def parse_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Figure names from ``"all"``, ``"wiring,scatter"`` or a list, each once, in our order."""
+    return _parse(names, tuple(FIGURES), "figure")
+
+
+def parse_formats(formats: str | Iterable[str]) -> tuple[str, ...]:
+    """File formats from ``"png,pdf"`` or a list, each once."""
+    return _parse(formats, FORMATS, "format")
+
+
+def _parse(texts: str | Iterable[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    words = [
+        word.strip().lower() for text in ([texts] if isinstance(texts, str) else texts) for word in text.split(",")
+    ]
+    unknown = [word for word in words if word and word not in (*known, "all")]
+    if unknown or not any(words):
+        asked = f"unknown {what} {unknown[0]!r}" if unknown else f"no {what} was named"
+        raise HeadspanError(f"{asked}: choose from {', '.join(known)}, or all")
+    return known if "all" in words else tuple(word for word in known if word in words)
+
+
+def wiring_svg(wiring: Wiring) -> str:
+    """A wiring on the layer × head grid as SVG text, as a notebook shows it."""
+    from headspan.figures.grid import grid_figure
+
+    with theme():
+        return to_svg(grid_figure(wiring))

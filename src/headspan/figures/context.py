@@ -1,0 +1,125 @@
+"""What figures are made from: scores always, and weights, labels and head scores where they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from headspan.errors import HeadspanError
+from headspan.heads import FLOW_PAIRINGS, PAIRINGS, Head, Pairing, Role
+from headspan.scores import Scores
+from headspan.wiring import Wiring, wiring
+
+if TYPE_CHECKING:
+    from headspan.behaviour import AttentionPatterns, BehaviourScores
+    from headspan.labels import Labels
+    from headspan.weights import AttentionWeights
+
+SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. Then Mary and John went home."
+
+
+@dataclass
+class Context:
+    """Inputs of the figures. What takes time is made when a figure first asks for it, and once.
+
+    ``weights`` are those that ``scores`` came from; ``text`` is the sentence for attention patterns; ``model`` is
+    what to run for them (the weights' own reference when not given).
+    """
+
+    scores: Scores
+    weights: AttentionWeights | None = None
+    labels: Labels | None = None
+    k: int = 20
+    text: str = SENTENCE
+    model: Any = None
+    progress: Callable[[int, int], None] = field(default=lambda done, total: None)
+
+    @property
+    def flow(self) -> tuple[Pairing, ...]:
+        """Those of OQ, OK and OV that have been scored."""
+        present = tuple(pairing for pairing in FLOW_PAIRINGS if pairing in self.scores.pairings)
+        if not present:
+            raise HeadspanError("it shows OQ, OK and OV, and this result has none of them")
+        return present
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The similarities that pictures compare: PK and CS, or what there is."""
+        return tuple(m for m in ("pk", "cs") if m in self.scores.metrics) or self.scores.metrics[:2]
+
+    def need_metrics(self, *metrics: str) -> None:
+        missing = [metric for metric in metrics if metric not in self.scores.metrics]
+        if missing:
+            raise HeadspanError(f"it needs {' and '.join(missing)} scores, and this result has none")
+
+    def need_all_pairings(self) -> None:
+        missing = [str(pairing) for pairing in PAIRINGS if pairing not in self.scores.pairings]
+        if missing:
+            raise HeadspanError(f"it shows all 16 pairings, and this result has no {', '.join(missing)}")
+
+    def need_weights(self) -> AttentionWeights:
+        if self.weights is None:
+            raise HeadspanError("it is drawn from the weights: give the model, or add --model to the result")
+        return self.weights
+
+    def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
+        """The paper's wiring: the k best of OQ, OK and OV."""
+        scores = self.scores if scores is None else scores
+        return wiring(scores, self.flow, metric, self.k if k is None else k, labels=self.labels)
+
+    @cached_property
+    def folded_scores(self) -> Scores:
+        """PK and CS of the folded weights, in all sixteen pairings."""
+        from headspan.folding import fold
+        from headspan.scoring import score
+
+        weights = self.need_weights()
+        if weights.folding != "none":
+            raise HeadspanError("it compares original with folded weights, and these are folded already")
+        if not weights.foldable:
+            raise HeadspanError(f"the norms of this model cannot be folded in: {weights.not_foldable_reason}")
+        return score(fold(weights), self.metrics, "all", progress=self.progress)
+
+    @cached_property
+    def behaviour(self) -> BehaviourScores:
+        """Head scores kept with the result."""
+        from headspan.behaviour import BehaviourScores
+
+        kept = self.scores.annotations.get("behaviour")
+        if not kept:
+            raise HeadspanError(
+                "it shows head scores, and none are kept with this result: make them with headspan behaviour"
+            )
+        return BehaviourScores.from_dict(kept)
+
+    @cached_property
+    def patterns(self) -> AttentionPatterns:
+        """Attention of every head on the sentence; an error where the model cannot be run."""
+        from headspan.behaviour import attention_patterns
+
+        model = self.model if self.model is not None else self.need_weights().reference
+        return attention_patterns(model, self.text)
+
+    @cached_property
+    def tokens(self) -> dict[Head, list[str]]:
+        """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
+        from headspan.tokens import all_tokens
+
+        if self.weights is None:
+            return {}
+        try:
+            found = all_tokens(self.weights, [Role.O], k=10, progress=self.progress)
+        except HeadspanError:
+            return {}
+        return {entry.head: [token.token for token in entry.tokens] for entry in found}
+
+    @property
+    def model_name(self) -> str:
+        return str(self.scores.provenance.get("reference", "arrays"))
+
+    def dimensions(self) -> tuple[int, int]:
+        """d_model and the commonest subspace dimension of the heads' outputs."""
+        ranks = self.scores.ranks(Role.O).tolist()
+        return self.scores.d_model, max(set(ranks), key=ranks.count)

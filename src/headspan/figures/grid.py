@@ -1,0 +1,168 @@
+"""The wiring on the layer × head grid, each head with its class and its tokens (figure 6 of the paper).
+
+Layers go from left to right, as information does; heads go down, shared key/value heads below the query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headspan.figures import style
+from headspan.figures.canvas import legend_below, legend_rows, new_figure
+from headspan.figures.nodes import (
+    Point,
+    by_strength,
+    draw_box,
+    draw_name,
+    edge_look,
+    label_handles,
+    pairing_handles,
+    shown_labels,
+)
+from headspan.heads import Head
+from headspan.scores import Edge
+from headspan.wiring import Node, Wiring
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Tokens = Mapping[Head, Sequence[str]]
+_WIDE, _TALL = 16, 16  # more layers or heads than this, and cells get smaller
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Where every head goes, in inches, and how large its box is."""
+
+    wiring: Wiring
+    layers: tuple[int, ...]
+    rows: tuple[Head, ...]  # one head per row, layer 0: only index and kv count
+    cell: Point
+    box: Point
+    fontsize: float
+
+    @classmethod
+    def of(cls, wiring: Wiring, tokens: Tokens | None) -> _Cells:
+        table = wiring.scores.head_table
+        heads = dict.fromkeys((*table.query, *table.kv))
+        layers = tuple(dict.fromkeys(sorted(head.layer for head in heads)))
+        kv_used = any(node.head.kv for node in wiring.nodes)
+        rows = sorted({Head(0, h.index, h.kv) for h in heads if kv_used or not h.kv}, key=lambda h: (h.kv, h.index))
+        small = len(layers) > _WIDE or len(rows) > _TALL
+        if tokens:
+            box, gap, fontsize = ((0.92, 0.7), (0.3, 0.13), 6.5) if small else ((0.98, 0.74), (0.4, 0.17), 7.0)
+        else:
+            box, gap, fontsize = ((0.44, 0.19), (0.24, 0.12), 6.2) if small else ((0.52, 0.27), (0.42, 0.21), 7.5)
+        return cls(wiring, layers, tuple(rows), (box[0] + gap[0], box[1] + gap[1]), box, fontsize)
+
+    def place(self, head: Head) -> Point:
+        row = self.rows.index(Head(0, head.index, head.kv))
+        apart = 0.6 if head.kv and any(not h.kv for h in self.rows) else 0.0
+        return self.layers.index(head.layer) * self.cell[0], -(row + apart) * self.cell[1]
+
+    @property
+    def size(self) -> Point:
+        apart = 0.6 if len({h.kv for h in self.rows}) > 1 else 0.0
+        return len(self.layers) * self.cell[0], (len(self.rows) + apart) * self.cell[1]
+
+
+def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None = None) -> Figure:
+    """One wiring on the grid; ``tokens`` gives the strings to print inside the box of a head."""
+    cells = _Cells.of(wiring, tokens)
+    width, height = cells.size
+    names = shown_labels(wiring)
+    colours = style.label_colours(names)
+    edges, classes = pairing_handles(wiring.pairings), label_handles(names, colours)
+    columns = max(2, int((width + 0.6) // 1.5))
+    left, below, above = 0.62, 0.75 + 0.2 * legend_rows(classes, columns), 0.42
+    total = (max(width + left + 0.15, 5.0), height + below + above)
+    figure = new_figure(*total)
+    axes = figure.add_axes((left / total[0], below / total[1], width / total[0], height / total[1]))
+    _frame(axes, cells)
+    for node in wiring.nodes:
+        where = cells.place(node.head)
+        draw_box(axes, node, where, cells.box, colours)
+        _write(axes, node, where, cells, (tokens or {}).get(node.head, ()))
+    for edge, strength in by_strength(wiring):
+        _draw_edge(axes, cells, edge, strength)
+    axes.set_title(title or grid_title(wiring), loc="left", pad=10, fontsize=11)
+    legend_below(figure, edges, below - 0.42, columns)
+    legend_below(figure, classes, below - 0.64, columns)
+    return figure
+
+
+def _frame(axes: Axes, cells: _Cells) -> None:
+    """Limits, names of layers and heads along the sides, and a dot for every head without an edge."""
+    (cell_x, cell_y), (width, height) = cells.cell, cells.size
+    axes.set(xlim=(-cell_x / 2, width - cell_x / 2), ylim=(cell_y / 2 - height, cell_y / 2))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=min(8.0, cells.fontsize + 1))
+    axes.set_xticks([i * cell_x for i in range(len(cells.layers))], [str(layer) for layer in cells.layers])
+    row_names = [f"{'KV' if head.kv else 'H'}{head.index}" for head in cells.rows]
+    axes.set_yticks([cells.place(Head(cells.layers[0], h.index, h.kv))[1] for h in cells.rows], row_names)
+    axes.set_xlabel("layer")
+    wired = {node.head for node in cells.wiring.nodes}
+    table = cells.wiring.scores.head_table
+    rows = set(cells.rows)
+    rest = [h for h in dict.fromkeys((*table.query, *table.kv)) if h not in wired and Head(0, h.index, h.kv) in rows]
+    points = [cells.place(head) for head in rest]
+    if points:
+        axes.scatter(*zip(*points, strict=True), s=5, color=style.FAINT, linewidths=0, zorder=1, gid="unwired")
+
+
+def _write(axes: Axes, node: Node, where: Point, cells: _Cells, tokens: Sequence[str]) -> None:
+    """The name of a head in the middle of its box, or above its tokens."""
+    if not tokens:
+        fits = cells.fontsize if len(str(node.head)) < 6 else cells.fontsize - 1
+        draw_name(axes, node, where, fits)
+        return
+    x, y = where
+    top, line = y + cells.box[1] / 2, cells.box[1] / 6.4
+    draw_name(axes, node, (x, top - 0.62 * line), cells.fontsize)
+    half = -(-len(tokens) // 2)
+    for i, token in enumerate(tokens):
+        column, row = divmod(i, half)
+        left = x - cells.box[0] / 2 + 0.04 + column * cells.box[0] / 2
+        text = axes.text(
+            left, top - (1.75 + row) * line, _cut(token), fontsize=cells.fontsize - 2.2, va="center", zorder=4
+        )
+        text.set_gid(f"token:{node.head}:{i}")
+
+
+def _cut(token: str, most: int = 10) -> str:
+    return token if len(token) <= most else token[: most - 1] + "…"
+
+
+def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float) -> None:
+    """A curve from the right side of the source to the left side of the target, level at both ends.
+
+    Every pairing arrives at its own height, so that parallel edges stay apart.
+    """
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
+
+    (x0, y0), (x1, y1) = cells.place(edge.source), cells.place(edge.target)
+    pairings = cells.wiring.pairings
+    port = (0.5 - (pairings.index(edge.pairing) + 0.5) / len(pairings)) * cells.box[1] * 0.62
+    x0, x1, y0, y1 = x0 + cells.box[0] / 2, x1 - cells.box[0] / 2, y0 + port * 0.6, y1 + port
+    reach = max((x1 - x0) * 0.45, 0.14)
+    bow = 0.0
+    if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # would run behind the heads between them
+        bow = 0.72 * cells.cell[1] * (1 if port >= 0 else -1)
+    curve = Path(
+        [(x0, y0), (x0 + reach, y0 + bow), (x1 - reach, y1 + bow), (x1, y1)],
+        [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4],
+    )
+    axes.add_patch(
+        FancyArrowPatch(
+            path=curve, arrowstyle="-|>,head_length=3,head_width=1.5", linewidth=1.3, zorder=2,
+            **edge_look(edge, strength),
+        )
+    )  # fmt: skip
+
+
+def grid_title(wiring: Wiring) -> str:
+    return f"{style.metric_short(wiring.metric)}, {wiring.rule}: {len(wiring.edges)} edges, {len(wiring.nodes)} heads"

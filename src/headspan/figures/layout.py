@@ -1,0 +1,167 @@
+"""Where heads go in the ellipse diagram: labelled ones inside, the rest around, time from left to right.
+
+Places are fixed first, evenly spread; heads take them in layer order; then pairs of heads trade places as long as
+that lowers a cost made of crossings, edges that run over heads, edge length and disorder of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from headspan.heads import Head
+from headspan.wiring import Wiring
+
+ASPECT = 1.5  # width over height of the ellipse
+_TRIALS = 6000  # trades tried at most: keeps a drawing with hundreds of heads within seconds
+_CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 2.0, 0.9, 1.4
+
+
+@dataclass(frozen=True)
+class EllipseLayout:
+    """Centre of every head, and the half axes of the ellipse; the unit is the width of a head's box."""
+
+    places: dict[Head, tuple[float, float]]
+    half_axes: tuple[float, float]
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Half width and half height of the whole drawing, boxes included."""
+        points = np.array(list(self.places.values()) or [(0.0, 0.0)])
+        reach = np.abs(points).max(axis=0)
+        return max(float(reach[0]) + 0.62, self.half_axes[0]), max(float(reach[1]) + 0.4, self.half_axes[1])
+
+
+def ellipse_layout(wiring: Wiring) -> EllipseLayout:
+    """Places for all heads of a wiring."""
+    inside = [node.head for node in wiring.nodes if node.labels]
+    outside = [node.head for node in wiring.nodes if not node.labels]
+    half = _half_axes(len(inside), len(outside))
+    inner, outer = _fill(len(inside), half), _ring(len(outside), half)
+    heads = inside + outside
+    places = np.concatenate([inner, outer]) if heads else np.zeros((0, 2))
+    index = {head: i for i, head in enumerate(heads)}
+    ends = np.array([(index[e.source], index[e.target]) for e in wiring.edges], dtype=int).reshape(-1, 2)
+    taken = _trade(places, ends, np.array([head.layer for head in heads]), len(inside))
+    return EllipseLayout(
+        {head: (float(places[taken[i], 0]), float(places[taken[i], 1])) for head, i in index.items()}, half
+    )
+
+
+def _half_axes(inside: int, outside: int) -> tuple[float, float]:
+    """An ellipse with room for the boxes inside, whose ring has room for those outside."""
+    height = max(2.0, np.sqrt(inside * 1.75 / (np.pi * ASPECT)))
+    while _ring_path((height * ASPECT, height))[1][-1] < outside:
+        height *= 1.03
+    return float(height * ASPECT), float(height)
+
+
+def _fill(count: int, half: tuple[float, float]) -> np.ndarray:
+    """Places spread evenly over the ellipse, in columns from left to right."""
+    if count == 0:
+        return np.zeros((0, 2))
+    x = np.linspace(-1, 1, 2001)
+    area = np.cumsum(np.sqrt(1 - x**2))
+    area /= area[-1]
+    columns = max(1, round(np.sqrt(count * ASPECT)))
+    bounds = np.linspace(0, count, columns + 1).round().astype(int)
+    places = []
+    for first, last in pairwise(bounds):
+        here = float(np.interp((first + last) / 2 / count, area, x)) * 0.92
+        reach = np.sqrt(1 - here**2) * 0.9
+        heights = (np.arange(last - first) + 0.5) / (last - first) * 2 - 1 if last > first + 1 else np.zeros(1)
+        shift = 0.1 * (-1) ** len(places)  # so that heads of neighbouring columns do not line up
+        places += [(here * half[0], float(h * reach * half[1]) + shift) for h in heights[: last - first]]
+    return np.array(places)
+
+
+def _ring_path(half: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Points around the ellipse, and how many boxes with room for an arrow between them fit up to each point."""
+    angle = np.linspace(0, 2 * np.pi, 2001)
+    path = np.column_stack([(half[0] + 0.85) * np.cos(angle), (half[1] + 0.62) * np.sin(angle)])
+    # A box is wider than it is high: neighbours side by side need more room than one above the other.
+    steps = np.hypot(*(np.diff(path, axis=0) / (1.45, 1.05)).T)
+    return path, np.concatenate([[0], np.cumsum(steps)])
+
+
+def _ring(count: int, half: tuple[float, float]) -> np.ndarray:
+    """Places around the ellipse with even gaps, from left to right."""
+    path, room = _ring_path(half)
+    at = (np.arange(count) + 0.25) / max(count, 1) * room[-1]
+    places = np.column_stack([np.interp(at, room, path[:, 0]), np.interp(at, room, path[:, 1])])
+    return places[np.argsort(places[:, 0], kind="stable")]
+
+
+def _trade(places: np.ndarray, ends: np.ndarray, layers: np.ndarray, inside: int) -> np.ndarray:
+    """Which place every head takes, after trades inside each of the two groups."""
+    count = len(places)
+    taken = np.arange(count)
+    if count < 2 or len(ends) == 0 or len(ends) > 400:
+        return taken
+    wanted = _layer_columns(places, layers)
+    best = _cost(places[taken], ends, wanted)
+    pairs = [(i, j) for group in (range(inside), range(inside, count)) for i in group for j in group if i < j]
+    order = np.random.default_rng(0)
+    trials = 0
+    improved = True
+    while improved and trials < _TRIALS:
+        improved = False
+        for p in order.permutation(len(pairs)):
+            i, j = pairs[p]
+            taken[[i, j]] = taken[[j, i]]
+            cost = _cost(places[taken], ends, wanted)
+            trials += 1
+            if cost < best - 1e-9:
+                best, improved = cost, True
+            else:
+                taken[[i, j]] = taken[[j, i]]
+            if trials >= _TRIALS:
+                break
+    return taken
+
+
+def _layer_columns(places: np.ndarray, layers: np.ndarray) -> np.ndarray:
+    """The x that each head would have if layers alone decided, from left to right."""
+    reach = np.abs(places[:, 0]).max()
+    order = np.sort(layers)
+    below, upto = np.searchsorted(order, layers, side="left"), np.searchsorted(order, layers, side="right")
+    return ((below + upto) / len(layers) - 1) * reach
+
+
+def _cost(points: np.ndarray, ends: np.ndarray, wanted: np.ndarray) -> float:
+    start, stop = points[ends[:, 0]], points[ends[:, 1]]
+    length = np.hypot(*(stop - start).T).sum()
+    disorder = np.abs(points[:, 0] - wanted).sum()
+    return (
+        _CROSSING * crossings(points, ends)
+        + _OVERRUN * _overruns(points, ends)
+        + _LENGTH * length / 2
+        + _DISORDER * disorder / 4
+    )
+
+
+def crossings(points: np.ndarray, ends: np.ndarray) -> int:
+    """How many pairs of straight edges cross (edges that share a head do not)."""
+    start, stop = points[ends[:, 0]], points[ends[:, 1]]
+
+    def side(p: np.ndarray, q: np.ndarray, r: np.ndarray) -> np.ndarray:
+        return (q[..., 0] - p[..., 0]) * (r[..., 1] - p[..., 1]) - (q[..., 1] - p[..., 1]) * (r[..., 0] - p[..., 0])
+
+    a, b, c, d = start[:, None], stop[:, None], start[None], stop[None]
+    cross = (side(a, b, c) * side(a, b, d) < 0) & (side(c, d, a) * side(c, d, b) < 0)
+    return int(cross.sum()) // 2
+
+
+def _overruns(points: np.ndarray, ends: np.ndarray) -> int:
+    """How many times an edge runs over the box of a head that it does not belong to."""
+    start, stop = points[ends[:, 0]], points[ends[:, 1]]
+    along = stop - start
+    offset = points[None] - start[:, None]
+    share = np.clip((offset * along[:, None]).sum(-1) / np.maximum((along**2).sum(-1), 1e-12)[:, None], 0, 1)
+    gap = np.abs(offset - share[..., None] * along[:, None]) / (0.5, 0.3)
+    over = (gap**2).sum(-1) < 1
+    over[np.arange(len(ends)), ends[:, 0]] = False
+    over[np.arange(len(ends)), ends[:, 1]] = False
+    return int(over.sum())

@@ -1,0 +1,103 @@
+"""What the wiring diagrams share: a head as a box in its label colours, an edge as an arrow, and the legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headspan.figures import style
+from headspan.heads import Pairing, Role
+from headspan.scores import Edge
+from headspan.wiring import Node, Wiring
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.patches import FancyBboxPatch
+
+FAINTEST = 0.15  # an edge that is drawn at all can be seen
+Point = tuple[float, float]
+
+
+def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> FancyBboxPatch:
+    """A rounded box; a head with several labels is striped in their colours."""
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+
+    (x, y), (width, height) = centre, size
+    corner = f"round,pad=0,rounding_size={min(0.28 * height, 0.1 * width)}"
+    left, bottom = x - width / 2, y - height / 2
+    fills = [colours[name] for name in node.labels] or [style.UNLABELLED]
+    box = FancyBboxPatch(
+        (left, bottom), width, height, boxstyle=corner, facecolor=fills[0], edgecolor=style.MUTED,
+        linewidth=0.8, zorder=3, gid=f"node:{node.head}",
+    )  # fmt: skip
+    axes.add_patch(box)
+    for i, fill in enumerate(fills[1:], start=1):
+        corner_of_stripe = (left + width * i / len(fills), bottom)
+        stripe = Rectangle(corner_of_stripe, width / len(fills), height, facecolor=fill, zorder=3.1)
+        axes.add_patch(stripe)
+        stripe.set_clip_path(box)
+    if len(fills) > 1:  # the stripes covered the outline
+        outline = FancyBboxPatch(
+            (left, bottom), width, height, boxstyle=corner, facecolor="none", edgecolor=style.MUTED,
+            linewidth=0.8, zorder=3.2,
+        )  # fmt: skip
+        axes.add_patch(outline)
+    return box
+
+
+def draw_name(axes: Axes, node: Node, where: Point, fontsize: float, **options: Any) -> None:
+    """The head's name, bold when it carries a label."""
+    options = {"ha": "center", "va": "center_baseline", **options}
+    weight = "bold" if node.labels else "normal"
+    name = axes.text(*where, str(node.head), fontsize=fontsize, fontweight=weight, zorder=4, **options)
+    name.set_gid(f"name:{node.head}")
+
+
+def edge_look(edge: Edge, strength: float) -> dict[str, Any]:
+    """Colour, dashes, opacity and identity of an edge; ``strength`` is its score over the largest."""
+    return {
+        "color": style.pairing_colour(edge.pairing),
+        "linestyle": style.SOURCE_DASHES[edge.pairing.source],
+        "alpha": max(FAINTEST, min(1.0, strength)),
+        "gid": f"edge:{edge.pairing}:{edge.source}:{edge.target}",
+    }
+
+
+def by_strength(wiring: Wiring) -> Iterator[tuple[Edge, float]]:
+    """Edges with their strengths, the strongest last, so that they lie on top."""
+    return iter(sorted(zip(wiring.edges, wiring.strengths(), strict=True), key=lambda pair: pair[1]))
+
+
+def pairing_handles(pairings: Sequence[Pairing]) -> list[Artist]:
+    """Legend entries for edges."""
+    from matplotlib.lines import Line2D
+
+    reads = {Role.Q: "queries", Role.K: "keys", Role.V: "values", Role.O: "outputs"}
+    flow = all(pairing.source is Role.O for pairing in pairings)
+    return [
+        Line2D(
+            [], [], color=style.pairing_colour(p), linestyle=style.SOURCE_DASHES[p.source], linewidth=2,
+            label=f"{p} – read by {reads[p.target]}" if flow else str(p),
+        )
+        for p in pairings
+    ]  # fmt: skip
+
+
+def label_handles(names: Sequence[str], colours: Mapping[str, str]) -> list[Artist]:
+    """Legend entries for head classes, and one for heads in none."""
+    from matplotlib.patches import Patch
+
+    handles: list[Artist] = [
+        Patch(facecolor=colours[name], edgecolor=style.MUTED, linewidth=0.6, label=style.label_title(name))
+        for name in names
+    ]
+    if names:
+        handles.append(Patch(facecolor=style.UNLABELLED, edgecolor=style.MUTED, linewidth=0.6, label="no label"))
+    return handles
+
+
+def shown_labels(*wirings: Wiring) -> list[str]:
+    """The labels that at least one head of these wirings carries, in their own order."""
+    present = {name for wiring in wirings for node in wiring.nodes for name in node.labels}
+    return [name for name in dict.fromkeys(n for wiring in wirings for n in wiring.label_names) if name in present]

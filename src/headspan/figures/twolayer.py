@@ -1,0 +1,119 @@
+"""All heads of a two-layer model and the strength between each pair of them (figure 4 of the paper, SPEC §10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headspan.figures import style
+from headspan.figures.canvas import new_figure
+from headspan.heads import Head, Pairing, Role
+from headspan.scores import Scores
+from headspan.weights import ArrayWeights
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from headspan.behaviour import BehaviourScores
+
+_SHADE = {0: "previous_token", 1: "induction"}
+
+
+def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, seed: int = 0) -> float:
+    """Mean score between ``pairs``² pairs of heads whose weights are standard normal numbers."""
+    from headspan.scoring import score
+
+    random = np.random.default_rng(seed)
+    widths = {role: int(scores.ranks(role).max()) for role in Role}
+    arrays = {role.value: random.standard_normal((2, pairs, scores.d_model, widths[role])) for role in Role}
+    level = score(ArrayWeights(arrays), metric, [pairing], "forward")
+    return float(level[metric, pairing].pairs()[2].mean())
+
+
+def strengths(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray:
+    """Scores above the random level, clipped at 0 and divided by the largest: (heads of layer 0, heads of layer 1)."""
+    matrix = scores[metric, pairing].forward()
+    layers = sorted({head.layer for head in matrix.sources})
+    rows = [i for i, head in enumerate(matrix.sources) if head.layer == layers[0]]
+    columns = [j for j, head in enumerate(matrix.targets) if head.layer == layers[1]]
+    above = np.clip(matrix.values[np.ix_(rows, columns)] - random_level(scores, metric, pairing), 0, None)
+    return above / above.max() if above.max() > 0 else above
+
+
+def two_layer_figure(
+    scores: Scores, metrics: Sequence[str], pairings: Sequence[Pairing], behaviour: BehaviourScores | None
+) -> Figure:
+    """One row per similarity, one panel per pairing; the best previous-token and induction heads are shaded."""
+    shades = _shades(behaviour)
+    most = max(sum(head.layer == layer for head in scores.head_table.query) for layer in _layers(scores))
+    width = max(2.4, 0.36 * most)
+    figure = new_figure(width * len(pairings) + 0.9, 2.2 * len(metrics) + (0.55 if shades else 0.1))
+    bottom = 0.6 if shades else 0.1
+    figure.subplots_adjust(left=0.85 / figure.get_figwidth(), right=0.99, bottom=bottom / figure.get_figheight(),
+                           top=1 - 0.3 / figure.get_figheight(), hspace=0.28, wspace=0.06)  # fmt: skip
+    panels = figure.subplots(len(metrics), len(pairings), squeeze=False)
+    for row, metric in enumerate(metrics):
+        for axes, pairing in zip(panels[row], pairings, strict=True):
+            _draw(axes, scores, metric, pairing, shades)
+            axes.set_title(f"{style.metric_short(metric)}, {pairing}")
+        first, second = _layers(scores)
+        panels[row][0].set_yticks([0, 1], [f"layer {first}", f"layer {second}"])
+    if shades:
+        _scale(figure)
+    return figure
+
+
+def _layers(scores: Scores) -> list[int]:
+    return sorted({head.layer for head in scores.head_table.query})
+
+
+def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
+    """The two best previous-token heads of the first layer and induction heads of the second, with their scores."""
+    if behaviour is None:
+        return {}
+    layers = sorted({head.layer for head in behaviour.heads})
+    shades: dict[Head, float] = {}
+    for place, kind in _SHADE.items():
+        ranked = [(Head.parse(name), value) for name, value in behaviour.top(kind, len(behaviour.heads))]
+        shades |= dict([(head, value) for head, value in ranked if head.layer == layers[place]][:2])
+    return shades
+
+
+def _draw(axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Mapping[Head, float]) -> None:
+    from matplotlib import colormaps
+
+    strength = strengths(scores, metric, pairing)
+    rows = [[h for h in scores.heads(role) if h.layer == layer]
+            for role, layer in zip((pairing.source, pairing.target), _layers(scores), strict=True)]  # fmt: skip
+    places = [np.linspace(0, 1, 2 * len(heads) + 1)[1::2] for heads in rows]
+    for i, j in zip(*np.nonzero(strength > 0), strict=True):
+        gid = f"edge:{pairing}:{rows[0][i]}:{rows[1][j]}"
+        value = float(strength[i, j])
+        axes.plot([places[0][i], places[1][j]], [0, 1], color=style.pairing_colour(pairing), linewidth=3.2 * value,
+                  alpha=value, solid_capstyle="round", zorder=1, gid=gid)  # fmt: skip
+    for level, (heads, xs) in enumerate(zip(rows, places, strict=True)):
+        for head, x in zip(heads, xs, strict=True):
+            shade = shades.get(head)
+            fill = style.UNLABELLED if shade is None else colormaps[style.SEQUENTIAL](shade)
+            ink = style.PAPER if shade is not None and shade < 0.5 else style.INK
+            axes.text(x, level, str(head)[2:] if head.layer < 10 else str(head), ha="center", va="center", color=ink,
+                      fontsize=6.5, fontweight="bold" if shade is not None else "normal", zorder=3, gid=f"node:{head}",
+                      bbox={"boxstyle": "round,pad=0.35", "facecolor": fill, "edgecolor": style.MUTED, "linewidth": 0.7})  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(-0.22, 1.22), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _scale(figure: Figure) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes(((width / 2 - 1.2) / width, 0.34 / height, 2.4 / width, 0.1 / height))
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), style.SEQUENTIAL), cax=axes, orientation="horizontal")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    axes.tick_params(length=0, labelsize=7, pad=2)
+    axes.set_title("previous-token score (first layer), induction score (second layer)", fontsize=7.5, pad=3)
