@@ -145,7 +145,7 @@ class CheckpointWeights(AttentionWeights):
 
     def _find_vocab_size(self) -> int | None:
         if self._map.unembedding is not None:
-            shape = self._map.shape(weight_of(self._map.unembedding))
+            shape = self._map.shape(self._map.unembedding)
             return shape[-1 if self._tokens_are_columns() else 0] if shape else None
         size = self._map.config.get("vocab_size", self._map.config.get("d_vocab"))
         return size if isinstance(size, int) else None
@@ -165,7 +165,7 @@ class CheckpointWeights(AttentionWeights):
             raise HeadspanError(
                 f"{self.reference} has no unembedding: neither {names} nor a tied embedding is in the checkpoint"
             )
-        name = weight_of(self._map.unembedding)
+        name = self._map.unembedding
         if self._tokens_are_columns():
             return np.ascontiguousarray(self._check_width(name, self._read_once(name).T[start:stop]))
         return self._check_width(name, self.source.read(name, slice(start, stop)))
@@ -179,9 +179,8 @@ class CheckpointWeights(AttentionWeights):
         return rows
 
     def unembedding_bias(self) -> np.ndarray | None:
-        if self._map.unembedding is None or bias_of(self._map.unembedding) not in self._map.names:
-            return None
-        return self._vector(bias_of(self._map.unembedding), self.vocab_size or 0)
+        name = self._map.unembedding_bias()
+        return None if name is None else self._vector(name, self.vocab_size or 0)
 
     def vocabulary(self) -> Vocabulary | None:
         return self.source.vocabulary()
@@ -196,7 +195,8 @@ class CheckpointWeights(AttentionWeights):
                 f"{len(left_out)} of {self.n_layers} layers have no softmax attention and are left out "
                 f"({_ranges(left_out)}); the others keep their numbers"
             )
-        if weight_of(self._map.in_layer(self.layers[0], self._entry.qk_norm)) in self._map.names:
+        qk_norm = self._map.in_layer(self.layers[0], self._entry.qk_norm) + "."
+        if any(name.startswith(qk_norm) for name in self._map.names):
             notes.append(
                 "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
                 "its gains do not change what a head's weight spans"
@@ -207,6 +207,10 @@ class CheckpointWeights(AttentionWeights):
 
     def fingerprint(self) -> str:
         return self.source.fingerprint()
+
+    @property
+    def reopenable(self) -> bool:
+        return bool(self.source.files())
 
     def check_unchanged(self) -> None:
         self.source.check_unchanged()

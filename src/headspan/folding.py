@@ -166,6 +166,13 @@ class FoldedWeights(AttentionWeights):
     def fingerprint(self) -> str:
         return self.unfolded.fingerprint()
 
+    @property
+    def reopenable(self) -> bool:
+        return self.unfolded.reopenable
+
+    def check_unchanged(self) -> None:
+        self.unfolded.check_unchanged()
+
     def close(self) -> None:
         self.unfolded.close()
 

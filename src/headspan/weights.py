@@ -146,6 +146,11 @@ class AttentionWeights(ABC):
             "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
         }
 
+    @property
+    def reopenable(self) -> bool:
+        """True where another process can open the same weights by their reference."""
+        return False
+
     def check_unchanged(self) -> None:  # noqa: B027 - arrays do not change behind our back
         """Raise when a file behind these weights was changed or deleted since it was opened."""
 
