@@ -134,8 +134,8 @@ def build(family: Family, seed: int = 0) -> Any:
 
 
 @contextmanager
-def recorded(model: Any, names: dict[str, str]):
-    """Input and output of named modules during a forward pass."""
+def recorded(modules: dict[str, Any]):
+    """Input and output of modules during a forward pass."""
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def keep(label: str):
@@ -143,8 +143,7 @@ def recorded(model: Any, names: dict[str, str]):
             label, tuple(x.detach().numpy()[0] for x in ((args or tuple(kwargs.values()))[0], out))
         )
 
-    handles = [model.get_submodule(name).register_forward_hook(keep(label), with_kwargs=True)
-               for label, name in names.items()]  # fmt: skip
+    handles = [module.register_forward_hook(keep(label), with_kwargs=True) for label, module in modules.items()]
     yield seen
     for handle in handles:
         handle.remove()
@@ -159,9 +158,11 @@ class Run:
         self.model.save_pretrained(folder)
         self.weights = CheckpointWeights(open_source(str(folder)))
         where = self.weights._map
-        names = {f"{role}{layer}": where.module(role, layer) for role in ROLES for layer in self.weights.layers}
+        modules = {f"{role}{layer}": where.module(role, layer) for role in ROLES for layer in self.weights.layers}
         if where.entry.final_norm:
-            names["final"] = where.in_body(where.entry.final_norm)
+            modules["final"] = where.in_body(where.entry.final_norm)
+        hooked = {label: self.model.get_submodule(name) for label, name in modules.items()}
+        hooked["logits"] = self.model.get_output_embeddings()
         import torch
 
         ids = self.ids = torch.arange(1, 8)[None] * 5 % 50
@@ -169,7 +170,7 @@ class Run:
         kwargs = {"attention_mask": torch.ones_like(ids)}
         if "position_ids" in _parameters(self.model):
             kwargs["position_ids"] = torch.zeros_like(ids)
-        with torch.no_grad(), recorded(self.model, names) as self.seen:
+        with torch.no_grad(), recorded(hooked) as self.seen:
             out = self.model(ids, output_attentions=True, output_hidden_states=True, use_cache=False, **kwargs)
         self.stream = [h.numpy()[0] for h in out.hidden_states]
         attentions = [a.numpy()[0] for a in out.attentions if a is not None]

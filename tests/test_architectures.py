@@ -73,20 +73,20 @@ def test_norm_in_front_of_attention(run: Run) -> None:
         close(stream if norm is None else normalise(norm, stream), run.seen[f"Q{layer}"][0])
 
 
-def test_final_norm_and_unembedding(run: Run) -> None:
+def test_final_norm(run: Run) -> None:
     norm = run.weights.final_norm()
-    if run.weights.norm_place == "post":
-        assert norm is None
-        return
-    before, after = run.seen["final"]
-    close(normalise(norm, before), after)
-    logits = after @ run.weights.unembedding().T
+    assert (norm is None) == (run.weights.norm_place == "post")
+    if norm is not None:
+        close(normalise(norm, run.seen["final"][0]), run.seen["final"][1])
+
+
+def test_unembedding_and_its_bias(run: Run) -> None:
+    before, logits = run.seen["logits"]
     bias = run.weights.unembedding_bias()
-    logits = logits if bias is None else logits + bias
-    config = run.model.config
-    logits = logits * (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-    close(np.tanh(logits / cap) * cap if cap else logits, run.logits)
+    close(before @ run.weights.unembedding().T + (0 if bias is None else bias), logits)
+    assert run.weights.tied_embedding == run.model.config.tie_word_embeddings
+    embedding = run.model.get_input_embeddings().weight.detach().numpy()
+    np.testing.assert_array_equal(run.weights.embedding(), embedding)
 
 
 def test_every_family_of_the_table_is_here() -> None:

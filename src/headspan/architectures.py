@@ -187,7 +187,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                         qk_norm="self_attn.q_layernorm"),
     "phi3": Architecture(fused="self_attn.qkv_proj", layout="concatenated"),
     "starcoder2": Architecture(norm_kind="layer"),
-    "stablelm": Architecture(norm_kind="layer", qk_norm="self_attn.q_layernorm.norms.0"),
+    "stablelm": Architecture(norm_kind="layer", qk_norm="self_attn.q_layernorm"),
     "glm": _GLM,
     "glm4": replace(_GLM, norm_place="sandwich"),
     "cohere": _COHERE,
@@ -238,7 +238,7 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
     """The family of a checkpoint: its name, its entry for this very config, and the config of its text model."""
     model_type = config.get("model_type")
     nested = config.get("text_config")
-    if isinstance(nested, Mapping) and ("num_attention_heads" in nested or model_type == "gemma3"):
+    if isinstance(nested, Mapping) and nested:  # a multimodal model: only its language model is read
         inherited = {key: config[key] for key in ("tie_word_embeddings", "_gguf") if key in config}
         config = {**inherited, **nested}
         model_type = config.get("model_type", model_type)

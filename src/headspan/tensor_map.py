@@ -5,7 +5,7 @@ Only names, shapes and the config are looked at; no tensor is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headspan.architectures import BODY_PREFIXES, find_architecture
 from headspan.errors import HeadspanError
@@ -152,15 +152,25 @@ class TensorMap:
         raise self._incomplete(weight_of(modules[-1]))
 
     def _find_unembedding(self) -> tuple[str | None, bool | None]:
-        """The module of the unembedding and whether it is the embedding itself; None where there is none."""
-        for module in self.entry.unembedding:
-            for wrapper in _UNEMBEDDING_WRAPPERS:
-                if weight_of(self._under(wrapper, module)) in self.names:
-                    return self._under(wrapper, module), False
-        embedding = self.in_body(self.entry.embedding)
-        if self.config.get("tie_word_embeddings", True) and weight_of(embedding) in self.names:
-            return embedding, True
-        return None, None
+        """The tensor of the unembedding and whether it is the embedding itself; None where there is none."""
+        embedding = weight_of(self.in_body(self.entry.embedding))
+        embedding = embedding if embedding in self.names else None
+        if embedding and self.config.get("tie_word_embeddings"):
+            return embedding, True  # a copy that is stored all the same is not used by the model either
+        own = self._first_of(weight_of(module) for module in self.entry.unembedding)
+        if own or not self.config.get("tie_word_embeddings", True):
+            return own, False if own else None
+        return embedding, True if embedding else None
+
+    def unembedding_bias(self) -> str | None:
+        """The bias of the logits, which may stand one level above the unembedding (BERT)."""
+        modules = self.entry.unembedding
+        return self._first_of(bias_of(m) for module in modules for m in (module, module.rpartition(".")[0]) if m)
+
+    def _first_of(self, names: Iterable[str]) -> str | None:
+        """The first of several names outside the body that is in the checkpoint."""
+        wrapped = (wrapper + name for name in names for wrapper in _UNEMBEDDING_WRAPPERS if name)
+        return next((name for name in wrapped if name in self.names), None)
 
     # -- shapes ----------------------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ def _vocabulary(facts: dict[str, Any]) -> str:
         return "none"
     tied = facts["tied_embedding"]
     kind = {None: "no unembedding in the checkpoint", True: "unembedding tied to the embedding"}
-    return f"{facts['vocab_size']} tokens, {kind.get(tied, 'unembedding of its own')}"
+    return f"{facts['vocab_size']} tokens, {kind.get(tied, 'unembedding stored apart')}"
 
 
 def _check_lines(check: dict[str, Any]) -> list[str]:
