@@ -1,0 +1,129 @@
+"""``headspan behaviour``: run a model and score its heads by what they attend to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headspan.cli.common import Csv, Json, ModelRef, note, print_table, progress
+from headspan.errors import HeadspanError
+
+if TYPE_CHECKING:
+    from headspan.behaviour import BehaviourScores
+
+EXAMPLES = """\b
+Examples:
+  headspan behaviour demo
+  headspan behaviour model.gguf --labels-out labels.csv --threshold 0.3
+  headspan behaviour ./gpt2 --into gpt2.safetensors --out behaviour.json
+  headspan behaviour demo --prompt "Anna gave the book to Peter, and Peter gave Anna a pen."
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("behaviour", epilog=EXAMPLES)(behaviour)
+
+
+def behaviour(
+    model: ModelRef,
+    sequences: Annotated[int, typer.Option(min=1, help="How many random sequences.")] = 128,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence before it is said again.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="Measure on this text file instead; repeatable.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", help="Measure on this text instead; repeatable.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences at a time (default: by memory).")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Heads of each kind in the table.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write all scores to this JSON file.")] = None,
+    into: Annotated[Path | None, typer.Option(help="Store the scores in this result of headspan score.")] = None,
+    labels_out: Annotated[Path | None, typer.Option(help="Write the best heads of each kind as a label file.")] = None,
+    best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
+    from headspan.behaviour import head_scores, write_labels
+    from headspan.files import atomic_path
+
+    if best is not None and threshold is not None:
+        raise HeadspanError("--best and --threshold are two ways to choose labels: give one of them")
+    if (best is not None or threshold is not None) and labels_out is None:
+        raise HeadspanError("--best and --threshold choose the heads of a label file: name it with --labels-out")
+    texts = [*map(_read_text, text or []), *(prompt or [])] or None
+    result = _load_result(into) if into is not None else None  # before the long run: a bad file is told at once
+    with progress("running the model") as update:
+        scores = head_scores(
+            model,
+            sequences=sequences,
+            length=length,
+            seed=seed,
+            batch=batch,
+            texts=texts,
+            device=device,
+            progress=update,
+        )
+    for remark in scores.notes:
+        note(remark)
+    if result is not None and into is not None:
+        _store(scores, result, into, model)
+    if out is not None:
+        with atomic_path(out) as temporary:
+            temporary.write_text(json.dumps(scores.to_dict(), indent=1) + "\n", encoding="utf-8")
+    if labels_out is not None:
+        write_labels(scores.labels(best or 10, threshold), labels_out)
+    rows = _every_head(scores) if as_csv else _best_heads(scores, top)
+    title = f"Heads of {model} by what they attend to"
+    print_table(rows, title=title, as_json=as_json, as_csv=as_csv, json_value=scores.to_dict())
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadspanError(f"{path} cannot be read as UTF-8 text: {error}") from None
+
+
+def _load_result(path: Path) -> Any:
+    from headspan.scores import Scores
+
+    return Scores.load(path)
+
+
+def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
+    """Put head scores into a result of the same model and write it back whole."""
+    if set(scores.heads) != set(result.head_table.query):
+        ours, theirs = len(scores.heads), len(result.head_table.query)
+        raise HeadspanError(
+            f"{path} is a result of another model: it has {theirs} query heads where {model} has {ours}, or others"
+        )
+    result.annotations["behaviour"] = scores.to_dict()
+    result.annotations["behaviour_protocol"] = scores.protocol
+    result.save(path)
+
+
+def _best_heads(scores: BehaviourScores, k: int) -> list[dict[str, Any]]:
+    """One row per rank: the best heads of the four kinds side by side."""
+    from headspan.behaviour import KIND_TITLES
+
+    ranked = {kind: scores.top(kind, k) for kind in scores}
+    rows: list[dict[str, Any]] = []
+    for rank in range(max(map(len, ranked.values()))):
+        row: dict[str, Any] = {"rank": rank + 1}
+        for kind, found in ranked.items():
+            row[KIND_TITLES[kind]] = f"{found[rank][0]:<8}{found[rank][1]:.3f}" if rank < len(found) else None
+        rows.append(row)
+    return rows
+
+
+def _every_head(scores: BehaviourScores) -> list[dict[str, Any]]:
+    return [
+        {"head": str(h), **{kind: float(scores.arrays[kind][i]) for kind in scores}} for i, h in enumerate(scores.heads)
+    ]
