@@ -1,0 +1,68 @@
+"""``headspan report``: one HTML file to explore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headspan.cli.common import ResultRef, note, progress
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(report)
+
+
+def report(
+    reference: ResultRef,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    labels: Annotated[str | None, typer.Option(help="Head classes: gpt2-ioi, or a CSV file with head,label.")] = None,
+    fold: Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")] = False,
+    metrics: Annotated[str, typer.Option(help="Similarities to compute, comma-separated, or all.")] = "pk,cs",
+    pairings: Annotated[str, typer.Option(help="Pairings to compute: all, flow, or a list like OQ,OK.")] = "all",
+    weights: Annotated[
+        str | None, typer.Option(help="With a RESULT: the model it was made from, for tokens and angles.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser when it is ready.")] = False,
+) -> None:
+    """Write one self-contained HTML file: wiring diagram, heat maps, hubs, tokens and all numbers to explore.
+
+    \b
+    headspan report demo --out demo.html
+    headspan report openai-community/gpt2 --labels gpt2-ioi --out gpt2.html --open
+    headspan report gpt2.safetensors --weights openai-community/gpt2 --out gpt2.html
+    """
+    from headspan.errors import HeadspanError
+    from headspan.labels import Labels
+    from headspan.report import report as make
+    from headspan.scores import Scores, is_result
+
+    classes = Labels.load(labels) if labels else None  # a wrong name must not wait for the scores
+    with progress("score") as update:
+        if is_result(reference):
+            if fold and weights is None:
+                raise HeadspanError("a saved result is folded or not already: give --fold with a model, or score it anew")
+            scores = Scores.load(reference)
+            opened = _open(weights, fold) if weights else None
+        else:
+            from headspan.scoring import score
+
+            opened = _open(reference, fold)
+            scores = score(opened, metrics, pairings, progress=update)
+    with progress("report") as update:
+        page = make(
+            scores, opened, out, labels=classes, tokens=tokens, progress=lambda what, done, total: update(done, total)
+        )
+    note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB, open it in any browser")
+    if show:
+        typer.launch(str(out.resolve()))
+
+
+def _open(reference: str, fold: bool):  # noqa: ANN202 - the type would import numpy for --help
+    from headspan.folding import fold as folded
+    from headspan.weights import open
+
+    opened = open(reference)
+    return folded(opened) if fold else opened

@@ -1,0 +1,73 @@
+"""One self-contained HTML file to explore the scores of a model.
+
+>>> import headspan as hs
+>>> page = hs.report(hs.score(hs.open("demo")))
+>>> "http" in page.html.split("</style>")[0]
+False
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from headspan.files import atomic_path
+from headspan.labels import Labels
+from headspan.report.data import Progress, collect
+from headspan.report.page import render
+from headspan.scores import Scores
+from headspan.weights import AttentionWeights
+
+FRAME_HEIGHT = 820  # pixels of a notebook cell
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished page: ``save`` writes it, a notebook shows it."""
+
+    payload: dict[str, Any] = field(repr=False)
+    html: str = field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the page; the file appears only when complete."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        # Without allow-same-origin the page cannot reach the notebook around it.
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width:100%;height:{FRAME_HEIGHT}px;border:1px solid #ccc;border-radius:6px" '
+            'title="headspan report"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"Report of {self.payload['model']['name']}, {len(self.html) / 1e6:.1f} MB"
+
+
+def report(
+    scores: Scores,
+    weights: AttentionWeights | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    labels: Labels | str | os.PathLike[str] | None = None,
+    tokens: int = 10,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """A page with the wiring diagram, heat maps, hubs and everything else that the scores tell.
+
+    weights: the weights the scores were made from; with them the page also has tokens and principal angles.
+    path: where to write it; without, the page is only returned (a notebook shows it).
+    labels: head classes, or the name or CSV file of some; they colour the heads and are evaluated.
+    tokens: how many tokens to list for every head and role; 0 for none.
+    progress: called with what is being done, and how much of it is.
+    """
+    if labels is not None and not isinstance(labels, Labels):
+        labels = Labels.load(labels)
+    payload = collect(scores, weights, labels=labels, tokens=tokens, progress=progress)
+    page = Report(payload, render(payload))
+    if path is not None:
+        page.save(path)
+    return page

@@ -1,0 +1,103 @@
+// The controls of the wiring diagram, the shading of heads and the legend.
+"use strict";
+HS.controls = (() => {
+  const RULES = [["top", "best k per pairing"], ["top-per-target", "best k per target"], ["significance", "significant (q-value)"], ["threshold", "all above minimum"]];
+  const QS = ["0.05", "0.01", "0.001", "0.000001"];
+
+  const pairings = () => {
+    const box = HS.el("div", { class: "toggles" });
+    const buttons = HS.data.pairings.map((pairing) => HS.el("button", {
+      type: "button", class: "toggle", text: pairing, "data-pairing": pairing, css: { "--swatch": `var(--role-${pairing[1]})` },
+      title: `${pairing[0]} of the source head with ${pairing[1]} of the target head`,
+      onclick: () => {
+        const chosen = new Set(HS.state.pairings.split(",").filter(Boolean));
+        if (!chosen.delete(pairing)) chosen.add(pairing);
+        HS.set({ pairings: HS.data.pairings.filter((p) => chosen.has(p)).join(",") });
+      },
+    }));
+    box.append(...buttons);
+    const sync = () => {
+      const chosen = HS.state.pairings.split(",");
+      for (const button of buttons) button.setAttribute("aria-pressed", String(chosen.includes(button.dataset.pairing)));
+    };
+    HS.on(["pairings"], sync);
+    sync();
+    return HS.el("fieldset", { class: "field" }, HS.el("legend", { text: "Pairings (source, target)" }), box);
+  };
+
+  const number = (label, key, properties) => {
+    const box = HS.el("input", { type: "number", id: `control-${key}`, ...properties,
+      oninput: (event) => { if (event.target.validity.valid) HS.set({ [key]: event.target.value }); } });
+    const sync = () => { if (box.value !== HS.state[key]) box.value = HS.state[key]; };
+    HS.on([key], sync);
+    sync();
+    return HS.el("label", { class: "field" }, HS.el("span", { text: label }), box);
+  };
+
+  // Only what the chosen rule reads can be changed.
+  const enable = () => {
+    const rule = HS.state.rule;
+    HS.byId("control-k").disabled = !rule.startsWith("top");
+    HS.byId("control-q").disabled = HS.byId("control-null").disabled = rule !== "significance";
+    const hasQ = HS.data.pairings.some((p) => HS.data.edges[`${HS.state.metric}/${p}`]?.[`q_${HS.state.null}`]);
+    HS.byId("control-rule").title = hasQ ? "" : "This similarity has no q-values of that kind in this report";
+  };
+
+  const shadings = () => {
+    const options = [["none", "nothing"]];
+    if (HS.data.labels) options.push(["labels", "labels"]);
+    for (const name of Object.keys(HS.data.behaviour ?? {})) options.push([`behaviour:${name}`, `${name.replaceAll("_", " ")} score`]);
+    for (const pairing of HS.data.hub_pairings) options.push([`outlet:${pairing}`, `${pairing} outlet`], [`inlet:${pairing}`, `${pairing} inlet`]);
+    return options;
+  };
+
+  const start = () => {
+    const form = HS.byId("controls");
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.append(
+      HS.select("Similarity", "metric", HS.data.metrics.map((m) => [m.key, m.title])),
+      HS.select("Edges", "rule", RULES),
+      number("k", "k", { min: 0, max: HS.data.limits.overall, step: 1 }),
+      number("Minimum score", "min", { step: "any", placeholder: "none" }),
+      HS.select("q at most", "q", QS.map((q) => [q, q === "0.000001" ? "10⁻⁶" : q])),
+      HS.select("against", "null", [["reversed", "reversed pairs"], ["random", "random subspaces"]]),
+      HS.select("Shade heads by", "shade", shadings()),
+      pairings(),
+    );
+    HS.on(["rule", "metric"], enable);
+    enable();
+  };
+  return { start };
+})();
+
+// The fill of a head for a kind of shading: a function of its name, null for no fill.
+HS.shading = (kind, key) => {
+  if (kind === "labels" && HS.data.labels) {
+    const colours = HS.data.labels.colours;
+    return (name) => colours[HS.model.labels(name)[0]] ?? null;
+  }
+  const ramp = (value, largest) => (value > 0 && largest > 0
+    ? `color-mix(in srgb, var(--accent) ${Math.round(8 + 62 * Math.min(1, value / largest))}%, var(--panel))` : null);
+  if (kind === "behaviour" && HS.data.behaviour?.[key]) {
+    const scores = HS.data.behaviour[key];
+    const largest = Math.max(...Object.values(scores));
+    return (name) => ramp(scores[name] ?? 0, largest);
+  }
+  const hub = kind === "outlet" || kind === "inlet" ? HS.model.hub(HS.state.metric, key, kind) : null;
+  if (!hub) return () => null;
+  const values = new Map(hub.names.map((name, i) => [name, hub.values[i]]));
+  const largest = hub.values[hub.order[0]];
+  return (name) => ramp(values.get(name) ?? 0, largest);
+};
+
+HS.legend = () => {
+  const box = HS.byId("legend");
+  const item = (text, css) => HS.el("span", {}, HS.el("i", { class: "swatch", css }), text);
+  const roles = { Q: "queries", K: "keys", V: "values", O: "output" };
+  const targets = [...new Set(HS.state.pairings.split(",").filter(Boolean).map((p) => p[1]))];
+  const items = targets.map((role) => item(`read by ${roles[role]} (${role})`.replace("read by output", "output"), { background: `var(--role-${role})` }));
+  if (HS.state.shade === "labels" && HS.data.labels)
+    for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));
+  if (HS.state.pairings.split(",").some((p) => p && p[0] !== "O")) items.push(HS.el("span", { text: "Line: O solid, Q dashed, K dotted, V dash-dot" }));
+  box.replaceChildren(...items);
+};

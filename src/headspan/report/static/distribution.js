@@ -1,0 +1,56 @@
+// Projection Kernel of the forward pairs against two random subspaces, one panel per pairing.
+"use strict";
+HS.distribution = (() => {
+  const W = 240, H = 96, BASE = 80;
+
+  // All panels end where the widest of them has shown 99.7 % of its pairs: single pairs far out would squeeze the rest.
+  const reach = (d) => {
+    let seen = 0;
+    const last = d.counts.findIndex((n) => (seen += n) >= 0.997 * d.pairs);
+    return Math.max(((d.first + last + 1) * d.high) / d.bins, d.random_mean + 5 * d.random_sd);
+  };
+
+  const panel = (pairing, d, right) => {
+    const picture = HS.svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${pairing}: mean ${HS.number(d.mean, 2)}, random mean ${HS.number(d.random_mean, 2)}` });
+    const bin = d.high / d.bins, X = (v) => 4 + (v / right) * (W - 8);
+    const total = d.counts.reduce((a, b) => a + b, 0);
+    const density = (v) => Math.exp(-0.5 * ((v - d.random_mean) / d.random_sd) ** 2) / (d.random_sd * Math.sqrt(2 * Math.PI));
+    const tallest = Math.max(...d.counts) / total / bin;
+    // Random subspaces vary so little that their peak would flatten the bars: both are drawn to their own height.
+    const Y = (v) => BASE - (v / tallest) * (BASE - 8);
+    d.counts.forEach((n, i) => {
+      if (!n || (d.first + i) * bin > right) return;
+      const x = X((d.first + i) * bin), y = Y(n / total / bin);
+      picture.append(HS.svg("rect", { class: "hist", x: x.toFixed(2), y: y.toFixed(2), width: Math.max(0.8, X(bin) - X(0)).toFixed(2), height: (BASE - y).toFixed(2) }));
+    });
+    const peak = density(d.random_mean);
+    const line = Array.from({ length: 81 }, (_, i) => d.random_mean + (i / 10 - 4) * d.random_sd)
+      .map((v, i) => `${i ? "L" : "M"}${X(v).toFixed(2)} ${(BASE - (density(v) / peak) * (BASE - 8)).toFixed(2)}`).join("");
+    picture.append(HS.svg("path", { class: "density", d: line }), HS.svg("path", { class: "base", d: `M4 ${BASE} H${W - 4}` }));
+    for (const v of HS.ticks([0, right], 4)) picture.append(HS.svg("text", { x: X(v), y: H - 4, "text-anchor": "middle", text: HS.tick(v) }));
+    const pair = HS.chosenPair();
+    if (pair?.pairing === pairing) {
+      const { score } = HS.model.value("pk", pairing, pair.row, pair.column);
+      if (!Number.isNaN(score) && score <= right) picture.append(HS.svg("line", { class: "here", x1: X(score), x2: X(score), y1: 4, y2: BASE }));
+    }
+    return HS.el("div", { class: "dist", "data-pairing": pairing }, HS.el("b", { text: pairing }), HS.el("span", { class: "kl", text: `KL ${HS.number(d.kl, 3)}` }), picture);
+  };
+
+  const draw = () => {
+    const rows = Object.entries(HS.data.distributions ?? {});
+    if (!rows.length) { HS.byId("distribution-grid").replaceChildren(HS.empty(HS.data.missing.distributions)); return; }
+    const right = Math.max(...rows.map(([, d]) => reach(d)));
+    HS.byId("distribution-grid").replaceChildren(...rows.map(([pairing, d]) => panel(pairing, d, right)));
+  };
+
+  const start = () => {
+    const rows = Object.entries(HS.data.distributions ?? {}).map(([pairing, d]) => ({ pairing, ...d }));
+    const n = (key, title, digits) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : HS.number(r[key], digits)) });
+    if (rows.length) HS.byId("distribution-table").append(HS.table([
+      { key: "pairing", title: "Pairing" }, n("pairs", "Pairs", 0), n("mean", "Mean", 3), n("sd", "SD", 3), n("random_mean", "Random mean", 3), n("random_sd", "Random SD", 3),
+      n("kl", "KL", 3), n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
+    ], rows, { file: "distributions", shown: 16 }));
+    HS.on(["pair"], HS.lazy(HS.byId("distributions"), draw));
+  };
+  return { start };
+})();

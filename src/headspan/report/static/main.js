@@ -1,0 +1,92 @@
+// Start: defaults, theme, navigation, and the parts in order.
+"use strict";
+(() => {
+  const data = HS.data;
+  const flow = data.pairings.filter((p) => p[0] === "O" && p !== "OO");
+  const favourite = flow.includes("OK") ? "OK" : data.pairings[0];
+  HS.defaults = {
+    metric: data.metrics[0].key, pairings: (flow.length ? flow : data.pairings.slice(0, 3)).join(","), rule: "top",
+    k: String(data.default_k), min: "", q: "0.01", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
+    heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "",
+  };
+
+  // Whatever an address says, only values that exist are taken.
+  const sound = (state) => {
+    const allowed = {
+      metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
+      rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "random"],
+      heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "hubs", "evaluation", "provenance"],
+    };
+    for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];
+    if (!/^\d{1,5}$/.test(state.k)) state.k = HS.defaults.k;
+    if (state.min !== "" && !Number.isFinite(Number(state.min))) state.min = "";
+    state.pairings = state.pairings.split(",").filter((p) => data.pairings.includes(p)).join(",");
+    if (state.head && !HS.model.exists(state.head)) state.head = "";
+    return state;
+  };
+
+  const dark = () => (HS.state.theme ? HS.state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const paint = (isDark = dark()) => {
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    HS.byId("theme").textContent = isDark ? "Light" : "Dark";
+    HS.byId("theme").setAttribute("aria-pressed", String(isDark));
+  };
+
+  const navigate = () => {
+    const titles = { overview: "Overview", wiring: "Wiring", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", hubs: "Hubs", evaluation: "Evaluation", provenance: "Provenance" };
+    const links = Object.entries(titles).map(([id, text]) => HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
+      event.preventDefault();
+      HS.set({ at: id });
+      HS.byId(id).scrollIntoView();
+    } }));
+    HS.byId("nav").append(...links);
+    const visible = new Map();
+    const watch = new IntersectionObserver((entries) => {
+      for (const entry of entries) visible.set(entry.target.id, entry.isIntersecting);
+      const first = Object.keys(titles).find((id) => visible.get(id));
+      for (const link of links) link.setAttribute("aria-current", String(link.dataset.section === first));
+    }, { rootMargin: "-60px 0px -55% 0px" });
+    for (const id of Object.keys(titles)) watch.observe(HS.byId(id));
+  };
+
+  HS.state = sound(HS.parse(location.hash));
+  paint();
+  navigate();
+  HS.controls.start();
+  HS.tables.start();
+  HS.wiring.start();
+  HS.inspector.start();
+  HS.heatmap.start();
+  HS.scatter.start();
+  HS.distribution.start();
+  if (HS.state.at) HS.byId(HS.state.at).scrollIntoView();
+
+  // Listeners of the theme draw with its colours, so the page is painted before them.
+  HS.listeners.unshift((changed) => { if (changed.has("theme")) paint(); });
+  HS.on(["pairings", "shade"], HS.legend);
+  HS.byId("theme").addEventListener("click", () => HS.set({ theme: dark() ? "light" : "dark" }));
+  HS.byId("share").addEventListener("click", () => HS.copy(location.href, HS.byId("share")));
+  const follow = () => {
+    const before = HS.state;
+    HS.state = sound(HS.parse(location.hash));
+    HS.announce(before);
+    if (HS.state.at && HS.state.at !== before.at) HS.byId(HS.state.at).scrollIntoView();
+  };
+  window.addEventListener("hashchange", follow);
+  window.addEventListener("popstate", follow);
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && (HS.state.head || HS.state.pair)) HS.clear(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    paint();
+    for (const listen of HS.listeners) listen(new Set(["theme"]));
+  });
+  let waiting = 0;
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(HS.wiring.redraw, 120); });
+
+  // Paper is white, and has no parts out of sight.
+  const repaint = (isDark) => { paint(isDark); HS.wiring.redraw(); for (const draw of HS.lazyParts) draw(); };
+  window.addEventListener("beforeprint", () => repaint(false));
+  window.addEventListener("afterprint", () => repaint(dark()));
+  document.documentElement.dataset.ready = "true";
+})();
