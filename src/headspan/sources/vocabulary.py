@@ -124,9 +124,9 @@ class Vocabulary:
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, list):  # Unigram: [[token, log-probability], …]
-            tokens = {i: e[0] if isinstance(e, list) and e else e for i, e in enumerate(entries)}
+            pairs = ((e[0] if isinstance(e, list) and e else e, i) for i, e in enumerate(entries))
         elif isinstance(entries, dict):
-            tokens = {i: token for token, i in entries.items()}
+            pairs = entries.items()
         else:
             raise HeadspanError(f"{path} has no model vocabulary: it is not a file of the tokenizers package")
         added, special = _added_tokens(content.get("added_tokens"), path)
@@ -136,14 +136,17 @@ class Vocabulary:
         def encoder() -> Any:
             from tokenizers import Tokenizer
 
-            return Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer.no_padding()  # sentence encoders store a fixed length in the file
+            tokenizer.no_truncation()
+            return tokenizer
 
-        return cls(_checked(tokens, path) | added, style, special=special, added=added, encoder=encoder)
+        return cls(_by_id(pairs, path) | added, style, special=special, added=added, encoder=encoder)
 
     @classmethod
     def from_vocab_json(cls, path: Path) -> Vocabulary:
         """From the older pair vocab.json and merges.txt (byte-level BPE: GPT-2, RoBERTa, OPT, Qwen2)."""
-        tokens = _checked({i: token for token, i in read_json(path).items()}, path)
+        tokens = _by_id(read_json(path).items(), path)
         added, special = _older_added_tokens(path.parent)
         merges = path.parent / "merges.txt"
 
@@ -202,7 +205,7 @@ class Vocabulary:
         if isinstance(entries, (str, bytes)) or not isinstance(entries, Sequence):
             raise HeadspanError("this GGUF file has a tokenizer.ggml.tokens that is not a list of tokens")
         texts = (t.decode("utf-8", "backslashreplace") if isinstance(t, bytes) else t for t in entries)
-        tokens = _checked(dict(enumerate(texts)), "tokenizer.ggml.tokens")
+        tokens = _by_id(((text, i) for i, text in enumerate(texts)), "tokenizer.ggml.tokens")
         types = metadata.get("tokenizer.ggml.token_type")
         types = [t for t in types if isinstance(t, int)] if isinstance(types, Sequence) else []
         plain, special = _by_type(types)
@@ -261,12 +264,14 @@ def _decode_bytes(token: str) -> str:
     return bytes(alphabet[c] for c in token).decode("utf-8", "backslashreplace")
 
 
-def _checked(tokens: Mapping[Any, Any], where: Path | str) -> dict[int, str]:
-    """Tokens by id, if ids are integers and tokens are text."""
-    for i, token in tokens.items():
+def _by_id(pairs: Iterable[tuple[Any, Any]], where: Path | str) -> dict[int, str]:
+    """Tokens by id from (token, id), if tokens are text and ids are integers."""
+    tokens: dict[int, str] = {}
+    for token, i in pairs:
         if isinstance(i, bool) or not isinstance(i, int) or not isinstance(token, str):
             raise HeadspanError(f"{where} has the entry {token!r}: {i!r} where a token and its id should be")
-    return dict(tokens)
+        tokens[i] = token
+    return tokens
 
 
 def _added_tokens(entries: Any, where: Path) -> tuple[dict[int, str], set[int]]:
@@ -275,7 +280,7 @@ def _added_tokens(entries: Any, where: Path) -> tuple[dict[int, str], set[int]]:
         return {}, set()
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise HeadspanError(f"{where} has added tokens that are not a list of objects")
-    added = _checked({e.get("id"): e.get("content") for e in entries}, where)
+    added = _by_id(((e.get("content"), e.get("id")) for e in entries), where)
     return added, {e["id"] for e in entries if e.get("special")}
 
 
@@ -285,7 +290,7 @@ def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
     special: set[int] = set()
     path = directory / "added_tokens.json"
     if path.is_file():
-        added |= _checked({i: token for token, i in read_json(path).items()}, path)
+        added |= _by_id(read_json(path).items(), path)
     path = directory / "tokenizer_config.json"
     entries = read_json(path).get("added_tokens_decoder") if path.is_file() else None
     if isinstance(entries, dict):
