@@ -30,6 +30,10 @@ WIDE = GQA | {"head_dim": 8}  # d_head is not d_model / n_heads
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64}
 FALCON = BASE | {"bias": True, "alibi": False}
 MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+ROUTED = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+MASKED = ("bert", "camembert", "distilbert", "electra", "esm", "eurobert", "modernbert", "mpnet", "roberta",
+          "xlm-roberta")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,46 @@ FAMILIES: dict[str, Family] = {
         "lfm2", GQA | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
         layers=(1, 3),
     ),
+    "jamba": Family(
+        "jamba",
+        GQA | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
+               "num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+        layers=(1, 3),
+    ),
+    "granitemoehybrid": Family(
+        "granitemoehybrid",
+        GQA | {"hidden_size": 32, "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8,
+               "mamba_expand": 2, "mamba_d_state": 8, "num_local_experts": 0, "shared_intermediate_size": 16},
+        d_head=8, layers=(1,),
+    ),
+    "lfm2_moe": Family(
+        "lfm2_moe",
+        GQA | MOE | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, layers=(1,),
+    ),
+    **{name: Family(name, WIDE, d_head=8) for name in
+       ("arcee", "cwm", "ernie4_5", "hunyuan_v1_dense", "ministral", "ministral3", "seed_oss", "vaultgemma")},
+    **{name: Family(name, GQA) for name in ("apertus", "eurobert", "jais2", "nanochat")},
+    "helium": Family("helium", GQA | {"head_dim": 6}),
+    "ernie4_5_moe": Family("ernie4_5_moe", GQA | {"moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": 16}),
+    "hunyuan_v1_moe": Family("hunyuan_v1_moe", WIDE | {"num_experts": 2, "moe_topk": 1}, d_head=8),
+    "granitemoe": Family("granitemoe", GQA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "granitemoeshared": Family("granitemoeshared", GQA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "minimax_m2": Family("minimax_m2", WIDE | {"num_local_experts": 2, "num_experts_per_tok": 1}, d_head=8),
+    "phimoe": Family("phimoe", GQA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "dots1": Family("dots1", WIDE | ROUTED, d_head=8),
+    "glm4_moe": Family("glm4_moe", WIDE | ROUTED, d_head=8),
+    "exaone_moe": Family("exaone_moe", WIDE | MOE, d_head=8),
+    "exaone4": Family("exaone4", WIDE, d_head=8, place="output"),
+    "flex_olmo": Family("flex_olmo", GQA | {"num_experts": 2, "num_experts_per_tok": 1}, place="output"),
+    "persimmon": Family("persimmon", BASE | {"hidden_size": 32, "qk_layernorm": False}, 4, 8),
+    "xglm": Family("xglm", {"d_model": 24, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32, "vocab_size": 50}, 4),
+    "biogpt": Family("biogpt", BASE, 4),
+    "electra": Family("electra", BASE | {"embedding_size": 24}, 4, place="post"),
+    "mpnet": Family("mpnet", BASE, 4, place="post"),
+    "xlm-roberta": Family("xlm-roberta", BASE, 4, place="post"),
+    "camembert": Family("camembert", BASE, 4, place="post"),
+    "esm": Family("esm", BASE | {"mask_token_id": 4}, 4),
+    "modernbert": Family("modernbert", BASE | {"hidden_size": 32}, 4, 8, place="partial"),
     "bert": Family("bert", BASE, 4, place="post"),
     "roberta": Family("roberta", BASE, 4, place="post"),
     "distilbert": Family(
@@ -123,7 +167,7 @@ def build(family: Family, seed: int = 0) -> Any:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(family.model_type, **family.config)
-    masked = family.model_type in ("bert", "roberta", "distilbert")
+    masked = family.model_type in MASKED
     auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
     model = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

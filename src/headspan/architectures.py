@@ -21,7 +21,7 @@ from headspan.errors import HeadspanError
 Config = Mapping[str, Any]
 
 NormKind = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "none"]
+NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "partial", "none"]
 Layout = Literal["separate", "concatenated", "grouped", "heads"]
 """How Q, K and V are stored, as rows of (out, d_model) tensors.
 
@@ -70,6 +70,7 @@ WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
     "which no change of the weights can express exactly",
     "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
     "weights exactly",
+    "partial": "its first layer reads the stream without a norm of its own, so writers may not be centred",
     "none": "it has no norm in front of attention, so there is nothing to fold",
 }
 
@@ -140,6 +141,9 @@ _GEMMA2 = replace(_GEMMA, norm_place="sandwich", defaults={
 _OLMO2 = Architecture(norm=(), norm_place="output")
 _GLM = Architecture(defaults={"head_dim": 128})
 _COHERE = Architecture(norm_kind="layer")
+_XGLM = Architecture(
+    o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer", final_norm="layer_norm",
+)  # fmt: skip
 _BERT = Architecture(
     body="bert.", layer="encoder.layer.{}.", q="attention.self.query", k="attention.self.key",
     v="attention.self.value", o="attention.output.dense", norm=(), norm_kind="layer", norm_place="post",
@@ -194,6 +198,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "cohere2": _COHERE,
     "gpt_oss": Architecture(sinks=True, defaults={"head_dim": 64}),
     "nemotron": Architecture(norm_kind="layer", one_plus=True),
+    "hunyuan_v1_dense": Architecture(qk_norm="self_attn.query_layernorm"),
+    "apertus": Architecture(norm=("attention_layernorm",)),
+    "nanochat": Architecture(weightless_norm=True),
+    "persimmon": Architecture(
+        fused="self_attn.query_key_value", layout="grouped", o="self_attn.dense", norm_kind="layer",
+        final_norm="final_layernorm", qk_norm="self_attn.q_layernorm",
+    ),
+    "xglm": _XGLM,
+    "biogpt": replace(_XGLM, body="biogpt.", unembedding=("output_projection",)),
     # hybrids: only their attention layers are read
     "lfm2": Architecture(
         o="self_attn.out_proj", norm=("operator_norm",), final_norm="embedding_norm",
@@ -208,6 +221,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         _BERT, body="distilbert.", layer="transformer.layer.{}.", q="attention.q_lin", k="attention.k_lin",
         v="attention.v_lin", o="attention.out_lin", unembedding=("vocab_projector",),
     ),
+    "electra": replace(_BERT, body="electra.", unembedding=("generator_lm_head",)),
+    "mpnet": replace(
+        _BERT, body="mpnet.", q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o",
+        unembedding=("lm_head.decoder",),
+    ),
+    "esm": replace(
+        _BERT, body="esm.", norm_place="pre",
+        norm=("attention.LayerNorm", "attention.LayerNorm.gamma|attention.LayerNorm.beta"),
+        final_norm="encoder.emb_layer_norm_after", unembedding=("lm_head.decoder",),
+    ),
+    "modernbert": Architecture(
+        fused="attn.Wqkv", layout="concatenated", o="attn.Wo", norm=("attn_norm",), norm_kind="layer",
+        norm_place="partial", final_norm="final_norm", embedding="embeddings.tok_embeddings",
+        unembedding=("decoder",),
+    ),
     # state dicts of TransformerLens' HookedTransformer
     "transformer_lens": Architecture(
         body="", layer="blocks.{}.", layout="heads", q="attn.W_Q|attn.b_Q", k="attn.W_K|attn.b_K",
@@ -217,12 +245,19 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 ALIASES: dict[str, str] = {
+    **dict.fromkeys(
+        ("arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone_moe", "glm4_moe",
+         "helium", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
+    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
+    **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
+    **dict.fromkeys(("jais2", "phimoe"), "starcoder2"),
+    **dict.fromkeys(("xlm-roberta", "camembert"), "roberta"),
+    "hunyuan_v1_moe": "hunyuan_v1_dense",
     "gemma3_text": "gemma3",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-    "granitemoe": "granite",
+    "vaultgemma": "gemma",
     "lfm2_moe": "lfm2",
-}
+}  # fmt: skip
 """Other model_type names with exactly the layout of a table entry."""
 
 BODY_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")

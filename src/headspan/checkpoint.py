@@ -134,6 +134,8 @@ class CheckpointWeights(AttentionWeights):
         eps = next((float(self._map.config[key]) for key in _EPS if key in self._map.config), 1e-5)
         if self._entry.weightless_norm:
             return Norm(self._entry.norm_kind, np.ones(self.d_model, dtype=np.float32), None, eps)
+        if self.norm_place == "partial" and weight_of(modules[0]) not in self._map.names:
+            return None
         module = self._map.first_present(modules)
         gain = self._vector(weight_of(module), self.d_model)
         if self._entry.one_plus and not self._map.config.get("_gguf"):  # GGUF files hold the sum

@@ -16,7 +16,7 @@ from headspan.sources.base import TensorSource
 _SIZES = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
     "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_key_value_heads"),
     "d_head": ("head_dim", "d_head"),
 }

@@ -47,7 +47,7 @@ class AttentionWeights(ABC):
     architecture: str
     reference: str
     norm_kind: str  # "layer", "rms" or "none"
-    norm_place: str  # "pre" where folding is exact; else "post", "output", "sandwich", "residual" or "none"
+    norm_place: str  # "pre" where folding is exact; else "post", "output", "sandwich", "residual", "partial", "none"
     not_foldable_reason: str | None
     vocab_size: int | None
     tied_embedding: bool | None  # None where there is no unembedding at all

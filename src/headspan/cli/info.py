@@ -19,6 +19,7 @@ _PLACES = {
     "output": "on the attention output",
     "sandwich": "in front of attention and on its output (sandwich)",
     "residual": "in front of attention, residual stream taken after it",
+    "partial": "in front of attention, but not in the first layer",
     "none": "",
 }
 _SHOWN = 8  # lines of a list before it is cut short
