@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing, pair_mask
+from headspan.heads import PAIRINGS, Pairing, pair_mask
 from headspan.scores import ScoreMatrix, Scores
 
 Null = Literal["random", "reversed"]
@@ -296,9 +296,7 @@ def summarise(scores: Scores, q: float = 0.05) -> list[PairingSummary]:
     ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
     """
     lines = []
-    for pairing in scores.pairings:
-        if ("pk", pairing) not in scores:
-            continue
+    for pairing in (p for p in PAIRINGS if ("pk", p) in scores):
         forward = scores["pk", pairing].forward()
         rows, columns, values = forward.pairs()
         kl = kl_divergence(scores, pairing)  # first: it says what is wrong when there is no forward pair
@@ -314,7 +312,7 @@ def summarise(scores: Scores, q: float = 0.05) -> list[PairingSummary]:
                 float(random.mean.mean()),
                 float(np.sqrt(random.variance.mean() + random.mean.var())),
                 kl,
-                significance(scores, pairing).count(q),
+                int(np.count_nonzero(significance(scores, pairing).q[rows, columns] <= q)),
                 significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
             )
         )

@@ -54,9 +54,9 @@ TOLERANCES = {
 }
 _ROUNDING = 1e-9
 
-# How wrong a similarity computed in float32 may be, relatively: eight units of rounding. LAPACK on a CPU is wrong by 2e-7
-# to 5e-7 in the Procrustes similarity of these weights; the original computation is not known. Areas depend on ranks,
-# and a class of three heads has only three pairs: one near-tie moves its area by 0.002.
+# How wrong a similarity computed in float32 may be, relatively: eight units of rounding. LAPACK on a CPU is wrong by
+# 2e-7 to 5e-7 in the Procrustes similarity of these weights; how the original was computed is not known. Areas depend
+# on ranks, and a class of three heads has only three pairs: one near-tie moves its area by 0.002.
 _FLOAT32_ERROR = 1e-6
 
 
