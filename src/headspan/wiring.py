@@ -94,7 +94,8 @@ class Wiring:
             import networkx
         except ImportError:
             raise missing_extra("networkx", "graph", "a graph") from None
-        graph = networkx.MultiDiGraph(**self._about())
+        graph = networkx.MultiDiGraph()
+        graph.graph.update(self._about())
         for node in self.nodes:
             graph.add_node(str(node.head), **_node_fields(node))
         for edge in self.edges:

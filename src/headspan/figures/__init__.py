@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from headspan.errors import HeadspanError
 from headspan.figures.canvas import FORMATS, save, theme, to_svg
 from headspan.figures.context import Context
-from headspan.heads import PAIRINGS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headspan.wiring import Wiring
 
-__all__ = ["FIGURES", "FORMATS", "Context", "Drawn", "draw", "parse_formats", "parse_names", "wiring_svg"]
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "Context",
+    "Drawn",
+    "draw",
+    "parse_formats",
+    "parse_names",
+    "save_wiring",
+    "wiring_svg",
+]
 
 Named = Iterator[tuple[str, "Figure"]]
 
@@ -49,7 +58,8 @@ def _two_layer(context: Context) -> Named:
         raise HeadspanError(f"it is for models with two layers of attention, and this one has {len(layers)}")
     try:
         behaviour = context.behaviour
-    except HeadspanError:
+    except HeadspanError as reason:
+        context.notes.append(f"two-layer is drawn without shading heads: {reason}")
         behaviour = None
     yield "two-layer", two_layer_figure(context.scores, context.metrics, context.flow, behaviour)
 
@@ -75,7 +85,8 @@ def _head_scores_of(context: Context, kinds: list[str]) -> Figure:
     scores = context.behaviour
     try:
         patterns = context.patterns
-    except HeadspanError:  # cannot be run here: the heat maps stand alone
+    except HeadspanError as reason:
+        context.notes.append(f"head scores are drawn without attention patterns: {reason}")
         patterns = None
     return head_score_figure(scores, kinds, patterns)
 
@@ -109,30 +120,26 @@ def _random(context: Context) -> Named:
 
 
 def _folded_wiring(context: Context) -> Named:
-    from headspan.figures.folded import shared_edges
+    from headspan.comparison import shared_edges
     from headspan.figures.grid import grid_figure, grid_title
 
     folded = context.folded_scores
     for metric in context.metrics:
         wiring = context.wiring(metric, scores=folded)
-        shared = shared_edges(context.scores, folded, metric, context.flow, context.k)
+        shared = sum(
+            shared_edges(context.scores[metric, p].forward(), folded[metric, p].forward(), context.k)
+            for p in context.flow
+        )
         title = f"{grid_title(wiring)}, folded weights; {shared} edges as in the original"
         yield f"folded-wiring-{metric}", grid_figure(wiring, title=title)
 
 
 def _mse(context: Context) -> Named:
-    from headspan.figures.folded import mean_squared_difference, mse_figure
+    from headspan.comparison import compare
+    from headspan.figures.folded import mse_figure
 
     context.need_all_pairings()
-    yield (
-        "mse",
-        mse_figure(
-            {
-                metric: {p: mean_squared_difference(context.scores, context.folded_scores, metric, p) for p in PAIRINGS}
-                for metric in context.metrics
-            }
-        ),
-    )
+    yield "mse", mse_figure(compare(context.scores, context.folded_scores, metrics=context.metrics))
 
 
 class FigureKind(NamedTuple):
@@ -160,10 +167,11 @@ FIGURES: dict[str, FigureKind] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """The files that were written, and why other figures were not drawn."""
+    """The files that were written, why other figures were not drawn, and what was left out of those that were."""
 
     files: list[Path]
     skipped: dict[str, str]
+    notes: list[str]
 
 
 def draw(
@@ -191,7 +199,7 @@ def draw(
                 save(figure, path)
                 files.append(path)
                 say(str(path))
-    return Drawn(files, skipped)
+    return Drawn(files, skipped, list(dict.fromkeys(context.notes)))
 
 
 def parse_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -213,6 +221,15 @@ def _parse(texts: str | Iterable[str], known: tuple[str, ...], what: str) -> tup
         asked = f"unknown {what} {unknown[0]!r}" if unknown else f"no {what} was named"
         raise HeadspanError(f"{asked}: choose from {', '.join(known)}, or all")
     return known if "all" in words else tuple(word for word in known if word in words)
+
+
+def save_wiring(wiring: Wiring, path: str | os.PathLike[str], *, ellipse: bool = False) -> None:
+    """Draw one wiring, on the layer × head grid or with labelled heads in an ellipse, to a png, pdf or svg file."""
+    from headspan.figures.ellipse import ellipse_figure
+    from headspan.figures.grid import grid_figure
+
+    with theme():
+        save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path)
 
 
 def wiring_svg(wiring: Wiring) -> str:

@@ -73,7 +73,7 @@ def theme() -> Iterator[None]:
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_theme())
+        matplotlib.rcParams.update(_theme())  # pyright: ignore[reportCallIssue, reportArgumentType]
         yield
 
 

@@ -25,7 +25,8 @@ class Context:
     """Inputs of the figures. What takes time is made when a figure first asks for it, and once.
 
     ``weights`` are those that ``scores`` came from; ``text`` is the sentence for attention patterns; ``model`` is
-    what to run for them (the weights' own reference when not given).
+    what to run for them (the weights' own reference when not given); ``run`` allows to run it for head scores
+    too, which takes longer. ``notes`` collects what was left out of the figures and why.
     """
 
     scores: Scores
@@ -34,7 +35,9 @@ class Context:
     k: int = 20
     text: str = SENTENCE
     model: Any = None
-    progress: Callable[[int, int], None] = field(default=lambda done, total: None)
+    run: bool = False
+    progress: Callable[[int, int], None] = lambda done, total: None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def flow(self) -> tuple[Pairing, ...]:
@@ -84,34 +87,38 @@ class Context:
 
     @cached_property
     def behaviour(self) -> BehaviourScores:
-        """Head scores kept with the result."""
-        from headspan.behaviour import BehaviourScores
+        """Head scores kept with the result, or measured now where that is allowed."""
+        from headspan.behaviour import BehaviourScores, head_scores
 
         kept = self.scores.annotations.get("behaviour")
-        if not kept:
-            raise HeadspanError(
-                "it shows head scores, and none are kept with this result: make them with headspan behaviour"
-            )
-        return BehaviourScores.from_dict(kept)
+        if kept:
+            return BehaviourScores.from_dict(kept)
+        if self.run:
+            return head_scores(self._running, progress=self.progress)
+        raise HeadspanError(
+            "head scores are not kept with this result: make them with headspan behaviour, or add --run"
+        )
 
     @cached_property
     def patterns(self) -> AttentionPatterns:
         """Attention of every head on the sentence; an error where the model cannot be run."""
         from headspan.behaviour import attention_patterns
 
-        model = self.model if self.model is not None else self.need_weights().reference
-        return attention_patterns(model, self.text)
+        return attention_patterns(self._running, self.text)
+
+    @property
+    def _running(self) -> Any:
+        return self.model if self.model is not None else self.need_weights().reference
 
     @cached_property
     def tokens(self) -> dict[Head, list[str]]:
         """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
         from headspan.tokens import all_tokens
 
-        if self.weights is None:
-            return {}
         try:
-            found = all_tokens(self.weights, [Role.O], k=10, progress=self.progress)
-        except HeadspanError:
+            found = all_tokens(self.need_weights(), [Role.O], k=10, progress=self.progress)
+        except HeadspanError as reason:
+            self.notes.append(f"grids are drawn without tokens: {reason}")
             return {}
         return {entry.head: [token.token for token in entry.tokens] for entry in found}
 

@@ -55,7 +55,7 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
     mean, variance = (float(np.mean(moment)) for moment in moments(scores.d_model, ranks, ranks2))
     # The bins of the KL divergence, so that the picture shows what the number measures.
-    bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256)
+    bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256).tolist()
     axes.hist(values, bins=bins, density=True, color=style.HISTOGRAM, label="observed", gid=f"histogram:{pairing}")
     right = max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5)
     x = np.linspace(max(0.0, mean - 6 * variance**0.5), mean + 6 * variance**0.5, 400)
@@ -84,11 +84,12 @@ def random_figure(d: int, m: int, draws: int = 20_000, seed: int = 0) -> Figure:
         {"density": lambda y: squared_entry_density(y, d), "chi-squared, d → ∞": lambda y: _scaled_chi(y, d)},
     )  # fmt: skip
     panels[1].set_yscale("log")
+    panels[1].yaxis.set_major_formatter("{x:g}")
     _compare(
         panels[2], pk, "PK",
         {"tight": lambda x: _normal(x, mean, tight), "loose": lambda x: _normal(x, mean, loose)},
     )  # fmt: skip
-    panels[0].set_title(f"Entry of a random orthogonal matrix, d = {d}", loc="left")
+    panels[0].set_title(f"Random orthogonal entry, d = {d}", loc="left")
     panels[1].set_title("Its square", loc="left")
     panels[2].set_title(f"PK of random subspaces, m = {m}", loc="left")
     panels[0].set_ylabel("density")
@@ -100,7 +101,7 @@ def _compare(
 ) -> None:
     low, high = float(sample.min()), float(sample.max())
     axes.hist(
-        sample, bins=60, density=True, color=style.HISTOGRAM, label=f"{len(sample):,} draws", gid=f"histogram:{name}"
+        sample, bins=50, density=True, color=style.HISTOGRAM, label=f"{len(sample):,} draws", gid=f"histogram:{name}"
     )
     x = np.linspace(low, high, 600)[1:-1]
     looks = ((style.DENSITY, "-", 1.8), (style.SECOND_DENSITY, "--", 1.1))
@@ -108,6 +109,7 @@ def _compare(
         axes.plot(
             x, density(x), color=colour, linestyle=dashes, linewidth=width, label=label, gid=f"density:{name}:{label}"
         )
+    axes.margins(y=0.32)  # room for the legend
     axes.legend(loc="upper right")
     axes.set_xlabel(name)
 

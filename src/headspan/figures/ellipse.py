@@ -34,7 +34,7 @@ def ellipse_figure(wirings: Sequence[Wiring]) -> Figure:
     widths = [2 * layout.extent[0] for layout in layouts]
     height = 2 * max(layout.extent[1] for layout in layouts) * INCH
     names = shown_labels(*wirings)
-    colours = style.label_colours(names)
+    colours = style.label_colours(wirings[0].label_names)
     handles = pairing_handles(wirings[0].pairings)
     classes = label_handles(names, colours)
     columns = max(2, int(sum(widths) * INCH // 1.5))

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headspan.comparison import PairingComparison
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
-from headspan.heads import PAIRINGS, Pairing
-from headspan.scores import Scores
+from headspan.heads import PAIRINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.figure import Figure
 
 _BARS = (style.GROUP_COLOURS["first only"], style.GROUP_COLOURS["second only"])
 
 
-def mse_figure(errors: Mapping[str, Mapping[Pairing, float]]) -> Figure:
+def mse_figure(lines: Sequence[PairingComparison]) -> Figure:
     """Bars of the mean squared difference between original and folded weights, by pairing and similarity."""
+    errors = {metric: {line.pairing: line.mse for line in lines if line.metric == metric} for metric in _metrics(lines)}
     figure = new_figure(8.4, 3.1)
-    axes = figure.add_axes((0.085, 0.15, 0.9, 0.75))
+    axes = figure.add_axes((0.085, 0.12, 0.9, 0.7))
     width = 0.8 / len(errors)
     for i, (metric, by_pairing) in enumerate(errors.items()):
         name = "PK / d_head" if metric == "pk" else style.metric_short(metric)
@@ -39,19 +39,5 @@ def mse_figure(errors: Mapping[str, Mapping[Pairing, float]]) -> Figure:
     return figure
 
 
-def shared_edges(first: Scores, second: Scores, metric: str, pairings: Sequence[Pairing], k: int) -> int:
-    """How many of the k best forward pairs of each pairing the two results have in common."""
-    common = 0
-    for pairing in pairings:
-        tops = [{(e.source, e.target) for e in scores[metric, pairing].forward().top(k)} for scores in (first, second)]
-        common += len(tops[0] & tops[1])
-    return common
-
-
-def mean_squared_difference(first: Scores, second: Scores, metric: str, pairing: Pairing) -> float:
-    """Over forward pairs; PK is divided by the smaller subspace dimension, which puts it on the scale of CS."""
-    a, b = (scores[metric, pairing].forward() for scores in (first, second))
-    difference = a.values.astype(np.float64) - b.values
-    if metric == "pk":
-        difference /= np.minimum(first.ranks(pairing.source)[:, None], first.ranks(pairing.target)[None, :])
-    return float(np.nanmean(difference**2))
+def _metrics(lines: Sequence[PairingComparison]) -> list[str]:
+    return list(dict.fromkeys(line.metric for line in lines))

@@ -1,4 +1,4 @@
-"""Head scores as heat maps, each with the attention pattern of its best head (figure 7 of the paper, and later ones)."""
+"""Head scores as heat maps, each with the attention of its best head (figure 7 of the paper, and later ones)."""
 
 from __future__ import annotations
 

@@ -75,13 +75,13 @@ def pairing_handles(pairings: Sequence[Pairing]) -> list[Artist]:
 
     reads = {Role.Q: "queries", Role.K: "keys", Role.V: "values", Role.O: "outputs"}
     flow = all(pairing.source is Role.O for pairing in pairings)
-    return [
-        Line2D(
-            [], [], color=style.pairing_colour(p), linestyle=style.SOURCE_DASHES[p.source], linewidth=2,
-            label=f"{p} – read by {reads[p.target]}" if flow else str(p),
-        )
-        for p in pairings
-    ]  # fmt: skip
+    handles: list[Artist] = []
+    for pairing in pairings:
+        label = f"{pairing} – read by {reads[pairing.target]}" if flow else str(pairing)
+        line = Line2D([], [], color=style.pairing_colour(pairing), linewidth=2, label=label)
+        line.set_linestyle(style.SOURCE_DASHES[pairing.source])
+        handles.append(line)
+    return handles
 
 
 def label_handles(names: Sequence[str], colours: Mapping[str, str]) -> list[Artist]:

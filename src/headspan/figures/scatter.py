@@ -58,9 +58,8 @@ def scatter_figure(
             room = 0.04 * (high - low) or 0.5
             limit(low - room, high + room)
         everywhere, at_top = metric_agreement(scores, pairing, first, second, 1 - share)
-        axes.set_title(
-            f"{pairing}:  ρ = {everywhere:.3f} over all pairs\n{at_top:.3f} over the top {share:.0%} of either"
-        )
+        numbers = f"{pairing}:  ρ = {everywhere:.3f} over all pairs\n{at_top:.3f} over the top {share:.0%} of either"
+        axes.set_title(numbers.replace("-", "−"))
         axes.set_xlabel(name_x)
     panels[0].set_ylabel(name_y)
     told = {"both": f"top {share:.0%} of both", "first only": f"of {name_x} only", "second only": f"of {name_y} only",

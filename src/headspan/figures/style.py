@@ -8,12 +8,13 @@ can take its colours from the same place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from headspan.heads import Pairing, Role
 
 ROLE_COLOURS: dict[Role, str] = {Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "#009E73", Role.O: "#CC79A7"}
 # The colour of an edge says what the target reads; its dashes say what the source is compared with.
-SOURCE_DASHES: dict[Role, str] = {Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-."}
+SOURCE_DASHES: dict[Role, Literal["-", "--", ":", "-."]] = {Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-."}
 
 LABEL_COLOURS = (
     "#EEDD88", "#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#99DDFF", "#44BB99", "#CFB3E8",

@@ -83,28 +83,33 @@ def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
 
 
 def _draw(axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Mapping[Head, float]) -> None:
-    from matplotlib import colormaps
-
+    """The heads of the first layer below, those of the second above, and a line for every pair above chance."""
     strength = strengths(scores, metric, pairing)
-    rows = [[h for h in scores.heads(role) if h.layer == layer]
-            for role, layer in zip((pairing.source, pairing.target), _layers(scores), strict=True)]  # fmt: skip
+    sides = zip(pairing, _layers(scores), strict=True)
+    rows = [[head for head in scores.heads(role) if head.layer == layer] for role, layer in sides]
     places = [np.linspace(0, 1, 2 * len(heads) + 1)[1::2] for heads in rows]
+    colour = style.pairing_colour(pairing)
     for i, j in zip(*np.nonzero(strength > 0), strict=True):
-        gid = f"edge:{pairing}:{rows[0][i]}:{rows[1][j]}"
         value = float(strength[i, j])
-        axes.plot([places[0][i], places[1][j]], [0, 1], color=style.pairing_colour(pairing), linewidth=3.2 * value,
-                  alpha=value, solid_capstyle="round", zorder=1, gid=gid)  # fmt: skip
+        (line,) = axes.plot((places[0][i], places[1][j]), (0, 1), color=colour, linewidth=3.2 * value, alpha=value)
+        line.set(solid_capstyle="round", zorder=1, gid=f"edge:{pairing}:{rows[0][i]}:{rows[1][j]}")
     for level, (heads, xs) in enumerate(zip(rows, places, strict=True)):
         for head, x in zip(heads, xs, strict=True):
-            shade = shades.get(head)
-            fill = style.UNLABELLED if shade is None else colormaps[style.SEQUENTIAL](shade)
-            ink = style.PAPER if shade is not None and shade < 0.5 else style.INK
-            axes.text(x, level, str(head)[2:] if head.layer < 10 else str(head), ha="center", va="center", color=ink,
-                      fontsize=6.5, fontweight="bold" if shade is not None else "normal", zorder=3, gid=f"node:{head}",
-                      bbox={"boxstyle": "round,pad=0.35", "facecolor": fill, "edgecolor": style.MUTED, "linewidth": 0.7})  # fmt: skip
+            _head(axes, head, (float(x), level), shades.get(head))
     axes.set(xlim=(0, 1), ylim=(-0.22, 1.22), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+
+
+def _head(axes: Axes, head: Head, where: tuple[float, float], shade: float | None) -> None:
+    from matplotlib import colormaps
+
+    fill = style.UNLABELLED if shade is None else colormaps[style.SEQUENTIAL](shade)
+    box = {"boxstyle": "round,pad=0.35", "facecolor": fill, "edgecolor": style.MUTED, "linewidth": 0.7}
+    name = f"{'KV' if head.kv else 'H'}{head.index}"
+    text = axes.text(*where, name, ha="center", va="center", fontsize=6.5, zorder=3, gid=f"node:{head}", bbox=box)
+    if shade is not None:
+        text.set(fontweight="bold", color=style.PAPER if shade < 0.5 else style.INK)
 
 
 def _scale(figure: Figure) -> None:
