@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import definitions
 import numpy as np
 import pytest
 
+import definitions
 import headspan as hs
 from headspan.contraction import Job, contract, rectangles, route_cost
 from headspan.heads import PAIRINGS, Pairing, Role, pair_mask
 from headspan.metrics import METRICS, parse_metrics
-from headspan.plan import make_plan
 from headspan.scoring import score
 
 RNG = np.random.default_rng(7)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import numpy as np
 
 from headspan.errors import HeadspanError
 
@@ -48,3 +50,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
+    """Arrays as one safetensors file, atomically."""
+    from safetensors.numpy import save
+
+    # Made in memory and written by us, so that a full disk is an OSError like any other.
+    content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, metadata)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)

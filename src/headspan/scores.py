@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
-from headspan.files import atomic_path
+from headspan.files import write_safetensors
 from headspan.heads import ROLES, Head, HeadTable, Pairing, Role, forward_mask
 
 if TYPE_CHECKING:
@@ -156,19 +156,17 @@ class Scores:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; it appears only when complete."""
-        from safetensors.numpy import save_file
-
-        tensors = {f"{metric}/{pairing}": np.ascontiguousarray(a) for (metric, pairing), a in self.arrays.items()}
+        tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in self.arrays.items()}
         tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in self.role_ranks.items()}
         head = {
             "schema": SCHEMA,
             "d_model": self.d_model,
             "heads": {"query": [str(h) for h in self.head_table.query], "kv": [str(h) for h in self.head_table.kv]},
+            "order": [f"{metric}/{pairing}" for metric, pairing in self.arrays],  # safetensors sorts by name
             "provenance": self.provenance,
             "annotations": self.annotations,
         }
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"headspan": json.dumps(head)})
+        write_safetensors(path, tensors, {"headspan": json.dumps(head)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
@@ -198,7 +196,8 @@ class Scores:
         )
         arrays: dict[tuple[str, Pairing], np.ndarray] = {}
         ranks = {role: np.zeros(len(table.of(role)), dtype=np.int32) for role in ROLES}
-        for name, values in tensors.items():
+        for name in [*filter(tensors.__contains__, head["order"]), *(n for n in tensors if n not in head["order"])]:
+            values = tensors[name]
             metric, _, rest = name.rpartition("/")
             if metric == "rank" and rest in Role.__members__:
                 expected: tuple[int, ...] = (len(table.of(Role(rest))),)
@@ -313,6 +312,7 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
         and isinstance(head.get("d_model"), int)
         and isinstance(lists, dict)
         and all(isinstance(lists.get(k), list) and all(isinstance(h, str) for h in lists[k]) for k in ("query", "kv"))
+        and isinstance(head.get("order"), list)
         and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
     )
     if not sound:

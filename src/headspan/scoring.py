@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -67,29 +68,32 @@ def score(
     budget = parse_memory(memory) if memory is not None else default_memory()
     identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     plan = make_plan(weights, names, chosen, pairs, budget, route, identity)
-    store = TileStore(out, plan.key) if out is not None else None
-    if store is not None and resume and store.other_runs():
-        say("an unfinished run to this file had another plan or model: starting anew")
-    finished: dict[str, dict[str, np.ndarray]] = {}
-    if store is not None and resume:
-        finished = {tile.name: kept for tile in plan.tiles if (kept := store.load(tile.name)) is not None}
-        if finished:
-            say(f"going on with an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
-    left = [tile for tile in plan.tiles if tile.name not in finished]
-    ticker = _Ticker(progress, len(plan.tiles), len(finished))
-    run = _run_here if dask is None else _run_on_dask(dask)
-    for tile, arrays in run(weights, plan, left, device, ticker):
-        finished[tile.name] = arrays
-        if store is not None:
-            store.save(tile.name, arrays)
-    weights.check_unchanged()
-    result = _assemble(weights, plan, finished)
-    for sentence in result.provenance["rank_deficient"]:
-        say(sentence)
-    if out is not None and store is not None:
-        result.save(out)
-        store.clear()
+    with TileStore(out, plan.key) if out is not None else nullcontext() as store:
+        finished = _kept_tiles(store, plan, say) if store is not None and resume else {}
+        left = [tile for tile in plan.tiles if tile.name not in finished]
+        ticker = _Ticker(progress, len(plan.tiles), len(finished))
+        run = _run_here if dask is None else _run_on_dask(dask)
+        for tile, arrays in run(weights, plan, left, device, ticker):
+            finished[tile.name] = arrays
+            if store is not None:
+                store.save(tile.name, arrays)
+        weights.check_unchanged()
+        result = _assemble(weights, plan, finished)
+        for sentence in result.provenance["rank_deficient"]:
+            say(sentence)
+        if out is not None:
+            result.save(out)
     return result
+
+
+def _kept_tiles(store: TileStore, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, np.ndarray]]:
+    """Tiles that an earlier run of this plan finished."""
+    finished = {tile.name: kept for tile in plan.tiles if (kept := store.load(tile.name)) is not None}
+    if finished:
+        say(f"going on with an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
+    elif store.other_runs():
+        say("an unfinished run to this file had another plan or model: starting anew")
+    return finished
 
 
 def scores_of(

@@ -1,0 +1,47 @@
+# make demo    set up, score the built-in model, write out/demo.html
+# make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py)
+# make lint    ruff and pyright
+# make bench   the benchmarks of benchmarks/RESULTS.md
+# make docs    the command reference, from --help
+
+PYTHON ?= python3
+# The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
+TORCH ?= torch==2.13.0
+BIN = .venv/bin
+
+.PHONY: demo test lint bench docs coverage clean
+
+.venv/core.done: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+.venv/dev.done: .venv/core.done
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: .venv/core.done
+	@mkdir -p out
+	$(BIN)/headspan score demo --out out/demo.safetensors --metric all
+	$(BIN)/headspan top out/demo.safetensors --pairing OK -k 5
+	$(BIN)/headspan report out/demo.safetensors --weights demo --out out/demo.html
+	@echo "open out/demo.html in a browser"
+
+test: .venv/dev.done
+	$(BIN)/python -m pytest --cov=headspan --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+lint: .venv/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/dev.done
+	$(BIN)/python benchmarks/run.py
+
+docs: .venv/dev.done
+	$(BIN)/python docs/make_cli_reference.py
+
+clean:
+	rm -rf .venv out dist build .pytest_cache .ruff_cache .hypothesis

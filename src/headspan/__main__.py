@@ -1,0 +1,5 @@
+"""``python -m headspan`` is the command ``headspan``."""
+
+from headspan.cli import main
+
+main()
