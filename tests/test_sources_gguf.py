@@ -121,6 +121,7 @@ def test_real_file_equals_ggufs_reader_and_transformers(smollm2_gguf):
             assert source.metadata[key] == field.contents(), key  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_real_file_has_the_rows_of_the_hugging_face_model(smollm2_gguf):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -63,9 +63,13 @@ class HubFiles(LocalFiles):
     def path(self, name: str) -> Path:
         from huggingface_hub import hf_hub_download
 
+        # The first download goes by the revision's name, which makes the cache remember what the name stands for.
+        first = self.directory == Path()
         with _explained(self.hub):
-            path = Path(hf_hub_download(self.hub.repo, name, revision=self.commit))
+            path = Path(hf_hub_download(self.hub.repo, name, revision=self.hub.revision if first else self.commit))
         self.directory = path.parents[name.count("/")]
+        if self.directory.name != self.commit:
+            raise HeadspanError(f"the hub model {self.hub} changed while it was being opened: try again")
         return member(self.directory, name)
 
 

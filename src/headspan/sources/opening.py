@@ -40,7 +40,7 @@ def _open_text(text: Any, is_path: bool) -> TensorSource:
         from headspan.sources.demo import open_demo
 
         return open_demo()
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # leaves an unknown ~name as it is
     try:
         if path.is_dir():
             return open_checkpoint(LocalFiles(path), text)
