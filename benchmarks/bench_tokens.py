@@ -1,0 +1,84 @@
+"""Tokens of all heads of a GPT-2-small-sized model, timed against the matrix products they cannot do without.
+
+Run: python benchmarks/bench_tokens.py [--vocabulary N] [--json]
+
+144 heads × 4 roles of 768×64 and 50,257 tokens need 2·50,257·768·36,864 ≈ 2.85 Tflop. The machine's rate is measured
+on a float32 product of the same shape as one block, before and after; the ratio says how much of it is reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+from headspan.tokens import all_tokens
+from headspan.weights import ArrayWeights
+
+LAYERS, HEADS, D_MODEL, D_HEAD = 12, 12, 768, 64
+ROLES = 4
+
+
+def random_model(vocabulary: int) -> ArrayWeights:
+    rng = np.random.default_rng(0)
+    shape = (LAYERS, HEADS, D_MODEL, D_HEAD)
+    arrays = {role: rng.standard_normal(shape, dtype=np.float32) for role in "QKVO"}
+    arrays["unembedding"] = rng.standard_normal((vocabulary, D_MODEL), dtype=np.float32)
+    arrays["final_gain"] = rng.uniform(0.5, 2, D_MODEL).astype(np.float32)
+    arrays["final_bias"] = rng.standard_normal(D_MODEL, dtype=np.float32)
+    return ArrayWeights({**arrays, "norm": "layer"})
+
+
+def sgemm_rate(repeats: int = 3) -> float:
+    """Flop per second of a float32 product of one block of tokens with the bases of one role."""
+    rng = np.random.default_rng(1)
+    block = rng.standard_normal((2048, D_MODEL), dtype=np.float32)
+    bases = rng.standard_normal((D_MODEL, LAYERS * HEADS * D_HEAD), dtype=np.float32)
+    out = block @ bases
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        np.matmul(block, bases, out=out)
+        seconds.append(time.perf_counter() - start)
+    return 2 * block.shape[0] * bases.size / float(np.median(seconds))
+
+
+def measure(vocabulary: int) -> dict[str, float]:
+    weights = random_model(vocabulary)
+    before = sgemm_rate()
+    start = time.perf_counter()
+    found = all_tokens(weights, k=10)
+    seconds = time.perf_counter() - start
+    after = sgemm_rate()
+    if len(found) != ROLES * LAYERS * HEADS:
+        raise SystemExit("not every head was answered")
+    flop = 2.0 * vocabulary * D_MODEL * ROLES * LAYERS * HEADS * D_HEAD
+    rate = (before + after) / 2
+    return {
+        "tokens": vocabulary,
+        "seconds": seconds,
+        "gflops": flop / seconds / 1e9,
+        "sgemm_gflops": rate / 1e9,
+        "ratio": flop / seconds / rate,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocabulary", type=int, default=50_257)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    result = measure(arguments.vocabulary)
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{result['tokens']:.0f} tokens × 576 heads: {result['seconds']:.1f} s, {result['gflops']:.0f} Gflop/s; "
+        f"sgemm here: {result['sgemm_gflops']:.0f} Gflop/s; ratio {result['ratio']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
