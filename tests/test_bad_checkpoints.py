@@ -373,6 +373,7 @@ GGUF: dict[str, tuple[bytes, str]] = {
     "truncated": (gguf_bytes([ARCHITECTURE], [tensor("x", [64])], bytes(8)), "truncated"),
     "terabytes": (gguf_bytes([ARCHITECTURE], [tensor("x", [2**21, 2**21])], bytes(8)), "truncated"),
     "overflowing shape": (gguf_bytes([ARCHITECTURE], [tensor("x", [2**40, 2**40])]), "impossible shape"),
+    "no columns": (gguf_bytes([ARCHITECTURE, HEADS], [tensor(QUERY, [0, 2**39])]), "impossible shape"),
     "nine dimensions": (gguf_bytes([ARCHITECTURE], [tensor("x", [1] * 9)], bytes(4)), "9 dimensions"),
     "tensor twice": (gguf_bytes([ARCHITECTURE], [tensor("x", [2])] * 2, bytes(8)), "same name"),
     "overlap": (gguf_bytes([ARCHITECTURE], [tensor("x", [2]), tensor("y", [2])], bytes(8)), "overlaps"),
@@ -390,6 +391,14 @@ def test_bad_gguf(tmp_path, name):
     content, words = GGUF[name]
     (tmp_path / "m.gguf").write_bytes(content)
     assert words in refusal(tmp_path / "m.gguf")
+
+
+def test_gguf_scalar_under_the_name_of_a_weight(tmp_path):
+    pytest.importorskip("gguf")
+    for name in (QUERY, "blk.0.attn_qkv.weight"):
+        (tmp_path / "m.gguf").write_bytes(gguf_bytes([ARCHITECTURE, HEADS], [tensor(name, [])], bytes(4)))
+        source = open_source(tmp_path / "m.gguf")
+        assert [source.read(found).shape for found in source.names()] == [()]
 
 
 # Random damage

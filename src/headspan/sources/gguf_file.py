@@ -95,7 +95,7 @@ class GgufSource(TensorSource):
         views: dict[str, View] = {}
         for stored, tensor in self._stored.items():
             parts = stored.split(".")
-            stem = parts[2] if len(parts) == 4 and parts[0] == "blk" else ""
+            stem = parts[2] if len(parts) == 4 and parts[0] == "blk" and tensor.shape else ""
             layer = int(parts[1]) if stem and parts[1].isdecimal() and len(parts[1]) < 7 else 0
             layout = "same"
             if stem in family.transposed and len(tensor.shape) == 2:

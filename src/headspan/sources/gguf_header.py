@@ -82,7 +82,7 @@ class _Reader:
         if dimensions > _MAX_DIMENSIONS:
             raise self.bad(f"tensor {name[:80]!r} has {dimensions} dimensions")
         shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
-        if math.prod(shape) >= 2**62:
+        if not 0 < math.prod(shape) < 2**62:
             raise self.bad(f"tensor {name[:80]!r} has the impossible shape {list(shape)}")
         return name, GgufTensor(shape, self.number("I"), self.number("Q"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -92,7 +93,9 @@ def _load(path: Path, mmap: bool) -> Any:
     except ImportError:
         raise missing_extra("torch", "torch", f"reading {path.name}") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd pickles, which are read or refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         found = _GLOBAL.search(str(error))
         if found or "weights_only" in str(error).lower() or "Weights only" in str(error):
