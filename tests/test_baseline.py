@@ -1,0 +1,290 @@
+"""Random subspaces: theory against simulation; z, p, q against oracles; both nulls on data where they hold."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.polynomial.legendre import leggauss
+from scipy import stats
+from typer.testing import CliRunner
+
+import headspan as hs
+from headspan.baseline import (
+    benjamini_hochberg,
+    entry_density,
+    kl_divergence,
+    moments,
+    random_bases,
+    sample_pk,
+    significance,
+    squared_entry_density,
+    summarise,
+    z_scores,
+)
+from headspan.cli import app
+from headspan.errors import HeadspanError
+from headspan.heads import PAIRINGS
+from science_helpers import make_scores, random_scores
+
+DIMENSIONS = [(12, 3, 3), (40, 10, 4), (64, 32, 32), (30, 29, 2), (200, 16, 16)]
+
+
+@pytest.mark.parametrize(("d", "m", "m2"), DIMENSIONS)
+def test_moments_are_those_of_simulated_subspaces(d: int, m: int, m2: int) -> None:
+    draws = sample_pk(4000, d, m, m2, seed=1)
+    mean, variance = moments(d, m, m2)
+    assert abs(draws.mean() - mean) < 4 * np.sqrt(variance / len(draws))
+    # The variance of a sample variance depends on the fourth moment, which is estimated from the draws.
+    fourth = np.mean((draws - draws.mean()) ** 4)
+    assert abs(draws.var() - variance) < 4 * np.sqrt((fourth - variance**2) / len(draws))
+
+
+@pytest.mark.parametrize(("d", "m", "m2"), [(64, 32, 32), (40, 10, 4), (96, 8, 8)])
+def test_tight_is_closer_to_simulation_than_loose(d: int, m: int, m2: int) -> None:
+    draws = sample_pk(4000, d, m, m2, seed=2)
+    distances = {}
+    for name in ("tight", "loose"):
+        random = moments(d, m, m2, name)
+        distances[name] = stats.kstest(draws, stats.norm(random.mean, random.sd).cdf).statistic
+    assert distances["tight"] < distances["loose"]
+
+
+def test_a_subspace_that_fills_the_space_leaves_nothing_to_chance() -> None:
+    assert moments(7, 7).variance == 0
+    assert moments(1, 1).variance == 0
+    np.testing.assert_allclose(sample_pk(5, 7, 7, 3), 3)
+
+
+def test_moments_take_arrays_and_are_symmetric() -> None:
+    mean, variance = moments(32, np.array([[2], [5]]), np.array([3, 4, 8]))
+    assert mean.shape == variance.shape == (2, 3)
+    assert variance[1, 2] == moments(32, 8, 5).variance
+    np.testing.assert_allclose(mean[1], 5 * np.array([3, 4, 8]) / 32)
+
+
+@pytest.mark.parametrize("bad", [(0, 0, 0), (4, 5, 1), (4, 1, 5), (4, -1, 1)])
+def test_impossible_dimensions_are_refused(bad: tuple[int, int, int]) -> None:
+    with pytest.raises(HeadspanError, match="m ≤ d"):
+        moments(*bad)
+
+
+def test_fixing_one_subspace_changes_nothing() -> None:
+    first, second = random_bases(2000, 20, 5, seed=3), random_bases(2000, 20, 4, seed=4)
+    both_drawn = np.square(first.transpose(0, 2, 1) @ second).sum(axis=(1, 2))
+    assert stats.ks_2samp(both_drawn, sample_pk(2000, 20, 5, 4, seed=5)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("d", [3, 4, 10, 200])
+def test_entries_follow_their_density(d: int) -> None:
+    # The 2nd column, 3rd row: any entry has this density only if signs are drawn fairly too.
+    entries = random_bases(3000, d, 2, seed=d)[:, 2, 1]
+    nodes, weights = leggauss(200)
+
+    def cdf(x: np.ndarray) -> np.ndarray:
+        half = (x[:, None] + 1) / 2
+        return (half * weights * entry_density(half * (nodes + 1) - 1, d)).sum(axis=1)
+
+    assert cdf(np.array([1.0]))[0] == pytest.approx(1, abs=1e-6)
+    assert stats.kstest(entries, cdf).pvalue > 1e-3
+    assert stats.kstest(entries**2, stats.beta(0.5, (d - 1) / 2).cdf).pvalue > 1e-3
+    y = np.linspace(0.01, 0.99, 37)
+    np.testing.assert_allclose(squared_entry_density(y, d), stats.beta(0.5, (d - 1) / 2).pdf(y))
+    assert entry_density(1.5, d) == squared_entry_density(-0.1, d) == 0
+
+
+def test_sampling_is_seeded_and_frames_are_orthonormal() -> None:
+    frames = random_bases(3, 9, 4, seed=6)
+    np.testing.assert_allclose(frames.transpose(0, 2, 1) @ frames, np.broadcast_to(np.eye(4), (3, 4, 4)), atol=1e-12)
+    assert np.array_equal(sample_pk(5, 9, 4, seed=6), sample_pk(5, 9, 4, seed=6))
+    assert not np.array_equal(sample_pk(5, 9, 4, seed=6), sample_pk(5, 9, 4, seed=7))
+    assert len(sample_pk(0, 9, 4)) == 0
+    with pytest.raises(HeadspanError, match="1 ≤ m ≤ d"):
+        sample_pk(2, 3, 4)
+    with pytest.raises(HeadspanError, match="1 ≤ m ≤ d"):
+        random_bases(2, 3, 4)
+    with pytest.raises(HeadspanError, match="d = 2"):
+        entry_density(0.0, 1)
+
+
+p_arrays = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1))
+
+
+@given(p_arrays)
+def test_benjamini_hochberg_is_scipys(p: np.ndarray) -> None:
+    np.testing.assert_allclose(benjamini_hochberg(p), stats.false_discovery_control(p), atol=1e-15)
+
+
+def test_benjamini_hochberg_leaves_missing_pairs_out() -> None:
+    p = np.array([[np.nan, 0.01], [0.04, np.nan]])
+    q = benjamini_hochberg(p)
+    assert np.array_equal(np.isnan(q), np.isnan(p))
+    np.testing.assert_allclose(q[~np.isnan(q)], [0.02, 0.04])
+
+
+def test_p_values_of_random_subspaces_are_uniform() -> None:
+    d, m, n = 256, 32, 50
+    frames = random_bases(2 * n, d, m, seed=8).transpose(0, 2, 1).reshape(2, n * m, d)
+    pk = np.square((frames[0] @ frames[1].T).reshape(n, m, n, m)).sum(axis=(1, 3))
+    full = np.zeros((2 * n, 2 * n))
+    full[:n, n:] = pk
+    result = significance(make_scores({("pk", "OK"): full}, layers=2, heads=n, d_model=d, rank=m), "OK")
+    p = result.p[~np.isnan(result.p)]
+    assert len(p) == n * n
+    assert stats.kstest(p, "uniform").pvalue > 1e-3
+    assert result.count(0.05) == 0
+    z = result.z[~np.isnan(result.z)]
+    np.testing.assert_allclose(p, stats.norm.sf(z))
+
+
+def test_z_uses_each_heads_own_dimension() -> None:
+    scores = make_scores({("pk", "OK"): np.full((4, 4), 2.0)}, layers=2, heads=2, d_model=32, rank=8)
+    scores.role_ranks[hs.Role.K][3] = 5
+    z = z_scores(scores, "OK")
+    assert z[0, 2] == pytest.approx((2 - 8 * 8 / 32) / moments(32, 8).sd)
+    assert z[0, 3] == pytest.approx((2 - 8 * 5 / 32) / moments(32, 8, 5).sd)
+    assert np.isnan(z[2, 0])
+    scores.role_ranks[hs.Role.K][3] = 32  # fills the space: PK is what it must be
+    result = significance(scores, "OK")
+    assert result.z[0, 3] == 0
+    assert result.p[0, 3] == 1
+
+
+def anisotropic_pk(seed: int, layers: int, heads: int, d: int = 48, m: int = 6) -> dict[tuple[str, str], np.ndarray]:
+    """PK of heads that all prefer a few directions, some shared by both roles: like trained weights, but not wired."""
+    rng = np.random.default_rng(seed)
+    n = layers * heads
+    scale = 1 / np.arange(1, d + 1) ** 0.7
+    bases = {}
+    for role in "OK":
+        # Heads differ in how strongly they follow the common directions.
+        strength = rng.uniform(0.3, 1.5, size=(n, 1, 1))
+        bases[role] = np.linalg.qr(rng.normal(size=(n, d, m)) * scale[:, None] ** strength)[0]
+    overlap = np.einsum("adi,bdj->abij", bases["O"], bases["K"])
+    pk = np.square(overlap).sum(axis=(2, 3))
+    return {("pk", "OK"): pk, ("pk", "KO"): pk.T}
+
+
+def shuffled(arrays: dict[tuple[str, str], np.ndarray], order: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+    return {key: values[np.ix_(order, order)] for key, values in arrays.items()}
+
+
+def test_the_reversed_null_keeps_its_level_on_shuffled_heads_and_the_random_one_does_not() -> None:
+    layers, heads = 6, 8
+    arrays = anisotropic_pk(9, layers, heads)
+    rng = np.random.default_rng(10)
+    rates = {null: [] for null in ("random", "reversed")}
+    for _ in range(60):
+        order = rng.permutation(layers * heads)
+        scores = make_scores(shuffled(arrays, order), layers=layers, heads=heads, d_model=48, rank=6)
+        for null, rate in rates.items():
+            p = significance(scores, "OK", null=null).p
+            rate.append([np.nanmean(np.where(np.isnan(p), np.nan, p <= level)) for level in (0.01, 0.05, 0.2)])
+    reversed_rate, spread = np.mean(rates["reversed"], axis=0), np.std(rates["reversed"], axis=0) / np.sqrt(60)
+    assert (np.abs(reversed_rate - [0.01, 0.05, 0.2]) < 4 * spread).all()
+    assert (reversed_rate < [0.015, 0.065, 0.23]).all()
+    assert np.mean(rates["random"], axis=0)[1] > 0.5
+
+
+def test_the_reversed_null_finds_planted_wiring() -> None:
+    layers, heads = 6, 8
+    arrays = anisotropic_pk(11, layers, heads)
+    pk = arrays["pk", "OK"].copy()
+    planted = np.zeros_like(pk, dtype=bool)
+    planted[3:10, 30:36] = True  # forward: sources of layers 0 and 1, targets of layers 3 and 4
+    pk[planted] += 4
+    scores = make_scores({("pk", "OK"): pk, ("pk", "KO"): pk.T}, layers=layers, heads=heads, d_model=48, rank=6)
+    result = significance(scores, "OK", null="reversed")
+    assert (result.q[planted] < 0.05).all()
+    assert result.count(0.05) < 1.2 * planted.sum()
+    # The same pairs the other way round are controls, not discoveries.
+    assert significance(scores, "KO", null="reversed").count(0.05) == 0
+
+
+def test_reversed_p_is_the_rank_among_reversed_pairs() -> None:
+    scores = random_scores(12, ("OK", "KO"), layers=4, heads=3)
+    result = significance(scores, "OK", null="reversed", metric="pk")
+    control = scores["pk", "KO"].pairs()[2]
+    for i, j, value in zip(*scores["pk", "OK"].pairs(), strict=True):
+        assert result.p[i, j] == pytest.approx((1 + np.sum(control >= value)) / (1 + len(control)))
+
+
+def test_the_reversed_null_keeps_its_level_on_shuffled_gpt2(gpt2_dir: Path) -> None:
+    pk = hs.score(hs.open(gpt2_dir), "pk", "OK", pairs="all")["pk", "OK"].values
+    rng = np.random.default_rng(13)
+    rates, random_rates = [], []
+    for _ in range(30):
+        order = rng.permutation(144)
+        arrays = shuffled({("pk", "OK"): pk, ("pk", "KO"): pk.T}, order)
+        scores = make_scores(arrays, layers=12, heads=12, d_model=768, rank=64)
+        p = significance(scores, "OK", null="reversed").p
+        rates.append([np.sum(p <= level) / 9504 for level in (0.01, 0.05)])
+        random_rates.append(np.sum(significance(scores, "OK").p <= 0.05) / 9504)
+    np.testing.assert_allclose(np.mean(rates, axis=0), [0.01, 0.05], rtol=0.15)
+    assert np.mean(random_rates) > 0.4  # what the paper warns of
+
+
+def test_nulls_say_why_they_cannot_be_used() -> None:
+    scores = random_scores(14, ("OK", "OV", "VO", "QQ"), layers=3, heads=2, metrics=("pk", "cs"))
+    with pytest.raises(HeadspanError, match="needs the pk scores of KO"):
+        significance(scores, "OK", null="reversed")
+    with pytest.raises(HeadspanError, match="QQ has no reversed null"):
+        significance(scores, "QQ", null="reversed")
+    with pytest.raises(HeadspanError, match="for pk only, not for cs"):
+        significance(scores, "OK", metric="cs")
+    assert significance(scores, "OV", metric="cs", null="reversed").p.shape == (6, 6)
+    with pytest.raises(HeadspanError, match="unknown null"):
+        significance(scores, "OK", null="other")  # type: ignore[arg-type]
+    with pytest.raises(HeadspanError, match="at least two layers"):
+        significance(random_scores(0, ("OV", "VO"), layers=1, heads=3), "OV", null="reversed")
+    with pytest.raises(HeadspanError, match="no forward pairs"):
+        kl_divergence(random_scores(0, ("OV",), layers=1, heads=3), "OV")
+    with pytest.raises(HeadspanError, match="needs pk scores"):
+        summarise(random_scores(0, ("OV",), layers=2, heads=3, metrics=("cs",)))
+
+
+def test_kl_is_small_for_random_values_and_large_for_shifted_ones() -> None:
+    d, m, n = 64, 8, 60
+    full = np.zeros((2 * n, 2 * n))
+    full[:n, n:] = sample_pk(n * n, d, m, seed=15).reshape(n, n)
+    by_chance = make_scores({("pk", "OK"): full}, layers=2, heads=n, d_model=d, rank=m)
+    shifted = make_scores({("pk", "OK"): full + 0.3}, layers=2, heads=n, d_model=d, rank=m)
+    assert 0 < kl_divergence(by_chance, "OK") < 0.03
+    assert kl_divergence(shifted, "OK") > 0.2
+
+    # The definition, bin by bin.
+    values = by_chance["pk", "OK"].pairs()[2]
+    edges, random = np.linspace(0, m, 256), moments(d, m)
+    total = 0.0
+    for low, high in pairwise(edges):
+        observed = np.mean((values >= low) & (values < high))
+        expected = stats.norm(random.mean, random.sd).cdf(high) - stats.norm(random.mean, random.sd).cdf(low)
+        if observed > 0 and expected > 0:
+            total += expected * np.log(expected / observed)
+    assert kl_divergence(by_chance, "OK") == pytest.approx(total)
+
+
+def test_baseline_command(tmp_path: Path) -> None:
+    scores = random_scores(16, tuple(map(str, PAIRINGS)), layers=3, heads=4)
+    path = tmp_path / "result.safetensors"
+    scores.save(path)
+    run = CliRunner().invoke(app, ["baseline", str(path), "--json"])
+    assert run.exit_code == 0, run.output
+    found = json.loads(run.stdout)
+    assert found["kl_random_vs_observed"]["OK"] == pytest.approx(kl_divergence(scores, "OK"))
+    assert found["pk_mean"]["random"] == 1.0
+    assert found["pairings"]["QQ"]["reversed_significant"] is None
+    listed = CliRunner().invoke(
+        app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
+    )
+    lines = listed.stdout.splitlines()
+    assert lines[0] == "rank,source,target,score,z,p,q"
+    assert len(lines) == 1 + len(scores["pk", "OK"].pairs()[2])
+    shown = CliRunner().invoke(app, ["baseline", str(path)])
+    assert "reversed_significant" in shown.stdout

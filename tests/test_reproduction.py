@@ -1,0 +1,156 @@
+"""The published numbers of GPT-2 small, on the real weights; and that a wrong number would be noticed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner, Result
+
+from headspan.cli import app
+from headspan.errors import HeadspanError
+from headspan.reproduction import AGREES, DIFFERS, NOT_AVAILABLE, TOLERANCES, _compare, published, reproduce
+from headspan.weights import ArrayWeights
+
+NEEDS_MORE = {"unembedding_norm_spearman": 40, "unembedding_mean_cosines": 3, "head_scores_top10": 40}
+
+
+@pytest.fixture(scope="module")
+def run(gpt2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """One run of the command on the real weights, for all tests of this file."""
+    out = tmp_path_factory.mktemp("reproduction")
+    return CliRunner().invoke(app, ["reproduce", str(gpt2_dir), "--out", str(out), "--json"]), out
+
+
+def test_every_published_number_agrees_on_the_real_weights(run: tuple[Result, Path]) -> None:
+    result, _ = run
+    rows = json.loads(result.stdout)
+    assert [row for row in rows if row["verdict"] == DIFFERS] == []
+    counts = Counter((row["section"], row["verdict"]) for row in rows)
+    expected = {
+        "detection_pr_auc": 20,
+        "classification_summary": 10,
+        "classification_by_class": 80,
+        "classification_by_pairing": 320,
+        "pk_vs_cs_spearman": 6,
+        "kl_random_vs_observed": 16,
+        "pk_mean": 3,
+        "inlet_top10": 30,
+        "outlet_top10": 30,
+        "top20_wiring_head_counts": 4,
+        "top20_edges_shared_after_preprocessing": 6,
+    }
+    assert {section: n for (section, verdict), n in counts.items() if verdict == AGREES}.items() >= expected.items()
+    # Only two numbers need more than rounding, and the largest score error that explains them is float32's.
+    noted = [row["key"] for row in rows if row["verdict"] == AGREES and row["note"]]
+    assert noted == ["pr_auc.VV.procrustes.name_mover", "pr_auc.VV.procrustes.backup_name_mover"]
+
+
+def test_the_run_ends_with_one_line_and_exit_code_0(run: tuple[Result, Path]) -> None:
+    result, _ = run
+    rows = json.loads(result.stdout)
+    missing = sum(row["verdict"] == NOT_AVAILABLE for row in rows)
+    last = result.stderr.strip().splitlines()[-1]
+    assert last == f"{len(rows) - missing} agree, 0 differ, {missing} not available"
+    assert result.exit_code == 0
+    assert "18 CS edges" in result.stderr
+    assert "these weights give 16" in result.stderr
+
+
+def test_what_the_checkpoint_lacks_is_listed_with_a_reason(run: tuple[Result, Path], gpt2_dir: Path) -> None:
+    import headspan as hs
+
+    try:
+        hs.open(gpt2_dir).embedding()
+    except HeadspanError:
+        rows = [row for row in json.loads(run[0].stdout) if row["verdict"] == NOT_AVAILABLE]
+        assert Counter(row["section"] for row in rows) == NEEDS_MORE
+        assert all("embedding" in row["note"] for row in rows)
+    else:
+        assert NOT_AVAILABLE not in {row["verdict"] for row in json.loads(run[0].stdout)}
+
+
+def test_the_tables_are_written(run: tuple[Result, Path]) -> None:
+    result, out = run
+    rows = json.loads(result.stdout)
+    with (out / "reproduction.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    text = (out / "reproduction.md").read_text()
+    assert text.count("| agrees |") == sum(row["verdict"] == AGREES for row in rows)
+    assert "| inlet" not in text.split("## inlet_top10")[0]
+    assert "| OQ.1 | L10H7 161.02 | L10H7 161.02" in text
+    ours = json.loads((out / "ours.json").read_text())
+    assert ours["detection_pr_auc"]["pk"]["OK"] == pytest.approx(0.451, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "value"),
+    [
+        ("detection_pr_auc", ("pk", "OK"), 0.4517),
+        ("kl_random_vs_observed", ("VO",), 1.1508),
+        ("top20_edges_shared_after_preprocessing", ("cs", "OV"), 12),
+        ("pk_mean", ("random",), float("nan")),
+    ],
+)
+def test_a_number_beyond_its_tolerance_differs(section: str, path: tuple[str, ...], value: float) -> None:
+    ours = published()[section]
+    assert {row.verdict for row in _compare(section, ours, "")} == {AGREES}
+    branch = ours
+    for name in path[:-1]:
+        branch = branch[name]
+    branch[path[-1]] = value
+    rows = {row.key: row.verdict for row in _compare(section, ours, "")}
+    assert rows.pop(".".join(path)) == DIFFERS
+    assert set(rows.values()) == {AGREES}
+
+
+def test_another_head_with_the_right_score_differs() -> None:
+    ours = published()["outlet_top10"]
+    ours["OK"][0][0] = "L4H8"
+    rows = {row.key: row for row in _compare("outlet_top10", ours, "")}
+    assert rows["OK.1"].verdict == DIFFERS
+    assert rows["OK.1"].ours == "L4H8 263.860"
+    assert rows["OK.2"].verdict == AGREES
+
+
+def test_every_published_section_is_compared_but_the_classes_which_are_an_input() -> None:
+    assert set(published()) - set(TOLERANCES) == {"head_classes"}
+
+
+def test_another_model_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    weights = ArrayWeights({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
+    with pytest.raises(HeadspanError, match=r"GPT-2 small .* 2 layers of 4 heads, d_model 16, d_head 3"):
+        reproduce(weights)
+
+
+@pytest.mark.slow
+def test_other_weights_of_the_same_shape_differ_and_exit_with_1(tmp_path: Path) -> None:
+    """Random weights with a small vocabulary: also runs what needs the unembedding, and cannot run the model."""
+    rng = np.random.default_rng(1)
+    tensors = {
+        "wte.weight": rng.normal(size=(300, 768)),
+        "ln_f.weight": np.ones(768),
+        "ln_f.bias": rng.normal(size=768),
+    }
+    for layer in range(12):
+        name = f"h.{layer}."
+        tensors |= {name + "attn.c_attn.weight": rng.normal(size=(768, 2304)), name + "ln_1.weight": np.ones(768)}
+        tensors |= {name + "attn.c_attn.bias": np.zeros(2304), name + "ln_1.bias": np.zeros(768)}
+        tensors |= {name + "attn.c_proj.weight": rng.normal(size=(768, 768)), name + "attn.c_proj.bias": np.zeros(768)}
+    save_file({k: v.astype(np.float32) for k, v in tensors.items()}, tmp_path / "model.safetensors")
+    config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 300, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = CliRunner().invoke(app, ["reproduce", str(tmp_path)])
+    assert result.exit_code == 1, result.output
+    summary = result.stdout.strip().splitlines()[-1]
+    assert summary.endswith("40 not available")
+    counts = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if len(line.split()) == 4}
+    assert counts["unembedding_norm_spearman"][2] == "0"
+    assert counts["head_scores_top10"] == ["0", "0", "40"]
+    assert int(counts["kl_random_vs_observed"][1]) == 16
