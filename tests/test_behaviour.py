@@ -267,3 +267,75 @@ def test_labels_file_is_read_back(tmp_path: Path) -> None:
     scores = BehaviourScores((Head(0, 0), Head(1, 0)), {"induction": np.array([0.1, 0.9])})
     write_labels(scores.labels(best=1), tmp_path / "labels.csv")
     assert Labels.load(tmp_path / "labels.csv").heads("induction") == (Head(1, 0),)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(*arguments: str) -> Any:
+    from typer.testing import CliRunner
+
+    from headspan.cli import app
+
+    return CliRunner().invoke(app, ["behaviour", *arguments])
+
+
+def test_command_prints_json_and_writes_files(gpt2_folder: Path, tmp_path: Path) -> None:
+    out, labels = tmp_path / "behaviour.json", tmp_path / "labels.csv"
+    done = run(
+        str(gpt2_folder), "--sequences", "2", "--length", "8", "--json",
+        "--out", str(out), "--labels-out", str(labels), "--best", "2",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert printed == json.loads(out.read_text())
+    assert printed == head_scores(gpt2_folder, sequences=2, length=8).to_dict()
+    written = Labels.load(labels)
+    assert written.names == KINDS
+    best = sorted(printed["induction"], key=lambda head: -printed["induction"][head])[:2]
+    assert set(written.heads("induction")) == set(map(Head.parse, best))
+
+
+def test_command_stores_scores_in_a_result(gpt2_folder: Path, tmp_path: Path) -> None:
+    import headspan as hs
+
+    path = tmp_path / "result.safetensors"
+    hs.score(hs.open(gpt2_folder), metrics=["pk"], pairings="OK").save(path)
+    before = hs.load(path)["pk", "OK"].values
+    done = run(str(gpt2_folder), "--sequences", "2", "--length", "8", "--into", str(path))
+    assert done.exit_code == 0, done.output
+    after = hs.load(path)
+    np.testing.assert_array_equal(after["pk", "OK"].values, before)
+    assert after.annotations["behaviour"] == head_scores(gpt2_folder, sequences=2, length=8).to_dict()
+
+
+def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: Path) -> None:
+    import headspan as hs
+
+    tiny("llama").save_pretrained(tmp_path / "llama")
+    path = tmp_path / "result.safetensors"
+    hs.score(hs.open(tmp_path / "llama"), metrics=["pk"], pairings="OK").save(path)
+    done = run(str(gpt2_folder), "--sequences", "1", "--length", "8", "--into", str(path))
+    assert isinstance(done.exception, HeadspanError)
+    assert "another model" in str(done.exception)
+    assert "behaviour" not in hs.load(path).annotations
+
+
+def test_command_measures_a_text_file(gpt2_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("w3 w4 w3 w4")
+    done = run(str(gpt2_folder), "--text", str(tmp_path / "text.txt"), "--prompt", "w7 w8", "--json")
+    expected = head_scores(gpt2_folder, texts=["w3 w4 w3 w4", "w7 w8"]).to_dict()
+    assert json.loads(done.stdout) == expected
+
+
+def test_command_csv_lists_every_head(gpt2_folder: Path) -> None:
+    done = run(str(gpt2_folder), "--sequences", "1", "--length", "8", "--csv")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "head,identity,previous_token,duplicate_token,induction"
+    assert len(lines) == 1 + 12
+
+
+def test_command_wants_one_way_to_choose_labels(gpt2_folder: Path, tmp_path: Path) -> None:
+    done = run(str(gpt2_folder), "--best", "3", "--threshold", "0.5", "--labels-out", str(tmp_path / "l.csv"))
+    assert "give one of them" in str(done.exception)
+    assert "--labels-out" in str(run(str(gpt2_folder), "--best", "3").exception)
