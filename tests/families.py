@@ -30,6 +30,10 @@ WIDE = GQA | {"head_dim": 8}  # d_head is not d_model / n_heads
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64}
 FALCON = BASE | {"bias": True, "alibi": False}
 MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+LINEAR = WIDE | {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+}  # fmt: skip
 ROUTED = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
           "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
 MASKED = ("bert", "camembert", "distilbert", "electra", "esm", "eurobert", "modernbert", "mpnet", "roberta",
@@ -125,6 +129,9 @@ FAMILIES: dict[str, Family] = {
         "lfm2_moe",
         GQA | MOE | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, layers=(1,),
     ),
+    "qwen3_next": Family("qwen3_next", LINEAR | MOE, d_head=8, layers=(1, 3)),
+    "qwen3_5_text": Family("qwen3_5_text", LINEAR | {"attention_bias": True}, d_head=8, layers=(1, 3)),
+    "qwen3_5_moe_text": Family("qwen3_5_moe_text", LINEAR | MOE, d_head=8, layers=(1, 3)),
     **{name: Family(name, WIDE, d_head=8) for name in
        ("arcee", "cwm", "ernie4_5", "hunyuan_v1_dense", "ministral", "ministral3", "seed_oss", "vaultgemma")},
     **{name: Family(name, GQA) for name in ("apertus", "eurobert", "jais2", "nanochat")},

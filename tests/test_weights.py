@@ -235,19 +235,51 @@ def test_transformer_lens_state_dict(n_kv: int, norm: str, tmp_path) -> None:
     np.testing.assert_array_equal(weights.unembedding_rows(3, 7), weights.unembedding()[3:7])
 
 
-def test_language_model_inside_a_multimodal_one(tmp_path) -> None:
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 14}  # fmt: skip
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 24}
+MULTIMODAL = {
+    "Gemma3": ("gemma3", "", {"vision_config": VISION, "mm_tokens_per_image": 4}),
+    "Llava": ("llama", "llama", {"vision_config": VISION | {"model_type": "clip_vision_model"}}),
+    "SmolVLM": ("llama", "llama", {"vision_config": VISION}),
+    "Mistral3": ("mistral", "mistral", {"vision_config": VISION | {"model_type": "pixtral"}}),
+    "Qwen2VL": ("qwen2", "", {"vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2}}),
+    "Qwen2_5_VL": ("qwen2", "", {"vision_config": QWEN_VISION}),
+    "Qwen3VL": ("qwen3", "", {"vision_config": QWEN_VISION | {"deepstack_visual_indexes": []}}),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_language_model_inside_a_multimodal_one(name: str, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "image_size": 28, "patch_size": 14}  # fmt: skip
-    config = transformers.Gemma3Config(text_config=WIDE, vision_config=vision, mm_tokens_per_image=4)
-    model = transformers.Gemma3ForConditionalGeneration(config)
+    architecture, text_type, config = MULTIMODAL[name]
+    size = WIDE | {"head_dim": 6} | ({"model_type": text_type} if text_type else {})
+    config = getattr(transformers, f"{name}Config")(text_config=size, **config)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     model.save_pretrained(tmp_path)
     weights = hs.open(str(tmp_path))
-    assert (weights.architecture, weights.n_heads, weights.n_kv_heads, weights.d_head("Q")) == ("gemma3", 4, 2, 8)
-    expected = model.model.language_model.layers[1].self_attn.k_proj.weight.detach().numpy()
-    np.testing.assert_array_equal(weights.read("K", 1), expected.reshape(2, 8, 24).transpose(0, 2, 1))
-    assert weights.unembedding().shape == (50, 24)
-    assert any("QK-norm" in note for note in weights.notes)
+    assert (weights.architecture, weights.n_heads, weights.n_kv_heads, weights.d_head("Q")) == (architecture, 4, 2, 6)
+    state = model.state_dict()
+    text = [key for key in state if key.endswith("layers.1.self_attn.k_proj.weight") and state[key].shape == (12, 24)]
+    assert len(text) == 1
+    expected = state[text[0]].numpy().reshape(2, 6, 24).transpose(0, 2, 1)
+    np.testing.assert_array_equal(weights.read("K", 1), expected)
+    np.testing.assert_array_equal(weights.unembedding(), model.get_output_embeddings().weight.detach().numpy())
+
+
+@pytest.mark.parametrize("packed", ["qweight", "weight_scale_inv", "SCB"])
+def test_packed_weights_are_refused(packed: str) -> None:
+    tensors, config = llama()
+    tensors[f"model.layers.0.self_attn.k_proj.{packed}"] = np.ones(3, np.float32)
+    with pytest.raises(hs.HeadspanError, match=f"quantised weights .*k_proj.{packed}"):
+        hs.open(MappingSource(tensors, config))
+
+
+def test_only_packed_weights_are_refused_too() -> None:
+    tensors, config = llama()
+    tensors = {name.replace(".weight", ".qweight"): tensor for name, tensor in tensors.items()}
+    with pytest.raises(hs.HeadspanError, match=r"quantised weights .*k_proj.qweight"):
+        hs.open(MappingSource(tensors, config))
 
 
 def test_gemma3_config_that_leaves_out_the_defaults_of_its_class() -> None:

@@ -55,6 +55,7 @@ class Architecture:
     unembedding: tuple[str, ...] = ("lm_head",)  # the first that exists
     qk_norm: str = "self_attn.q_norm"
     sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
+    gated: bool = False  # each head's query rows are followed by as many that gate its output
     hybrid: bool = False  # some layers may have no softmax attention
     kv_heads: Callable[[Config, int], int | None] | None = None  # where the config key is not enough
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
@@ -214,6 +215,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
     "granitemoehybrid": Architecture(hybrid=True),
+    "qwen3_next": Architecture(one_plus=True, gated=True, hybrid=True),
     # encoders
     "bert": _BERT,
     "roberta": replace(_BERT, body="roberta.", unembedding=("lm_head.decoder",)),
@@ -252,15 +254,18 @@ ALIASES: dict[str, str] = {
     **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
     **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
     **dict.fromkeys(("jais2", "phimoe"), "starcoder2"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
     **dict.fromkeys(("xlm-roberta", "camembert"), "roberta"),
     "hunyuan_v1_moe": "hunyuan_v1_dense",
     "gemma3_text": "gemma3",
+    "qwen3_vl_text": "qwen3",
     "vaultgemma": "gemma",
     "lfm2_moe": "lfm2",
 }  # fmt: skip
 """Other model_type names with exactly the layout of a table entry."""
 
-BODY_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
+BODY_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "model.text_model.")
 """Where a body may stand when it is not under its own name: bare, wrapped, or inside a multimodal model."""
 
 LATENT_ATTENTION = (
@@ -274,8 +279,8 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
     model_type = config.get("model_type")
     nested = config.get("text_config")
     if isinstance(nested, Mapping) and nested:  # a multimodal model: only its language model is read
-        inherited = {key: config[key] for key in ("tie_word_embeddings", "_gguf") if key in config}
-        config = {**inherited, **nested}
+        ties = [part["tie_word_embeddings"] for part in (config, nested) if part.get("tie_word_embeddings") is not None]
+        config = {**nested, "tie_word_embeddings": any(ties) if ties else None}
         model_type = config.get("model_type", model_type)
     if model_type is None and any(name.endswith(".attn.W_Q") for name in names):
         model_type = "transformer_lens"

@@ -35,7 +35,7 @@ class CheckpointWeights(AttentionWeights):
         self.norm_place = self._entry.norm_place
         self.norm_kind = "none" if self.norm_place == "none" else self._entry.norm_kind
         self.not_foldable_reason = WHY_NOT_FOLDABLE.get(self._entry.norm_place)
-        self.value_bias_is_constant = not (self._entry.sinks or _clips(self._map.config))
+        self.value_bias_is_constant = not (self._entry.sinks or self._entry.gated or _clips(self._map.config))
         self.tied_embedding = self._map.tied
         self.vocab_size = self._find_vocab_size()
         self.notes = [*source.notes, *self._make_notes()]
@@ -65,7 +65,8 @@ class CheckpointWeights(AttentionWeights):
         """The rows of one role, (n, m, …), out of a tensor of rows that may hold all three."""
         n, n_kv, m, rest = self.n_heads, self.n_kv_heads, self._map.d_head, stored.shape[1:]
         if self._entry.layout == "separate":
-            return stored.reshape(-1, m, *rest)
+            per_head = stored.reshape(n_kv if role.shared else n, -1, *rest)
+            return per_head[:, :m]  # what a gate adds to the queries stands behind them
         if self._entry.layout == "concatenated":
             start, count = {Role.Q: (0, n), Role.K: (n, n_kv), Role.V: (n + n_kv, n_kv)}[role]
             return stored[start * m : (start + count) * m].reshape(count, m, *rest)
@@ -89,11 +90,9 @@ class CheckpointWeights(AttentionWeights):
             return None
         if role is Role.O:
             return self._vector(name, self.d_model)
-        n, m = len(self.heads_in(role, layer)), self._map.d_head
         if self._entry.layout == "heads":
-            return self._finite(name, (n, m))
-        rows = (self.n_heads + 2 * self.n_kv_heads if self._entry.fused else n) * m
-        return self._split(role, self._vector(name, rows))
+            return self._finite(name, (len(self.heads_in(role, layer)), self._map.d_head))
+        return self._split(role, self._vector(name, self._map.rows(role)))
 
     def storage_dtype(self, role: Role | str, layer: int) -> str:
         self._check_layer(layer)
@@ -153,7 +152,7 @@ class CheckpointWeights(AttentionWeights):
         return size if isinstance(size, int) else None
 
     def _tokens_are_columns(self) -> bool:
-        return self._entry.layout == "heads" and not self._map.tied
+        return self._entry.layout == "heads" and self._map.unembedding != weight_of(self._entry.embedding)
 
     def embedding(self) -> np.ndarray:
         name = weight_of(self._map.in_body(self._entry.embedding))
@@ -204,7 +203,10 @@ class CheckpointWeights(AttentionWeights):
                 "its gains do not change what a head's weight spans"
             )
         if not self.value_bias_is_constant:
-            notes.append("attention rows need not sum to 1, or values are clipped: folding keeps the value bias apart")
+            notes.append(
+                "a value bias is not a constant output here (attention sinks, clipped values or an output gate): "
+                "folding leaves it where it is"
+            )
         return notes
 
     def fingerprint(self) -> str:

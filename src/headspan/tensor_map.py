@@ -21,6 +21,7 @@ _SIZES = {
     "d_head": ("head_dim", "d_head"),
 }
 _SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
 
 
@@ -102,6 +103,9 @@ class TensorMap:
             self.prefix = prefix
             if self._numbered_layers():
                 return prefix
+        packed = next((name for name in sorted(self.names) if name.endswith((".qweight", ".weight_packed"))), None)
+        if packed:
+            raise self._quantised(packed)
         self.prefix = entry.body
         raise HeadspanError(
             f"{self.source.reference} says it is {self.architecture}, but for no layer N it has a tensor "
@@ -153,14 +157,12 @@ class TensorMap:
 
     def _find_unembedding(self) -> tuple[str | None, bool | None]:
         """The tensor of the unembedding and whether it is the embedding itself; None where there is none."""
-        embedding = weight_of(self.in_body(self.entry.embedding))
-        embedding = embedding if embedding in self.names else None
-        if embedding and self.config.get("tie_word_embeddings"):
-            return embedding, True  # a copy that is stored all the same is not used by the model either
+        tie = self.config.get("tie_word_embeddings")
         own = self._first_of(weight_of(module) for module in self.entry.unembedding)
-        if own or not self.config.get("tie_word_embeddings", True):
-            return own, False if own else None
-        return embedding, True if embedding else None
+        if own:
+            return own, bool(tie)  # files of tied models may hold a copy
+        embedding = weight_of(self.in_body(self.entry.embedding))
+        return (embedding, True) if tie is not False and embedding in self.names else (None, None)
 
     def unembedding_bias(self) -> str | None:
         """The bias of the logits, which may stand one level above the unembedding (BERT)."""
@@ -184,6 +186,7 @@ class TensorMap:
 
     def _check_shapes(self) -> None:
         """Every weight of every layer is there and has the shape that the config promises."""
+        self._check_not_packed()
         for layer in self.layers:
             for name, expected in {self.weight(role, layer): self._expected(role) for role in ROLES}.items():
                 seen = self.shape(name)
@@ -194,17 +197,36 @@ class TensorMap:
                         f"key/value heads and d_head {self.d_head}"
                     )
 
+    def _check_not_packed(self) -> None:
+        """Formats that keep packed integers or scales beside a weight (GPTQ, AWQ, FP8, bitsandbytes) are not read."""
+        for role in ROLES:
+            start = weight_of(self.module(role, self.layers[0])).removesuffix("weight")
+            packed = next((start + end for end in _PACKED if start + end in self.names), None)
+            if packed:
+                raise self._quantised(packed)
+
+    def _quantised(self, name: str) -> HeadspanError:
+        return HeadspanError(
+            f"{self.source.reference} holds quantised weights ({name}) in a format that is not read: "
+            "give the unquantised model or a GGUF file"
+        )
+
     def _expected(self, role: Role) -> tuple[int, ...]:
         n, n_kv, m, d = self.n_heads, self.n_kv_heads, self.d_head, self.d_model
         if self.entry.layout == "heads":
             return (n, m, d) if role is Role.O else (n_kv if role.shared else n, d, m)
-        if role is Role.O:
-            shape = (d, n * m)
-        elif self.entry.fused:
-            shape = ((n + 2 * n_kv) * m, d)
-        else:
-            shape = ((n_kv if role.shared else n) * m, d)
+        shape = (d, n * m) if role is Role.O else (self.rows(role), d)
         return shape[::-1] if self.entry.transposed else shape
+
+    def rows(self, role: Role) -> int:
+        """Rows of the tensor that holds the Q, K or V weights of a layer."""
+        if self.entry.fused:
+            heads = self.n_heads + 2 * self.n_kv_heads
+        elif role is Role.Q:
+            heads = self.n_heads * (2 if self.entry.gated else 1)
+        else:
+            heads = self.n_kv_heads
+        return heads * self.d_head
 
 
 def weight_of(module: str) -> str:

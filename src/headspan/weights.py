@@ -65,7 +65,11 @@ class AttentionWeights(ABC):
 
     def heads_in(self, role: Role | str, layer: int) -> tuple[Head, ...]:
         """The heads of a role in one layer."""
-        return tuple(head for head in self.heads(role) if head.layer == layer)
+        self._check_layer(layer)
+        heads = self.heads(role)
+        count = len(heads) // len(self.layers)
+        start = self.layers.index(layer) * count
+        return heads[start : start + count]
 
     def read_head(self, head_role: HeadRole | str) -> np.ndarray:
         """The (d, m) weight of one head, for example of ``"L4H11.O"``."""
