@@ -44,17 +44,16 @@ class Basis(NamedTuple):
     tolerance: float
 
 
-def rank_tolerance(weight: np.ndarray, storage_dtype: str) -> float:
-    """Largest singular value that rounding alone can explain, for a (d, m) weight kept in ``storage_dtype``.
+def rank_tolerance(shape: tuple[int, ...], norm: float | np.ndarray, storage_dtype: str) -> np.ndarray:
+    """Largest singular value that rounding alone can explain, for a (d, m) weight of Frobenius norm ``norm``.
 
     Rounding moves an entry by up to ε/2 of itself, and a weight that was computed in float32 carries a few ε of
     float32 besides. Independent errors of size δ·rms(entry) make a matrix of spectral norm δ·rms·(√d + √m).
     """
-    d, m = weight.shape
+    d, m = shape[-2:]
     eps = _STORAGE_EPS.get(storage_dtype, _QUANTISED_EPS)
-    norm = float(np.linalg.norm(weight))
-    rounding = (eps / 2 + 8 * min(eps, 2.0**-23)) * norm / np.sqrt(d * m) * (np.sqrt(d) + np.sqrt(m))
-    return float(max(rounding, 2.0**-52 * max(d, m) * norm))
+    rounding = (eps / 2 + 8 * min(eps, 2.0**-23)) * (np.sqrt(d) + np.sqrt(m)) / np.sqrt(d * m)
+    return np.asarray(norm) * max(rounding, 2.0**-52 * max(d, m))
 
 
 def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
@@ -71,7 +70,7 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
     scale = np.abs(weight).max()
     with one_thread():
         left, values, _ = np.linalg.svd(weight / scale if scale else weight, full_matrices=False)
-    tolerance = rank_tolerance(weight / scale if scale else weight, storage_dtype)
+    tolerance = float(rank_tolerance(weight.shape, np.linalg.norm(values), storage_dtype))
     rank = int(np.count_nonzero(values > tolerance))
     return Basis(np.ascontiguousarray(left[:, :rank]), rank, values * scale, tolerance * float(scale))
 
@@ -83,27 +82,26 @@ def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarr
     through one batched Cholesky factorisation, the others one by one through the SVD.
     """
     weights = np.asarray(weights, dtype=np.float64)
-    n, d, m = weights.shape
-    scale = np.abs(weights).max(axis=(1, 2), keepdims=True, initial=0.0)
-    scaled = weights / np.where(scale > 0, scale, 1.0)
-    bases = np.zeros_like(weights)
-    ranks = np.full(n, m, dtype=np.int32)
+    n, _, m = weights.shape
     good = np.zeros(n, dtype=bool)
-    with one_thread():
+    with one_thread(), np.errstate(all="ignore"):
+        grams = np.matmul(weights.transpose(0, 2, 1), weights)
+        norms = np.sqrt(np.trace(grams, axis1=1, axis2=2))
         try:
-            lower = np.linalg.cholesky(np.matmul(scaled.transpose(0, 2, 1), scaled))
-            inverse = np.linalg.inv(lower)
+            inverse = np.linalg.inv(np.linalg.cholesky(grams))
         except np.linalg.LinAlgError:
-            pass  # a singular head is among them: all of this layer's heads take the careful way
+            bases = np.zeros_like(weights)  # a singular head is among them: all of this layer take the careful way
         else:
             smallest = 1 / np.linalg.norm(inverse, axis=(1, 2))  # at most the smallest singular value
-            noise = np.array([rank_tolerance(weight, storage_dtype) for weight in scaled])
-            good = (smallest > noise) & (np.linalg.norm(lower, axis=(1, 2)) < _SAFE_CONDITION * smallest)
-            bases[good] = np.matmul(scaled[good], inverse[good].transpose(0, 2, 1))
+            noise = rank_tolerance(weights.shape, norms, storage_dtype)
+            good = (smallest > noise) & (norms < _SAFE_CONDITION * smallest)
+            bases = np.matmul(weights, inverse.transpose(0, 2, 1))
+    ranks = np.full(n, m, dtype=np.int32)
     for i in np.flatnonzero(~good):
-        basis = orthonormal_basis(scaled[i], storage_dtype)
-        bases[i, :, : basis.rank] = basis.vectors
+        basis = orthonormal_basis(weights[i], storage_dtype)
         ranks[i] = basis.rank
+        bases[i] = 0.0
+        bases[i, :, : basis.rank] = basis.vectors
     return bases, ranks
 
 

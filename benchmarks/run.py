@@ -1,0 +1,284 @@
+"""Measure headspan against TransformerLens and against this machine's own matrix product.
+
+    python benchmarks/run.py                 all parts, a table on the terminal
+    python benchmarks/run.py --only a,c      some of them
+    python benchmarks/run.py --write         keep the table in benchmarks/RESULTS.md
+
+Everything is a ratio of two things measured in one run, because the machine may be busy; each is run several times
+and the best time counts. Peak memory is that of the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+
+
+def child(code: str, *arguments: str, environment: dict[str, str] | None = None) -> dict[str, float]:
+    """Run Python code in a process of its own: wall seconds, processor seconds and peak memory in MB of all of it."""
+    probe = (
+        "import json, resource, sys, time; started = time.time()\n"
+        f"{code}\n"
+        "use = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(json.dumps({'peak_mb': use.ru_maxrss / 1024, 'cpu': use.ru_utime + use.ru_stime}))"
+    )
+    started = time.perf_counter()
+    run = subprocess.run(
+        [sys.executable, "-c", probe, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | (environment or {}),
+    )
+    wall = time.perf_counter() - started
+    if run.returncode != 0:
+        raise RuntimeError(f"a benchmark process failed:\n{run.stderr[-2000:]}")
+    return {"wall": wall, **json.loads(run.stdout.strip().splitlines()[-1])}
+
+
+def best(code: str, *arguments: str, times: int = 3) -> dict[str, float]:
+    runs = [child(code, *arguments) for _ in range(times)]
+    return {key: min(run[key] for run in runs) for key in runs[0]}
+
+
+def sgemm_rate(size: int = 3000, times: int = 5) -> float:
+    """Floating-point operations a second of one large float32 product on all cores."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(size, size)).astype(np.float32) for _ in range(2))
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def complete_gpt2(folder: Path) -> Path:
+    """GPT-2 small as a complete checkpoint: real attention weights where they are known, the rest random."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config())
+    real = os.environ.get("HEADSPAN_GPT2_DIR")
+    if real:
+        from safetensors.torch import load_file
+
+        tensors = load_file(Path(real) / "model.safetensors")
+        named = {k if k.startswith("transformer.") else f"transformer.{k}": v for k, v in tensors.items()}
+        model.load_state_dict(named, strict=False)
+    model.save_pretrained(folder)
+    return folder
+
+
+def random_llama(folder: Path, layers: int, heads: int, d_model: int, d_head: int, dtype: str) -> Path:
+    """Attention tensors of a Llama-shaped model, random, one shard per layer."""
+    import ml_dtypes
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+    where = {}
+    for layer in range(layers):
+        tensors = {}
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            shape = (d_model, heads * d_head) if name == "o_proj" else (heads * d_head, d_model)
+            tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = (
+                rng.standard_normal(shape, dtype=np.float32) * 0.02
+            ).astype(kind)
+        tensors[f"model.layers.{layer}.input_layernorm.weight"] = np.ones(d_model, kind)
+        shard = f"model-{layer + 1:05d}-of-{layers:05d}.safetensors"
+        save_file(tensors, folder / shard)
+        where |= dict.fromkeys(tensors, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "hidden_size": d_model,
+        "head_dim": d_head,
+        "intermediate_size": 4 * d_model,
+        "vocab_size": 32000,
+        "torch_dtype": dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+OURS = """
+import headspan as hs
+hs.score(hs.open(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], out=sys.argv[4], memory=sys.argv[5])
+"""
+LENS = """
+import numpy as np
+from transformer_lens.model_bridge import TransformerBridge
+model = TransformerBridge.boot_transformers(sys.argv[1])
+results = {}
+"""
+LENS_PK = (
+    LENS
+    + """
+from transformer_lens.tools.analysis.projection_kernel import attention_head_subspace_affinity
+for role in "QKV":
+    results[role] = attention_head_subspace_affinity(model, target_role=role).scores.detach().numpy()
+np.savez(sys.argv[2], **results)
+"""
+)
+LENS_CS = (
+    LENS
+    + """
+for role in "QKV":
+    results[role] = model.all_composition_scores(role).scores.detach().numpy()
+np.savez(sys.argv[2], **results)
+"""
+)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def part_a_b(folder: Path) -> list[tuple[str, ...]]:
+    gpt2 = str(complete_gpt2(folder / "gpt2"))
+    out = str(folder / "r.safetensors")
+    ours_pk = best(OURS, gpt2, "pk", "flow", out, "2GB")
+    ours_cs = best(OURS, gpt2, "cs", "flow", out, "2GB")
+    ours_all = best(OURS, gpt2, "pk,cs,simple_cs,linear_cka", "all", out, "2GB")
+    lens_pk = best(LENS_PK, gpt2, str(folder / "pk.npz"), times=2)
+    lens_cs = best(LENS_CS, gpt2, str(folder / "cs.npz"), times=1)
+
+    def row(name: str, ours: dict[str, float], lens: dict[str, float], target: str) -> tuple[str, ...]:
+        return (
+            name,
+            f"{ours['wall']:.2f} s, {ours['peak_mb']:.0f} MB",
+            f"{lens['wall']:.1f} s, {lens['peak_mb']:.0f} MB",
+            f"{lens['wall'] / ours['wall']:.1f}× the speed, {ours['peak_mb'] / lens['peak_mb']:.2f}× the memory",
+            target,
+        )
+
+    return [
+        row("(a) GPT-2 small, files to result, OQ+OK+OV, PK", ours_pk, lens_pk, "≥ 8× the speed"),
+        row("(a) GPT-2 small, files to result, OQ+OK+OV, CS", ours_cs, lens_cs, "≥ 50×, ≤ 0.1× the memory"),
+        row("(b) 16 pairings of PK, CS, Simple-CS, CKA, against their 3 of PK", ours_all, lens_pk, "> 1×"),
+    ]
+
+
+def part_c(folder: Path) -> list[tuple[str, ...]]:
+    """The contraction alone, on factors that are there: GPT-2-sized and 7B-sized."""
+    from headspan.contraction import Job, contract, rectangles
+
+    rows = []
+    for name, n, p, q in (("d=768, m=64, 576 weights", 576, 768, 64), ("d=2048, m=128, 512 weights", 512, 2048, 128)):
+        rng = np.random.default_rng(0)
+        factors = {"all": rng.standard_normal((n, p, q), dtype=np.float32)}
+        job = Job("all", "all", np.triu(np.ones((n, n), dtype=bool), 1))
+        computed = sum((r.stop - r.start) * (c.stop - c.start) for r, c in rectangles(job.needed))
+        operations = (n * q + computed) * p**2
+        seconds, rate = [], sgemm_rate()
+        for _ in range(3):
+            started = time.perf_counter()
+            contract(factors, [job], route="gram")
+            seconds.append(time.perf_counter() - started)
+            rate = max(rate, sgemm_rate(times=2))
+        reached = operations / min(seconds)
+        rows.append(
+            (
+                f"(c) contraction, {name}",
+                f"{reached / 1e9:.0f} GFLOP/s",
+                f"sgemm {rate / 1e9:.0f} GFLOP/s",
+                f"{reached / rate:.0%}",
+                "≥ 70%",
+            )
+        )
+    return rows
+
+
+def part_d(folder: Path) -> list[tuple[str, ...]]:
+    layers, heads, d, m = 32, 32, 4096, 128
+    model = random_llama(folder / "7b", layers, heads, d, m, "bfloat16")
+    rate = sgemm_rate(4000)
+    run = child(OURS, str(model), "pk", "flow", str(folder / "7b.safetensors"), "9GB")
+    rate = max(rate, sgemm_rate(4000))
+    n = layers * heads
+    pairs = 3 * heads**2 * layers * (layers - 1) // 2
+    operations = pairs * d**2 + 4 * n * m * d**2  # all pairs, and each Gram matrix made once
+    ideal = operations / rate
+    return [
+        (
+            "(d) 7B shape (32×32 heads, d=4096, m=128, sharded bf16), OQ+OK+OV",
+            f"{run['wall']:.0f} s, {run['peak_mb'] / 1000:.1f} GB",
+            f"{ideal:.0f} s for {operations / 1e12:.0f} TFLOP at {rate / 1e9:.0f} GFLOP/s",
+            f"{run['wall'] / ideal:.2f}× the time, {run['peak_mb'] / 1000:.1f} GB",
+            "≤ 2×, ≤ 10 GB",
+        )
+    ]
+
+
+def part_e(folder: Path) -> list[tuple[str, ...]]:
+    """Seconds a pair from 12×12 to 48×25 heads (GPT-2 small to XL grids, one d and m so that only heads change)."""
+    rows, first = [], None
+    for layers, heads in ((12, 12), (24, 16), (36, 20), (48, 25)):
+        model = random_llama(folder / f"{layers}x{heads}", layers, heads, 768, 64, "float32")
+        run = best(OURS, str(model), "pk", "flow", str(folder / "e.safetensors"), "6GB", times=2)
+        pairs = 3 * heads**2 * layers * (layers - 1) // 2
+        each = run["wall"] / pairs * 1e6
+        first = first or each
+        rows.append(
+            (
+                f"(e) {layers}×{heads} heads, d=768, m=64",
+                f"{run['wall']:.2f} s",
+                f"{pairs:,} pairs",
+                f"{each:.2f} µs a pair, {each / first:.2f}× the smallest's",
+                "≤ 1×",
+            )
+        )
+    return rows
+
+
+PARTS = {"a": part_a_b, "c": part_c, "d": part_d, "e": part_e}
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    head = ("what", "headspan", "against", "ratio", "target")
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, like a,c (b is measured with a)")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    options = parser.parse_args()
+    rows: list[tuple[str, ...]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only.split(","):
+            rows += PARTS[name.strip()](Path(folder))
+            print(table(rows[-4:]), flush=True)
+    text = table(rows)
+    if options.write:
+        load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+        facts = f"Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores, load {load}"
+        RESULTS.write_text(
+            f"# Benchmark results\n\nMade by `python benchmarks/run.py --write`: {facts}.\n"
+            f"Best of several runs; ratios within one run.\n\n{text}\n",
+            encoding="utf-8",
+        )
+
+
+if __name__ == "__main__":
+    main()
