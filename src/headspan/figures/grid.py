@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tokens = Mapping[Head, Sequence[str]]
-_WIDE, _TALL = 16, 16  # more layers or heads than this, and cells get smaller
+_MANY = 16  # more layers or heads than this, and cells get smaller
 
 
 @dataclass(frozen=True)
@@ -42,55 +42,84 @@ class _Cells:
     rows: tuple[Head, ...]  # one head per row, layer 0: only index and kv count
     cell: Point
     box: Point
+    token_columns: int
     fontsize: float
 
     @classmethod
-    def of(cls, wiring: Wiring, tokens: Tokens | None) -> _Cells:
+    def of(cls, wiring: Wiring, with_tokens: bool) -> _Cells:
         table = wiring.scores.head_table
-        heads = dict.fromkeys((*table.query, *table.kv))
-        layers = tuple(dict.fromkeys(sorted(head.layer for head in heads)))
-        kv_used = any(node.head.kv for node in wiring.nodes)
-        rows = sorted({Head(0, h.index, h.kv) for h in heads if kv_used or not h.kv}, key=lambda h: (h.kv, h.index))
-        small = len(layers) > _WIDE or len(rows) > _TALL
-        if tokens:
-            box, gap, fontsize = ((0.92, 0.7), (0.3, 0.13), 6.5) if small else ((0.98, 0.74), (0.4, 0.17), 7.0)
+        wired = [node.head for node in wiring.nodes]
+        kv_used = any(head.kv for head in wired)
+        everyone = [head for head in dict.fromkeys((*table.query, *table.kv)) if kv_used or not head.kv]
+        layers, rows = {head.layer for head in everyone}, {_row(head) for head in everyone}
+        small = len(layers) > _MANY or len(rows) > _MANY
+        if len(layers) > _MANY:  # a large model: layers and heads without an edge are left out
+            layers = {head.layer for head in wired} or layers
+        if len(rows) > _MANY:
+            rows = {_row(head) for head in wired} or rows
+        if with_tokens:
+            box, gap, fontsize = ((0.56, 0.68), (0.3, 0.13), 6.2) if small else ((0.98, 0.74), (0.4, 0.17), 7.0)
         else:
-            box, gap, fontsize = ((0.44, 0.19), (0.24, 0.12), 6.2) if small else ((0.52, 0.27), (0.42, 0.21), 7.5)
-        return cls(wiring, layers, tuple(rows), (box[0] + gap[0], box[1] + gap[1]), box, fontsize)
+            box, gap, fontsize = ((0.46, 0.19), (0.22, 0.12), 6.2) if small else ((0.52, 0.27), (0.42, 0.21), 7.5)
+        across = max(gap[0], min(2.2, 6.5 / len(layers) - box[0]))  # few layers: give the edges room
+        return cls(
+            wiring, tuple(sorted(layers)), tuple(sorted(rows, key=lambda h: (h.kv, h.index))),
+            (box[0] + across, box[1] + gap[1]), box, 1 if small else 2, fontsize,
+        )  # fmt: skip
+
+    @property
+    def apart(self) -> float:
+        """The gap between query heads and shared heads, in rows."""
+        return 0.6 if len({head.kv for head in self.rows}) > 1 else 0.0
 
     def place(self, head: Head) -> Point:
-        row = self.rows.index(Head(0, head.index, head.kv))
-        apart = 0.6 if head.kv and any(not h.kv for h in self.rows) else 0.0
-        return self.layers.index(head.layer) * self.cell[0], -(row + apart) * self.cell[1]
+        row = self.rows.index(_row(head)) + (self.apart if head.kv else 0.0)
+        return self.layers.index(head.layer) * self.cell[0], -row * self.cell[1]
+
+    def box_of(self, node: Node, tokens: Tokens) -> Point:
+        """Heads without tokens get a low box even where others have some."""
+        return self.box if not tokens or node.head in tokens else (self.box[0], 0.27)
 
     @property
     def size(self) -> Point:
-        apart = 0.6 if len({h.kv for h in self.rows}) > 1 else 0.0
-        return len(self.layers) * self.cell[0], (len(self.rows) + apart) * self.cell[1]
+        return len(self.layers) * self.cell[0], (len(self.rows) + self.apart) * self.cell[1]
+
+    def unwired(self) -> list[Point]:
+        """Places of the heads that are on the grid but on no edge."""
+        table = self.wiring.scores.head_table
+        wired = {node.head for node in self.wiring.nodes}
+        rest = [head for head in dict.fromkeys((*table.query, *table.kv)) if head not in wired]
+        return [self.place(head) for head in rest if head.layer in self.layers and _row(head) in self.rows]
+
+
+def _row(head: Head) -> Head:
+    return head._replace(layer=0)
 
 
 def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None = None) -> Figure:
     """One wiring on the grid; ``tokens`` gives the strings to print inside the box of a head."""
-    cells = _Cells.of(wiring, tokens)
+    tokens = tokens or {}
+    cells = _Cells.of(wiring, bool(tokens))
     width, height = cells.size
     names = shown_labels(wiring)
     colours = style.label_colours(wiring.label_names)
     edges, classes = pairing_handles(wiring.pairings), label_handles(names, colours)
-    columns = max(2, int((width + 0.6) // 1.5))
-    left, below, above = 0.62, 0.75 + 0.2 * legend_rows(classes, columns), 0.42
-    total = (max(width + left + 0.15, 5.0), height + below + above)
+    columns = max(3, int((width + 0.6) // 1.5))
+    edge_room = 0.22 * legend_rows(edges, columns)
+    left, below, above = 0.62, 0.53 + edge_room + 0.2 * legend_rows(classes, columns), 0.42
+    total = (max(width + left + 0.15, 5.6), height + below + above)
     figure = new_figure(*total)
     axes = figure.add_axes((left / total[0], below / total[1], width / total[0], height / total[1]))
     _frame(axes, cells)
     for node in wiring.nodes:
         where = cells.place(node.head)
-        draw_box(axes, node, where, cells.box, colours)
-        _write(axes, node, where, cells, (tokens or {}).get(node.head, ()))
+        draw_box(axes, node, where, cells.box_of(node, tokens), colours)
+        _write(axes, node, where, cells, tokens.get(node.head, ()))
     for edge, strength in by_strength(wiring):
         _draw_edge(axes, cells, edge, strength)
     axes.set_title(title or grid_title(wiring), loc="left", pad=10, fontsize=11)
     legend_below(figure, edges, below - 0.42, columns)
-    legend_below(figure, classes, below - 0.64, columns)
+    legend_below(figure, classes, below - 0.42 - edge_room, columns)
     return figure
 
 
@@ -104,12 +133,7 @@ def _frame(axes: Axes, cells: _Cells) -> None:
     row_names = [f"{'KV' if head.kv else 'H'}{head.index}" for head in cells.rows]
     axes.set_yticks([cells.place(Head(cells.layers[0], h.index, h.kv))[1] for h in cells.rows], row_names)
     axes.set_xlabel("layer")
-    wired = {node.head for node in cells.wiring.nodes}
-    table = cells.wiring.scores.head_table
-    rows = set(cells.rows)
-    rest = [h for h in dict.fromkeys((*table.query, *table.kv)) if h not in wired and Head(0, h.index, h.kv) in rows]
-    points = [cells.place(head) for head in rest]
-    if points:
+    if points := cells.unwired():
         axes.scatter(*zip(*points, strict=True), s=5, color=style.FAINT, linewidths=0, zorder=1, gid="unwired")
 
 
@@ -122,14 +146,11 @@ def _write(axes: Axes, node: Node, where: Point, cells: _Cells, tokens: Sequence
     x, y = where
     top, line = y + cells.box[1] / 2, cells.box[1] / 6.4
     draw_name(axes, node, (x, top - 0.62 * line), cells.fontsize)
-    half = -(-len(tokens) // 2)
-    for i, token in enumerate(tokens):
-        column, row = divmod(i, half)
+    for i, token in enumerate(tokens[: 5 * cells.token_columns]):
+        column, row = divmod(i, 5)
         left = x - cells.box[0] / 2 + 0.04 + column * cells.box[0] / 2
-        text = axes.text(
-            left, top - (1.75 + row) * line, _cut(token), fontsize=cells.fontsize - 2.2, va="center", zorder=4
-        )
-        text.set_gid(f"token:{node.head}:{i}")
+        text = axes.text(left, top - (1.75 + row) * line, _cut(token), fontsize=cells.fontsize - 2.2, va="center")
+        text.set(zorder=4, gid=f"token:{node.head}:{i}")
 
 
 def _cut(token: str, most: int = 10) -> str:

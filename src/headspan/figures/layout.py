@@ -17,6 +17,7 @@ from headspan.wiring import Wiring
 ASPECT = 1.5  # width over height of the ellipse
 _TRIALS = 6000  # trades tried at most, and
 _MOST_EDGES = 400  # beyond this none: keeps a drawing with hundreds of heads within seconds
+_PER_RING = 36  # boxes around the ellipse before a second ring begins
 _CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 3.0, 0.45, 0.35
 
 
@@ -37,8 +38,9 @@ class EllipseLayout:
 
 def ellipse_layout(wiring: Wiring) -> EllipseLayout:
     """Places for all heads of a wiring."""
-    inside = [node.head for node in wiring.nodes if node.labels]
-    outside = [node.head for node in wiring.nodes if not node.labels]
+    labelled = [node.head for node in wiring.nodes if node.labels]
+    inside = labelled or [node.head for node in wiring.nodes]  # without labels there is no outside
+    outside = [node.head for node in wiring.nodes if not node.labels] if labelled else []
     half = _half_axes(len(inside), len(outside))
     inner, outer = _fill(len(inside), half), _ring(len(outside), half)
     heads = inside + outside
@@ -52,9 +54,9 @@ def ellipse_layout(wiring: Wiring) -> EllipseLayout:
 
 
 def _half_axes(inside: int, outside: int) -> tuple[float, float]:
-    """An ellipse with room for the boxes inside, whose ring has room for those outside."""
+    """An ellipse with room for the boxes inside, whose rings have room for those outside."""
     height = max(2.0, np.sqrt(inside * 1.75 / (np.pi * ASPECT)))
-    while _ring_path((height * ASPECT, height))[1][-1] < outside:
+    while sum(room[-1] for _, room in _rings(outside, (height * ASPECT, height))) < outside:
         height *= 1.03
     return float(height * ASPECT), float(height)
 
@@ -78,21 +80,29 @@ def _fill(count: int, half: tuple[float, float]) -> np.ndarray:
     return np.array(places)
 
 
-def _ring_path(half: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Points around the ellipse, and how many boxes with room for an arrow between them fit up to each point."""
+def _rings(count: int, half: tuple[float, float]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """One ring around the ellipse, or several for many boxes: its points, and how many boxes fit up to each point."""
     angle = np.linspace(0, 2 * np.pi, 2001)
-    path = np.column_stack([(half[0] + 0.85) * np.cos(angle), (half[1] + 0.62) * np.sin(angle)])
-    # A box is wider than it is high: neighbours side by side need more room than one above the other.
-    steps = np.hypot(*(np.diff(path, axis=0) / (1.45, 1.05)).T)
-    return path, np.concatenate([[0], np.cumsum(steps)])
+    rings = []
+    for i in range(-(-count // _PER_RING)):
+        path = np.column_stack([(half[0] + 0.85 + 1.5 * i) * np.cos(angle), (half[1] + 0.62 + i) * np.sin(angle)])
+        # A box is wider than it is high: neighbours side by side need more room, with an arrow between them.
+        steps = np.hypot(*(np.diff(path, axis=0) / (1.45, 1.05)).T)
+        rings.append((path, np.concatenate([[0], np.cumsum(steps)])))
+    return rings
 
 
 def _ring(count: int, half: tuple[float, float]) -> np.ndarray:
     """Places around the ellipse with even gaps, from left to right."""
-    path, room = _ring_path(half)
-    at = (np.arange(count) + 0.25) / max(count, 1) * room[-1]
-    places = np.column_stack([np.interp(at, room, path[:, 0]), np.interp(at, room, path[:, 1])])
-    return places[np.argsort(places[:, 0], kind="stable")]
+    rings = _rings(count, half)
+    total = sum(room[-1] for _, room in rings)
+    bounds = np.round(np.cumsum([0.0, *(room[-1] for _, room in rings)]) / max(total, 1) * count).astype(int)
+    places = [np.zeros((0, 2))]
+    for (path, room), n in zip(rings, np.diff(bounds), strict=True):
+        at = (np.arange(n) + 0.25) / max(n, 1) * room[-1]
+        places.append(np.column_stack([np.interp(at, room, path[:, 0]), np.interp(at, room, path[:, 1])]))
+    found = np.concatenate(places)
+    return found[np.argsort(found[:, 0], kind="stable")]
 
 
 def _trade(places: np.ndarray, ends: np.ndarray, layers: np.ndarray, inside: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def token_numbers(weights: AttentionWeights) -> dict[str, TokenNumbers]:
     from headspan.projection import VocabularyRows, reciprocal, row_norms
 
     final = weights.final_norm()
-    if final is None or final.bias is None:
+    if final is None or final.bias is None or not final.bias.any():
         raise HeadspanError("it shows products with the bias of the final norm, and this model has no such bias")
     rows = VocabularyRows.unembedding(weights)
     beta = final.bias.astype(np.float64)
