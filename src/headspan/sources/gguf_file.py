@@ -211,7 +211,8 @@ class GgufSource(TensorSource):
             if kind.name == "F64":
                 return raw.view("<f8").reshape(wanted).copy()
             rows = raw.reshape(math.prod(wanted[:-1]), -1) if raw.size else raw.reshape(0, per_row)
-            return np.array(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
+            numbers = np.asarray(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
+            return numbers if numbers.flags.writeable else numbers.copy()  # float32 is a view of the bytes read
         except NotImplementedError:
             raise HeadspanError(
                 f"tensor {stored} of {self.reference} is stored as {kind.name},"

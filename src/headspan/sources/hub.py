@@ -133,7 +133,7 @@ def _cached_snapshot(hub: HubReference) -> Path | None:
 
 def _unreachable(error: BaseException) -> bool:
     """True when no answer came at all, as against an answer that says no."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
         response: Any = getattr(error, "response", None)
