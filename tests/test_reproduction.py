@@ -147,7 +147,8 @@ def test_other_weights_of_the_same_shape_differ_and_exit_with_1(tmp_path: Path) 
     config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 300, "n_positions": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))
     result = CliRunner().invoke(app, ["reproduce", str(tmp_path)])
-    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 1
     summary = result.stdout.strip().splitlines()[-1]
     assert summary.endswith("40 not available")
     counts = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if len(line.split()) == 4}
