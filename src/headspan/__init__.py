@@ -20,22 +20,72 @@ _EXPORTS = {
     "HeadRole": "heads",
     "Pairing": "heads",
     "Role": "heads",
+    "AttentionWeights": "weights",
     "open": "weights",
     "fold": "folding",
     "score": "scoring",
+    "scores_of": "scoring",
     "Scores": "scores",
     "load": "scores",
+    "compare": "comparison",
+    "significance": "baseline",
+    "kl_divergence": "baseline",
+    "hubs": "hubs",
+    "Labels": "labels",
+    "evaluate": "evaluation",
+    "head_tokens": "tokens",
+    "compare_pair": "pairs",
+    "head_scores": "behaviour",
+    "wiring": "wiring",
+    "report": "report",
+    "reproduce": "reproduction",
 }
 
 if TYPE_CHECKING:
+    from headspan.baseline import kl_divergence, significance
+    from headspan.behaviour import head_scores
+    from headspan.comparison import compare
     from headspan.errors import HeadspanError
+    from headspan.evaluation import evaluate
     from headspan.folding import fold
     from headspan.heads import Head, HeadRole, Pairing, Role
+    from headspan.hubs import hubs
+    from headspan.labels import Labels
+    from headspan.pairs import compare_pair
+    from headspan.report import report
+    from headspan.reproduction import reproduce
     from headspan.scores import Scores, load
-    from headspan.scoring import score
-    from headspan.weights import open
+    from headspan.scoring import score, scores_of
+    from headspan.tokens import head_tokens
+    from headspan.weights import AttentionWeights, open
+    from headspan.wiring import wiring
 
-__all__ = ["Head", "HeadRole", "HeadspanError", "Pairing", "Role", "Scores", "fold", "load", "open", "score"]
+__all__ = [
+    "AttentionWeights",
+    "Head",
+    "HeadRole",
+    "HeadspanError",
+    "Labels",
+    "Pairing",
+    "Role",
+    "Scores",
+    "compare",
+    "compare_pair",
+    "evaluate",
+    "fold",
+    "head_scores",
+    "head_tokens",
+    "hubs",
+    "kl_divergence",
+    "load",
+    "open",
+    "report",
+    "reproduce",
+    "score",
+    "scores_of",
+    "significance",
+    "wiring",
+]
 
 
 def __getattr__(name: str) -> Any:

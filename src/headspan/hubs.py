@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headspan.callable_modules import make_callable
 from headspan.errors import HeadspanError
 from headspan.heads import Head, Pairing
 from headspan.scores import ScoreMatrix, Scores
@@ -120,3 +121,6 @@ def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # A head that is the only candidate of all its choosers gets everything whatever happens: no z-score.
         z = np.where(variance > 0, (total - expected) / np.sqrt(variance), np.nan)
     return total, z
+
+
+make_callable(__name__)

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from headspan.baseline import Null, significance
+from headspan.callable_modules import make_callable
 from headspan.errors import HeadspanError, missing_extra
 from headspan.files import atomic_path
 from headspan.heads import Head, Pairing, parse_pairings
@@ -312,3 +313,6 @@ def _xml_text(text: str) -> str:
 def _write(path: str | os.PathLike[str], text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+make_callable(__name__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from headspan.callable_modules import make_callable
 from headspan.files import atomic_path
 from headspan.labels import Labels
 from headspan.report.data import Progress, collect
@@ -71,3 +72,6 @@ def report(
     if path is not None:
         page.save(path)
     return page
+
+
+make_callable(__name__)
