@@ -49,8 +49,8 @@ def hubs(
 ) -> None:
     """Heads that many others write to (inlets) or read from (outlets).
 
+    \b
     Examples:
-
       headspan hubs gpt2
       headspan hubs result.safetensors --pairings OK --corrected --labels gpt2
     """
@@ -96,8 +96,8 @@ def baseline(
 ) -> None:
     """How far are Projection Kernels from chance?
 
+    \b
     Examples:
-
       headspan baseline gpt2
       headspan baseline gpt2 --pairing OK --null reversed --top 30
     """
@@ -144,8 +144,8 @@ def evaluate(
 ) -> None:
     """How well similarities find labelled heads and tell classes of heads apart.
 
+    \b
     Examples:
-
       headspan evaluate gpt2 --labels gpt2-ioi --metrics all
       headspan evaluate result.safetensors --labels my-heads.csv --json
     """
@@ -181,8 +181,8 @@ def reproduce(
 
     Exit code 1 if a number differs.
 
+    \b
     Examples:
-
       headspan reproduce gpt2
       headspan reproduce path/to/gpt2 --out reproduction
     """
