@@ -323,3 +323,27 @@ def test_directory_with_one_gguf(tmp_path):
     write(tmp_path / "n.gguf", {"x": normal(2, 2)})
     with pytest.raises(HeadspanError, match="several models"):
         open_source(tmp_path)
+
+
+def test_split_files_are_joined(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2", split_max_tensors=2)
+    tensors = {f"blk.{layer}.attn_v.weight": normal(4, 8, seed=layer) for layer in range(5)}
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) == 3
+    for reference in (parts[0], parts[2], tmp_path):
+        source = open_source(reference)
+        assert source.config["model_type"] == "qwen2"
+        assert source.files() == parts
+        for layer in range(5):
+            ours = source.read(f"model.layers.{layer}.self_attn.v_proj.weight")
+            np.testing.assert_array_equal(ours, tensors[f"blk.{layer}.attn_v.weight"])
+    assert open_source(parts[0]).fingerprint() == open_source(parts[1]).fingerprint()
+    parts[1].unlink()
+    with pytest.raises(HeadspanError, match="no such file"):
+        open_source(parts[0])

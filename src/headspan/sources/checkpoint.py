@@ -185,7 +185,8 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
     if chosen[0].endswith(".gguf"):
         from headspan.sources.gguf_file import GgufSource
 
-        return GgufSource(files.path(chosen[0]), reference)
+        paths = [files.path(name) for name in chosen]  # of a split file all parts must be there
+        return GgufSource(paths[0], reference)
     config = read_json(files.path("config.json")) if "config.json" in present else None
     if chosen[0].endswith(".json"):
         weight_map = read_index(files.path(chosen[0]))
@@ -210,7 +211,7 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
             return [standard]
     for suffix in (*WEIGHT_SUFFIXES, ".gguf"):
         names = [name for name in present if name.endswith(suffix) and not name.startswith(NOT_WEIGHTS)]
-        if len(names) == 1 or (names and suffix != ".gguf" and all("-of-" in name for name in names)):
+        if len(names) == 1 or (names and all("-of-" in name for name in names)):
             return names
         if names:
             raise HeadspanError(

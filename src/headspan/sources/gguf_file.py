@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,13 +14,14 @@ import numpy as np
 from headspan.errors import HeadspanError, missing_extra
 from headspan.sources.base import TensorSource, canonical_json
 from headspan.sources.dtypes import row_range
-from headspan.sources.files import Stamp, check_allocation, open_regular, reason, update_with_samples
+from headspan.sources.files import Stamp, check_allocation, member, open_regular, reason, update_with_samples
 from headspan.sources.gguf_families import family_of, make_config
-from headspan.sources.gguf_header import GgufTensor, read_header
+from headspan.sources.gguf_header import GgufHeader, GgufTensor, read_header
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
 
+_PART_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
@@ -34,23 +36,34 @@ class View(NamedTuple):
 
 
 class GgufSource(TensorSource):
-    """One GGUF file. ``metadata`` holds its key/value pairs as plain Python values."""
+    """One GGUF file, or all parts of a split one; ``metadata`` has the key/value pairs as plain Python values."""
 
     def __init__(self, path: Path, reference: str) -> None:
+        super().__init__(reference, {})
         self._quantization = _gguf_package()
-        self.path = path
-        stamp = open_regular(path)
-        header = read_header(path)
-        self.metadata = header.metadata
-        self._stored = header.tensors
+        self.metadata: dict[str, Any] = {}
+        self._stored: dict[str, GgufTensor] = {}
+        self._part_of: dict[str, Path] = {}  # stored name → file
+        for part in split_parts(path):
+            self._add_part(part)
         if not isinstance(self.metadata.get("general.architecture"), str):
             raise HeadspanError(f"{path} does not name its architecture: general.architecture is missing")
-        if self.metadata.get("split.count", 1) not in (0, 1):
-            raise HeadspanError(f"{path} is one part of a split GGUF: join the parts with llama-gguf-split --merge")
-        super().__init__(reference, make_config(self.metadata, self._stored))
-        self._stamps[path] = stamp
-        self._check_layout(header.size, stamp.size)
+        if self.metadata.get("split.count", 1) not in (0, len(self._stamps)):
+            raise HeadspanError(f"{path} is one part of a split GGUF, but the names of the others are not known")
+        self.config = make_config(self.metadata, self._stored)
         self._views = self._make_views()
+
+    def _add_part(self, path: Path) -> None:
+        stamp = open_regular(path)
+        header = read_header(path)
+        self.metadata = {**header.metadata, **self.metadata}  # the first part knows the model
+        twice = self._stored.keys() & header.tensors.keys()
+        if twice:
+            raise HeadspanError(f"{path} is not a valid GGUF file: another part holds {min(twice)[:80]!r} too")
+        self._stamps[path] = stamp
+        self._stored |= header.tensors
+        self._part_of |= dict.fromkeys(header.tensors, path)
+        self._check_layout(path, header)
 
     def names(self) -> Collection[str]:
         return self._views.keys()
@@ -179,33 +192,33 @@ class GgufSource(TensorSource):
             )
         return math.prod(shape) // block * size
 
-    def _check_layout(self, start: int, size: int) -> None:
+    def _check_layout(self, path: Path, header: GgufHeader) -> None:
         """No tensor may lie outside the file or over another; unknown types are told when they are read."""
-        position = start
-        for stored, tensor in sorted(self._stored.items(), key=lambda item: item[1].offset):
+        position, size = header.size, self._stamps[path].size
+        for stored, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
             try:
                 length = self._stored_bytes(stored)
             except HeadspanError:
                 continue
             if tensor.offset < position:
-                raise HeadspanError(f"{self.path} is not a valid GGUF file: tensor {stored[:80]!r} overlaps another")
+                raise HeadspanError(f"{path} is not a valid GGUF file: tensor {stored[:80]!r} overlaps another")
             position = tensor.offset + length
             if position > size:
                 raise HeadspanError(
-                    f"{self.path} is truncated: tensor {stored[:80]!r} ends at byte {position}, the file at {size};"
+                    f"{path} is truncated: tensor {stored[:80]!r} ends at byte {position}, the file at {size};"
                     " download it again"
                 )
 
     def _dequantise(self, stored: str, first: int, last: int) -> np.ndarray:
         """Rows of one stored tensor as float32 (float64 stays)."""
-        kind, shape = self._type(stored), self._stored[stored].shape
+        kind, shape, path = self._type(stored), self._stored[stored].shape, self._part_of[stored]
         per_row = self._stored_bytes(stored) // max(1, shape[0] if shape else 1)
         wanted = (last - first, *shape[1:]) if shape else ()
-        check_allocation(f"tensor {stored} of {self.path}", math.prod(wanted) * 4)
+        check_allocation(f"tensor {stored} of {path}", math.prod(wanted) * 4)
         try:
-            with self.path.open("rb") as file:
-                if Stamp.of(file.fileno()) != self._stamps[self.path]:
-                    raise HeadspanError(f"{self.path} changed while it was in use: run again on the finished file")
+            with path.open("rb") as file:
+                if Stamp.of(file.fileno()) != self._stamps.get(path):
+                    raise HeadspanError(f"{path} changed while it was in use: run again on the finished file")
                 file.seek(self._stored[stored].offset + first * per_row)
                 raw = np.frombuffer(file.read((last - first) * per_row), np.uint8)
             if kind.name == "F64":
@@ -219,11 +232,25 @@ class GgufSource(TensorSource):
                 " which the gguf package cannot dequantise"
             ) from None
         except (OSError, ValueError, AssertionError) as error:
-            raise HeadspanError(f"tensor {stored} of {self.path} cannot be read: {reason(error)}") from None
+            raise HeadspanError(f"tensor {stored} of {path} cannot be read: {reason(error)}") from None
 
     def _update_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(canonical_json([self.metadata, self._stored]))
-        update_with_samples(digest, self.path, self._stamps[self.path].size)
+        for path, stamp in self._stamps.items():
+            update_with_samples(digest, path, stamp.size)
+
+
+def split_parts(path: Path) -> list[Path]:
+    """All parts of a GGUF file that llama.cpp split, from the name of any of them; else the file alone.
+
+    >>> [part.name for part in split_parts(Path("m-00002-of-00002.gguf"))]
+    ['m-00001-of-00002.gguf', 'm-00002-of-00002.gguf']
+    """
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    names = [f"{match['stem']}-{n:05d}-of-{match['count']}.gguf" for n in range(1, int(match["count"]) + 1)]
+    return [path if name == path.name else member(path.parent, name) for name in names]
 
 
 def _gguf_package() -> Any:
