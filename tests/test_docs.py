@@ -1,0 +1,64 @@
+"""What the documentation says is true: commands, links, reference and tour work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_command_reference_is_current() -> None:
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "docs/make_cli_reference.py"), "--check"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
+        link = target[0] or target[1]
+        if "://" not in link:
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `headspan …` line in the code blocks of a page."""
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("headspan ")]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "cli.md"], ids=lambda page: page.name)
+def test_documented_commands_and_options_exist(page: Path) -> None:
+    import typer
+
+    from headspan.cli import app
+
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for words in commands(page):
+        assert words[0] in known, f"{page.name}: headspan {words[0]}"
+        options = {o for p in known[words[0]].params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        for word in words[1:]:
+            if re.match(r"--?[a-z]", word):
+                assert word.split("=")[0] in options, f"{page.name}: headspan {words[0]} {word}"
+
+
+@pytest.mark.slow
+def test_the_tour_runs(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples/tour.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    assert (tmp_path / "demo-report.html").stat().st_size > 10_000
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("text/html" in output.get("data", {}) for output in shown)
