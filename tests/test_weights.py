@@ -214,6 +214,9 @@ def test_transformer_lens_state_dict(n_kv: int, norm: str, tmp_path) -> None:
     model.load_state_dict(convert_tl_checkpoint(state, config), strict=True)
     torch.save(state, tmp_path / "model.pth")
     weights = hs.open(str(tmp_path / "model.pth"))
+    for other in (hs.open(state), hs.open(model)):  # the state dict in memory, and the live model
+        for role in ROLES:
+            np.testing.assert_array_equal(other.read(role, 1), weights.read(role, 1))
     assert (weights.architecture, weights.n_heads, weights.n_kv_heads) == ("transformer_lens", 4, n_kv)
     with torch.no_grad():
         logits, cache = model.run_with_cache(torch.arange(8)[None])

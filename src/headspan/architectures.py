@@ -288,7 +288,7 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
         raise HeadspanError(LATENT_ATTENTION.format(model_type))
     name = ALIASES.get(str(model_type), str(model_type))
     if name not in ARCHITECTURES:
-        seen = "the config has no model_type" if model_type is None else f"unknown model_type {model_type!r}"
+        seen = "the config has no model_type" if model_type is None else f"unknown model_type {str(model_type)[:80]!r}"
         raise HeadspanError(
             f"{seen}: known are {', '.join(sorted({*ARCHITECTURES, *ALIASES}))}; for any other model pass its four "
             'weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, d_head)'

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.architectures import WHY_NOT_FOLDABLE
+from headspan.attention import AttentionWeights, Norm, check_finite
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, HeadTable, Role
 from headspan.sources.base import TensorSource
 from headspan.tensor_map import TensorMap, bias_of, weight_of
-from headspan.weights import AttentionWeights, Norm, check_finite
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -130,7 +130,7 @@ class CheckpointWeights(AttentionWeights):
     def _read_norm(self, modules: list[str]) -> Norm | None:
         if not modules:
             return None
-        eps = next((float(self._map.config[key]) for key in _EPS if key in self._map.config), 1e-5)
+        eps = self._eps()
         if self._entry.weightless_norm:
             return Norm(self._entry.norm_kind, np.ones(self.d_model, dtype=np.float32), None, eps)
         if self.norm_place == "partial" and weight_of(modules[0]) not in self._map.names:
@@ -141,6 +141,15 @@ class CheckpointWeights(AttentionWeights):
             gain = gain + 1
         has_bias = bias_of(module) in self._map.names
         return Norm(self._entry.norm_kind, gain, self._vector(bias_of(module), self.d_model) if has_bias else None, eps)
+
+    def _eps(self) -> float:
+        key = next((key for key in _EPS if key in self._map.config), None)
+        value = 1e-5 if key is None else self._map.config[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise HeadspanError(
+                f"the config of {self.reference} has {key} = {repr(value)[:80]}: a small number is needed"
+            )
+        return float(value)
 
     # -- vocabulary ------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headspan.attention import AttentionWeights, Norm, check_finite
 from headspan.errors import HeadspanError
 from headspan.heads import Role
-from headspan.weights import AttentionWeights, Norm, check_finite
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -72,10 +72,11 @@ class FoldedWeights(AttentionWeights):
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         role = Role(role)
         weights = self.unfolded.read(role, layer)
-        if role is not Role.O:
-            weights = weights * self._norm_of(layer).gain[:, None]
-        if self._centred:
-            weights = weights - weights.mean(axis=1, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, with the head's name
+            if role is not Role.O:
+                weights = weights * self._norm_of(layer).gain[:, None]
+            if self._centred:
+                weights = weights - weights.mean(axis=1, keepdims=True)
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:

@@ -68,13 +68,15 @@ class TensorMap:
         value = self.config[key]
         counts = list(value) if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
-            raise HeadspanError(f"the config of {self.source.reference} has {key} = {value!r}: an integer is needed")
+            raise HeadspanError(
+                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: an integer is needed"
+            )
         if isinstance(value, (list, tuple)):
             self._headless |= {layer for layer, count in enumerate(counts) if count == 0}
         different = sorted(set(counts) - {0})
         if len(different) != 1:
             raise HeadspanError(
-                f"the config of {self.source.reference} has {key} = {value!r}: "
+                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: "
                 + ("the same number for all layers is needed" if different else "a positive number is needed")
             )
         return different[0]
@@ -83,6 +85,8 @@ class TensorMap:
         """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""
         held = [layer for layer in self._numbered_layers() if layer < self.n_layers]
         kinds = self.config.get("layer_types") or self.config.get("layers_block_type") or ()
+        if not isinstance(kinds, (list, tuple)):
+            raise HeadspanError(f"the config of {self.source.reference} has layer_types that are not a list")
         other = {layer for layer, kind in enumerate(kinds) if kind not in _SOFTMAX_LAYERS} | self._headless
         if self.entry.hybrid and not other:
             return tuple(held)  # the config has its own way to say which layers attend

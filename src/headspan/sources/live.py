@@ -88,7 +88,8 @@ def _from_bridge(bridge: Any) -> MappingSource:
     Compatibility mode folds norms into the per-head weights and leaves the wrapped model's fused tensors stale,
     so there the per-head weights are the truth.
     """
-    if not getattr(bridge, "compatibility_mode", False):
+    wraps_transformers = hasattr(bridge.original_model, "config")  # else one of TransformerLens' own models
+    if wraps_transformers and not getattr(bridge, "compatibility_mode", False):
         tensors = checkpoint_names(bridge.original_model)
         return MappingSource(tensors, as_config(bridge.original_model.config), "live TransformerBridge")
     tensors: dict[str, Any] = {"embed.W_E": bridge.W_E, "unembed.W_U": bridge.W_U}
