@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,13 @@ import numpy as np
 
 from headspan.heads import FLOW_PAIRINGS, Pairing, forward_mask, same_type_mask
 from headspan.scores import ScoreMatrix, Scores
+from headspan.wiring import _occurrence
 
 # How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
 EXACT_VALUES = 60_000
 FINE_VALUES = 600_000
 COARSE_VALUES = 3_300_000
+_INDEX = np.int16  # numpy sorts 16-bit integers many times faster than wider ones; no model has 32,768 heads
 
 
 def pack(values: np.ndarray, dtype: str) -> str:
@@ -131,26 +132,11 @@ def kept_pairs(matrix: ScoreMatrix, limits: Limits) -> tuple[np.ndarray, np.ndar
     forward = forward_mask(matrix.sources, matrix.targets)[rows, columns]
     keep = np.zeros(len(rows), dtype=bool)
     keep[np.flatnonzero(forward)[: limits.overall]] = True
-    for ends in (rows, columns):
+    for ends in (rows.astype(_INDEX), columns.astype(_INDEX)):
         keep |= _occurrence(ends) < limits.per_head
-        keep |= forward & (_occurrence(np.where(forward, ends, -1)) < limits.per_head)
+        keep |= forward & (_occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
     kept = np.flatnonzero(keep)
     return rows[kept], columns[kept], kept + 1
-
-
-def _occurrence(values: np.ndarray) -> np.ndarray:
-    """For every entry, how many equal ones stand before it.
-
-    >>> _occurrence(np.array([7, 3, 7, 7]))
-    array([0, 0, 1, 2])
-    """
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(values) else np.zeros(0, dtype=int)
-    lengths = np.diff(np.r_[starts, len(values)])
-    counts = np.empty(len(values), dtype=np.int64)
-    counts[order] = np.arange(len(values)) - np.repeat(starts, lengths)
-    return counts
 
 
 def encode_edges(
@@ -178,8 +164,3 @@ def best_pairs(matrix: ScoreMatrix, count: int) -> list[tuple[int, int]]:
     rows, columns, values = matrix.forward().pairs()
     order = np.argsort(-values, kind="stable")[:count]
     return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
-
-
-def number_list(values: Iterable[float], digits: int = 6) -> list[float | None]:
-    """Floats short enough for a page, NaN and infinity as null."""
-    return [round(float(v), digits) if np.isfinite(v) else None for v in values]

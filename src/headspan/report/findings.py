@@ -107,6 +107,9 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
         return []
     total = sum(s.reversed_significant or 0 for s in rows)
     pairs = sum(s.pairs for s in rows)
+    if not total:
+        text = f"At q ≤ 0.05 none of {pairs:,} forward pairs exceeds the pairs in the impossible direction."
+        return [Finding("No single connection stands out from reversed pairs", text, {"at": "wiring"})]
     parts = ", ".join(f"{s.reversed_significant:,} in {s.pairing}" for s in rows)
     text = (
         f"Of {pairs:,} forward pairs these exceed the pairs in the impossible direction at q ≤ 0.05: {parts}. "

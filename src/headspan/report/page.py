@@ -20,7 +20,7 @@ SCRIPTS = (
 
 _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
 # Characters that could end the data block, open a tag or break an older script parser; all legal as JSON escapes.
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def render(payload: dict[str, Any]) -> str:
@@ -51,8 +51,10 @@ def escaped_json(value: Any) -> str:
     '{"token":"\\\\u003c/script\\\\u003e"}'
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character, escape in _ESCAPES.items():
+        text = text.replace(character, escape)
     # Lone surrogates, which some vocabularies hold, cannot be written as UTF-8.
-    return text.translate(_ESCAPES).encode("utf-8", "replace").decode("utf-8")
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache

@@ -67,15 +67,15 @@ HS.heatmap = (() => {
     box.replaceChildren(canvas, over);
     const bounds = scaleOf(m);
     const size = Math.max(240, Math.min(620, box.clientWidth - MARGIN - 70));
-    const cell = Math.min(size / m.columns, size / m.rows);
-    const width = cell * m.columns, height = cell * m.rows;
+    const wide = size / m.columns, tall = size / m.rows; // one pair; not square where K and V have fewer heads
+    const width = size, height = size;
     const context = HS.canvas(canvas, MARGIN + width + 70, height + 34);
-    context.imageSmoothingEnabled = cell < 1;
+    context.imageSmoothingEnabled = Math.min(wide, tall) < 1;
     context.fillStyle = HS.color("hover");
     context.fillRect(MARGIN, 4, width, height);
     context.drawImage(image(m, bounds), MARGIN, 4, width, height);
     const names = m.layers ? [null, null] : [HS.model.heads(pairing[0]), HS.model.heads(pairing[1])];
-    plot = { m, pairing, cell, width, height, names };
+    plot = { m, pairing, wide, tall, width, height, names };
     axes(context, pairing, names);
     scale(context, bounds, metric);
     HS.byId("heat-caption").textContent = caption(m, pairing, metric);
@@ -91,16 +91,16 @@ HS.heatmap = (() => {
 
   // Layer numbers along both sides, and a thin line between layers.
   const axes = (context, pairing, names) => {
-    const { cell, width, height } = plot;
+    const { wide, tall, width, height } = plot;
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = HS.color("soft");
     context.strokeStyle = HS.color("panel");
-    context.lineWidth = cell > 2 ? 1 : 0.4;
+    context.lineWidth = Math.min(wide, tall) > 2 ? 1 : 0.4;
     const layers = HS.data.model.layers;
     const starts = (list) => (list ? layers.map((layer) => list.findIndex((name) => HS.model.layer(name) === layer)) : layers.map((_, i) => i));
     const side = (list, horizontal) => {
-      const first = starts(list), count = list ? list.length : layers.length;
-      const every = Math.ceil((26 * layers.length) / (cell * count));
+      const first = starts(list), cell = horizontal ? wide : tall;
+      const every = Math.ceil((26 * layers.length) / (horizontal ? width : height));
       first.forEach((start, i) => {
         const at = cell * start;
         context.beginPath();
@@ -137,13 +137,13 @@ HS.heatmap = (() => {
 
   const highlight = () => {
     if (!plot || plot.m.layers) { HS.canvas(over, 1, 1); return; }
-    const { cell, width, height, pairing } = plot;
+    const { wide, tall, width, height, pairing } = plot;
     const context = HS.canvas(over, MARGIN + width + 70, height + 34);
     context.strokeStyle = "#ff3b6b";
     context.lineWidth = 1.5;
-    const mark = (row, column, h, w) => context.strokeRect(MARGIN + cell * column - 1, 4 + cell * row - 1, cell * w + 2, cell * h + 2);
+    const mark = (row, column, h, w) => context.strokeRect(MARGIN + wide * column - 1, 4 + tall * row - 1, wide * w + 2, tall * h + 2);
     const pair = HS.chosenPair();
-    if (pair?.pairing === pairing) mark(pair.row, pair.column, Math.max(1, 4 / cell), Math.max(1, 4 / cell));
+    if (pair?.pairing === pairing) mark(pair.row, pair.column, Math.max(1, 4 / tall), Math.max(1, 4 / wide));
     if (HS.state.head) {
       const row = HS.model.place(pairing[0], HS.state.head), column = HS.model.place(pairing[1], HS.state.head);
       if (row >= 0) mark(row, 0, 1, plot.m.columns);
@@ -155,7 +155,7 @@ HS.heatmap = (() => {
   const at = (event) => {
     if (!plot) return null;
     const box = canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left - MARGIN) / plot.cell), row = Math.floor((event.clientY - box.top - 4) / plot.cell);
+    const column = Math.floor((event.clientX - box.left - MARGIN) / plot.wide), row = Math.floor((event.clientY - box.top - 4) / plot.tall);
     return row >= 0 && column >= 0 && row < plot.m.rows && column < plot.m.columns ? [row, column] : null;
   };
 

@@ -130,7 +130,9 @@ HS.wiring = (() => {
     }
     const chosen = HS.chosenPair();
     if (chosen) { near.add(chosen.source); near.add(chosen.target); }
+    HS.byId("wiring-alone").textContent = head && !near.size ? `${head} has no edge in this view; its card lists its best partners.` : "";
     svg.classList.toggle("focused", nodes.has(head));
+    svg.classList.toggle("one-pair", Boolean(chosen));
     for (const [name, { group }] of nodes) {
       group.classList.toggle("near", near.has(name));
       group.classList.toggle("chosen", name === head);

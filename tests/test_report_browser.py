@@ -1,0 +1,499 @@
+"""The report in a real browser: every control does what it says, and nothing leaves the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import unavailable
+from report_models import HOSTILE, array_model, synthetic_scores
+
+import headspan as hs
+from headspan.hubs import hubs
+from headspan.labels import Labels
+from headspan.report import report
+from headspan.scores import Scores
+from headspan.wiring import wiring
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
+
+
+@dataclass
+class View:
+    """An open report, and what happened in it that should not."""
+
+    page: Any
+    scores: Scores
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def edges(self) -> set[str]:
+        """The edges drawn, as the page names them: ``L0H1.O-L2H0.K``."""
+        return set(self.page.eval_on_selector_all(".edge-hit", "all => all.map(e => e.dataset.pair)"))
+
+    def visible_edges(self) -> set[str]:
+        script = "all => all.filter(e => getComputedStyle(e).display !== 'none').map(e => e.dataset.pair)"
+        return set(self.page.eval_on_selector_all(".edge-hit", script))
+
+    def state(self, key: str) -> str:
+        return self.page.evaluate("key => HS.state[key]", key)
+
+    def fragment(self) -> str:
+        return self.page.evaluate("location.hash")
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def click_head(self, name: str) -> None:
+        self.page.click(f'.node[data-head="{name}"]')
+
+    def saved_csv(self, selector: str) -> list[dict[str, str]]:
+        with self.page.expect_download() as download:
+            self.page.click(selector)
+        return list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        unavailable("playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        unavailable("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield started
+        started.close()
+
+
+Open = Callable[..., View]
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    views: list[View] = []
+
+    def open_page(path: Path, scores: Scores, fragment: str = "", **options: Any) -> View:
+        context = browser.new_context(**({"viewport": {"width": 1440, "height": 900}} | options))
+        view = View(context.new_page(), scores)
+        view.page.on("request", lambda request: view.requests.append(request.url))
+        view.page.on("console", lambda m: view.errors.append(m.text) if m.type in ("error", "warning") else None)
+        view.page.on("pageerror", lambda error: view.errors.append(str(error)))
+        view.page.on("dialog", lambda dialog: (view.errors.append("a dialog opened"), dialog.dismiss()))
+        view.page.goto(path.as_uri() + fragment)
+        view.page.wait_for_selector("html[data-ready=true]")
+        views.append(view)
+        return view
+
+    yield open_page
+    for view in views:
+        assert view.errors == []
+        others = [url for url in view.requests if not url.startswith(("file://", "blob:", "about:"))]
+        assert others == []
+        assert sum(url.startswith("file://") for url in view.requests) == 1
+        view.page.context.close()
+
+
+LABELS = Labels.from_pairs([("L0H1", "writer"), ("L0H2", "writer"), ("L2H0", "reader"), ("L3H3", "reader")])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
+    """A report of a small model with everything in it: labels, head scores, tokens, angles."""
+    weights = array_model()
+    scores = hs.score(weights)
+    scores.annotations["behaviour"] = {"induction": {str(h): h.index / 10 for h in scores.heads("Q")}}
+    path = tmp_path_factory.mktemp("report") / "small.html"
+    report(scores, weights, path, labels=LABELS)
+    return path, scores
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
+    weights = hs.open("demo")
+    scores = hs.score(weights)
+    path = tmp_path_factory.mktemp("report") / "demo.html"
+    report(scores, weights, path)
+    return path, scores
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory, gpt2_dir: Path) -> tuple[Path, Scores]:
+    weights = hs.open(str(gpt2_dir))
+    scores = hs.score(weights)
+    path = tmp_path_factory.mktemp("report") / "gpt2.html"
+    report(scores, weights, path, labels="gpt2-ioi", tokens=0)
+    return path, scores
+
+
+def expected(scores: Scores, **choice: Any) -> set[str]:
+    """The same edges from the library."""
+    return {f"{e.source}.{e.pairing.source}-{e.target}.{e.pairing.target}" for e in wiring(scores, **choice).edges}
+
+
+# ------------------------------------------------------------ wiring and controls
+
+
+@pytest.mark.parametrize("which", ["demo", "gpt2"])
+def test_edge_controls_choose_what_the_library_chooses(
+    which: str, open_page: Open, request: pytest.FixtureRequest
+) -> None:
+    path, scores = request.getfixturevalue(which)
+    view = open_page(path, scores)
+    page = view.page
+    assert view.edges() == expected(scores, k=20)
+    page.fill("#control-k", "7")
+    assert view.edges() == expected(scores, k=7)
+    page.select_option("#control-metric", "cs")
+    assert view.edges() == expected(scores, k=7, metric="cs")
+    page.select_option("#control-metric", "pk")
+    page.click('.toggle[data-pairing="OV"]')
+    assert view.edges() == expected(scores, k=7, pairings="OQ,OK")
+    page.click('.toggle[data-pairing="QK"]')
+    assert view.edges() == expected(scores, k=7, pairings="OQ,OK,QK")
+    page.click('.toggle[data-pairing="QK"]')
+    page.select_option("#control-rule", "top-per-target")
+    page.fill("#control-k", "2")
+    assert view.edges() == expected(scores, k=2, rule="top-per-target", pairings="OQ,OK")
+    least = float(np.float32(scores["pk", "OK"].top(9)[-1].score))
+    page.select_option("#control-rule", "threshold")
+    page.fill("#control-min", repr(least))
+    assert view.edges() == expected(scores, rule="threshold", minimum=least, pairings="OQ,OK")
+    assert page.is_disabled("#control-k")
+
+
+@pytest.mark.parametrize("null", ["random", "reversed"])
+def test_significance_rule(null: str, open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    path, scores = gpt2
+    view = open_page(path, scores)
+    view.page.select_option("#control-rule", "significance")
+    view.page.select_option("#control-null", null)
+    view.page.select_option("#control-q", "0.05")
+    view.page.click('.toggle[data-pairing="OQ"]')
+    view.page.click('.toggle[data-pairing="OV"]')
+    chosen = expected(scores, pairings="OK", rule="significance", q=0.05, null=null)
+    if len(chosen) <= 400:
+        assert view.edges() == chosen
+        assert chosen
+    else:  # the page draws the strongest and says so
+        assert len(view.edges()) == 400
+        assert view.edges() == expected(scores, pairings="OK", k=400)
+        assert "More pairs pass in OK" in view.text("#wiring-notes")
+
+
+def test_significance_and_minimum_can_leave_nothing(open_page: Open, small: tuple[Path, Scores]) -> None:
+    view = open_page(*small)
+    view.page.fill("#control-min", "1000")
+    assert view.edges() == set()
+    assert "No pair passes" in view.text("#wiring-notes")
+
+
+def test_a_head_keeps_its_edges_and_opens_its_card(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    path, scores = gpt2
+    view = open_page(path, scores)
+    view.click_head("L4H7")
+    own = {edge for edge in expected(scores, k=20) if "L4H7." in edge}
+    assert view.visible_edges() == own
+    assert len(own) > 10
+    card = view.text("#inspector")
+    assert "L4H7" in card
+    assert "Hub ranks" in card
+    outlet = hubs(scores, "OK").outlet
+    rows = view.saved_csv('#inspector [data-csv="L4H7-hubs"]')
+    line = next(row for row in rows if (row["pairing"], row["kind"]) == ("OK", "outlet"))
+    assert int(line["rank"]) == outlet.rank_of("L4H7")
+    assert np.float32(line["value"]) == np.float32(outlet.of("L4H7"))
+    view.click_head("L4H7")
+    assert view.visible_edges() == expected(scores, k=20)
+    assert "Nothing chosen" in view.text("#inspector")
+
+
+def test_a_line_opens_its_pair_card(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    path, scores = gpt2
+    view = open_page(path, scores)
+    view.page.eval_on_selector('[data-pair="L4H11.O-L5H1.K"]', "e => e.dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    card = view.text("#inspector")
+    assert "L4H11.O → L5H1.K" in card
+    assert f"{scores['pk', 'OK'].at('L4H11', 'L5H1'):.3f}" in card
+    assert "1 of 9,504 OK pairs" in card
+    assert view.page.locator("#inspector .ray").count() == 64
+    shown = view.page.get_attribute("#inspector [data-score]", "data-score")
+    assert np.float32(shown) == np.float32(scores["pk", "OK"].at("L4H11", "L5H1"))
+    view.page.click('#inspector button:has-text("VK")')
+    assert "L4H11.V → L5H1.K" in view.text("#inspector")
+    assert view.page.evaluate("HS.state.pair") == "L4H11.V-L5H1.K"
+
+
+def test_hover_tells_the_numbers(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores)
+    view.page.hover('.node[data-head="L2H0"]')
+    tip = view.text("#tip")
+    assert "L2H0" in tip
+    assert "reader" in tip
+    assert "induction 0" in tip
+    script = "e => e.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: 300, clientY: 300}))"
+    view.page.eval_on_selector('[data-pair="L0H1.O-L2H0.K"]', script)
+    assert f"Projection Kernel {scores['pk', 'OK'].at('L0H1', 'L2H0'):.3f}, rank 1 of 96" in view.text("#tip")
+
+
+def test_cards_show_labels_scores_and_tokens(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores, "#head=L2H3")
+    card = view.text("#inspector")
+    assert "0.300 · #1" in card
+    assert "Tokens by role" in card
+    tokens = view.page.eval_on_selector_all("#inspector .chip.token", "all => all.map(e => e.textContent)")
+    payload = json.loads(view.page.inner_text("#payload") or view.page.text_content("#payload"))
+    assert tokens == [t for role in "QKVO" for t in payload["tokens"][role]["L2H3"]]
+    view.page.goto(path.as_uri() + "#head=L0H1")
+    assert "writer" in view.text("#inspector .chips")
+    assert view.page.evaluate("HS.state.head") == "L0H1"
+
+
+def test_shading_and_legend(open_page: Open, small: tuple[Path, Scores]) -> None:
+    view = open_page(*small)
+    fill = "e => getComputedStyle(e).fill"
+    assert "writer" in view.text("#legend")
+    assert view.page.eval_on_selector('.node[data-head="L0H1"] rect', fill) == "rgb(238, 221, 136)"
+    view.page.select_option("#control-shade", "behaviour:induction")
+    assert "writer" not in view.text("#legend")
+    weak, strong = (view.page.eval_on_selector(f'.node[data-head="L1H{i}"] rect', fill) for i in (1, 3))
+    assert weak != strong
+
+
+# --------------------------------------------------------------------- keyboard
+
+
+def test_the_diagram_works_with_the_keyboard(open_page: Open, small: tuple[Path, Scores]) -> None:
+    view = open_page(*small)
+    page = view.page
+    assert page.locator(".node[tabindex='0']").count() == 1
+    page.focus(".node[tabindex='0']")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement.dataset.head") == "L2H1"
+    page.keyboard.press("Enter")
+    assert view.state("head") == "L2H1"
+    assert page.get_attribute('.node[data-head="L2H1"]', "aria-pressed") == "true"
+    assert "edges out" in page.get_attribute('.node[data-head="L2H1"]', "aria-label")
+    page.keyboard.press("Escape")
+    assert view.state("head") == ""
+    page.focus("#heat-canvas")
+    for key in ("ArrowRight",) * 8 + ("ArrowDown",):
+        page.keyboard.press(key)
+    assert "L0H1.O → L2H0.K" in view.text("#heat-caption")
+    page.keyboard.press("Enter")
+    assert view.state("pair") == "L0H1.O-L2H0.K"
+
+
+# ----------------------------------------------------------------- other parts
+
+
+def test_heat_map_scatter_and_hubs_are_linked(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores)
+    page = view.page
+    page.click('.thumb[data-pairing="OV"]')
+    assert page.get_attribute('.thumb[data-pairing="OV"]', "aria-pressed") == "true"
+    assert "OV" in view.text("#heat-caption")
+    box = page.locator("#heat-canvas").bounding_box()
+    side = page.evaluate("document.getElementById('heat-canvas').clientHeight - 34")
+    cell = side / 16
+    page.mouse.click(box["x"] + 44 + 12.5 * cell, box["y"] + 4 + 5.5 * cell)
+    assert view.state("pair") == "L1H1.O-L3H0.V"
+    assert f"{scores['pk', 'OV'].at('L1H1', 'L3H0'):.3f}" in view.text("#inspector")
+    page.check("#heat-common")
+    page.select_option("#control-scatter", "OV")
+    assert "96 forward pairs of OV" in view.text("#scatter-caption")
+    before = view.state("pair")
+    scatter = page.locator("#scatter-canvas")
+    scatter.scroll_into_view_if_needed()
+    page.wait_for_timeout(200)
+    frame = scatter.bounding_box()
+    found = next(
+        (x, y)
+        for y in range(20, int(frame["height"]) - 45, 7)
+        for x in range(60, int(frame["width"]) - 20, 7)
+        if (x + y) % 2 == 0 and _point_near(page, frame, x, y)
+    )
+    page.mouse.click(frame["x"] + found[0], frame["y"] + found[1])
+    assert view.state("pair").endswith(".V")
+    assert view.state("pair") != before or page.locator("#inspector .big").count() == 1
+    page.select_option("#control-hubs", "OV")
+    top = hubs(scores, "OV").outlet.top(1)[0]
+    assert page.locator("#hub-tables tbody tr").first.inner_text().split()[1] == str(top.head)
+    page.click(f'#hub-tables tbody tr:first-child button:has-text("{top.head}") >> nth=0')
+    assert view.state("head") == str(top.head)
+    assert page.locator(f'#hub-tables tr.chosen[data-key="{top.head}"]').count() >= 1
+
+
+def _point_near(page: Any, frame: dict[str, float], x: int, y: int) -> bool:
+    page.mouse.move(frame["x"] + x, frame["y"] + y)
+    return page.is_visible("#tip")
+
+
+def test_tables_sort_and_save(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    path, scores = gpt2
+    view = open_page(path, scores)
+    page = view.page
+    page.click("#edge-list summary")
+    rows = view.saved_csv("#edge-table [data-csv]")
+    assert len(rows) == 60
+    for row in rows:
+        assert np.float32(row["score"]) == np.float32(scores["pk", row["pairing"]].at(row["source"], row["target"]))
+        assert int(row["rank"]) == scores["pk", row["pairing"]].rank_of(row["source"], row["target"])
+    page.click('#edge-table th[data-key="score"] button')
+    first = float(page.locator("#edge-table tbody tr").first.locator("td").nth(4).inner_text())
+    assert first == pytest.approx(max(float(row["score"]) for row in rows), abs=6e-4)
+    assert page.get_attribute('#edge-table th[data-key="score"]', "aria-sort") == "descending"
+    page.click('#edge-table th[data-key="score"] button')
+    assert page.get_attribute('#edge-table th[data-key="score"]', "aria-sort") == "ascending"
+    assert page.locator("#edge-table tbody tr").count() == 20
+    page.click('#edge-table button:has-text("Show all 60")')
+    assert page.locator("#edge-table tbody tr").count() == 60
+
+
+def test_distributions_evaluation_and_provenance(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    from headspan.baseline import kl_divergence
+
+    path, scores = gpt2
+    view = open_page(path, scores, "#at=distributions")
+    view.page.wait_for_selector(".dist")
+    assert view.page.locator(".dist").count() == 16
+    assert f"KL {kl_divergence(scores, 'OK'):.3f}" in view.text('.dist[data-pairing="OK"]')
+    assert "0.446" in view.text("#evaluation-body")
+    assert scores.provenance["fingerprint"] in view.text("#provenance-list")
+    assert "Yamagiwa" in view.text("#citation")
+
+
+def test_findings_lead_to_what_they_say(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
+    view = open_page(*gpt2)
+    assert view.page.locator("#findings li").count() == 5
+    view.page.click("#findings li:first-child button")
+    assert view.state("pair") == "L4H11.O-L5H1.K"
+    assert "L4H11.O → L5H1.K" in view.text("#inspector")
+
+
+# ---------------------------------------------------------- address, theme, paper
+
+
+def test_the_address_is_the_view(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores)
+    view.page.fill("#control-k", "5")
+    view.page.click('.toggle[data-pairing="OQ"]')
+    view.click_head("L2H0")
+    other = open_page(path, scores, view.fragment())
+    assert other.edges() == view.edges() == expected(scores, k=5, pairings="OK,OV")
+    assert other.state("head") == "L2H0"
+    assert other.page.input_value("#control-k") == "5"
+    view.page.go_back()
+    view.page.wait_for_function("HS.state.head === ''")
+
+
+def test_nonsense_in_the_address_is_ignored(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores, "#metric=x&k=-3&rule=all&head=L99H1&pair=zz&pairings=XX,OK&q=7&min=abc&at=zz&heat=1")
+    assert view.edges() == expected(scores, pairings="OK", k=20)
+    assert "Nothing chosen" in view.text("#inspector")
+
+
+def test_light_dark_narrow_and_printed(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    dark = open_page(path, scores, color_scheme="dark", viewport={"width": 1024, "height": 768})
+    assert dark.page.get_attribute("html", "data-theme") == "dark"
+    assert dark.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    dark.page.click("#theme")
+    assert dark.page.get_attribute("html", "data-theme") == "light"
+    assert "theme=light" in dark.fragment()
+    dark.page.click("#theme")
+    pdf = dark.page.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert dark.page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
+    weights = array_model(kv_heads=2)
+    scores = hs.score(weights)
+    report(scores, weights, tmp_path / "gqa.html")
+    view = open_page(tmp_path / "gqa.html", scores)
+    assert view.page.locator(".node").count() == 16 + 8
+    assert view.edges() == expected(scores, k=20)
+    view.click_head("L2KV0")
+    assert {"L0H1.O-L2KV0.K"} <= view.visible_edges()
+    view.page.click('#inspector button[data-head="L2H1"]')
+    assert "reads through L2KV0" in view.text("#inspector")
+    for key in ("OV", "KK", "QK"):
+        view.page.click(f'.thumb[data-pairing="{key}"]')
+        assert key in view.text("#heat-caption")
+
+
+def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> None:
+    scores = hs.score(array_model(layers=1), metrics="cs", pairings="QQ")
+    report(scores, path=tmp_path / "one.html")
+    view = open_page(tmp_path / "one.html", scores, "#at=scatter")
+    assert "Only one similarity" in view.text("#scatter-main")
+    view.click_head("L0H1")
+    assert "from the model" in view.text("#inspector")
+    for section in ("hub-tables", "evaluation-body", "distribution-grid"):
+        view.page.locator(f"#{section}").scroll_into_view_if_needed()
+        view.page.wait_for_selector(f"#{section} .empty")
+
+
+# ------------------------------------------------------------- hostile and large
+
+
+def test_hostile_names_do_nothing(open_page: Open, tmp_path: Path) -> None:
+    weights = array_model()
+    scores = hs.score(weights)
+    scores.provenance["reference"] = HOSTILE
+    scores.annotations["behaviour"] = {HOSTILE: {"L0H1": 0.5}}
+    page = report(scores, weights, labels=Labels.from_pairs([("L0H1", HOSTILE), ("L2H0", HOSTILE)]))
+    page.payload["tokens"] = {role: {str(h): [HOSTILE] for h in scores.heads("Q")} for role in "QKVO"}
+    page.payload["notes"] = [HOSTILE]
+    from headspan.report.page import render
+
+    path = tmp_path / "hostile.html"
+    path.write_text(render(page.payload), encoding="utf-8")
+    view = open_page(path, scores)
+    view.click_head("L0H1")
+    view.page.hover('.node[data-head="L0H1"]')
+    view.page.select_option("#control-shade", "labels")
+    view.page.click("#edge-list summary")
+    assert view.page.locator("img").count() == 0
+    assert view.page.locator("script").count() == 2
+    assert "<img src=x onerror=alert(1)>" in view.text("#inspector .chip.token >> nth=0")
+    assert "<img src=x" in view.text("#model-name")
+
+
+@pytest.mark.slow
+def test_a_thousand_heads_respond(open_page: Open, tmp_path: Path, record_property: Callable[..., None]) -> None:
+    scores = synthetic_scores(32, 32)
+    report(scores, path=tmp_path / "large.html")
+    view = open_page(tmp_path / "large.html", scores)
+    assert view.page.locator(".node").count() == 1024
+    view.click_head("L3H3")
+    script = """name => new Promise(done => {
+        const start = performance.now();
+        document.querySelector(`.node[data-head="${name}"]`).dispatchEvent(new MouseEvent("click", {bubbles: true}));
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)));
+    })"""
+    times = sorted(view.page.evaluate(script, name) for name in ("L10H5", "L20H8", "L30H1", "L1H31", "L16H16"))
+    print(f"milliseconds from click to drawn: {[round(t) for t in times]}")
+    record_property("click_ms", times)
+    assert view.state("head") == "L16H16"
+    assert times[2] < 5000  # a busy machine is slow; a page that hangs is slower
