@@ -54,7 +54,8 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
     d, m = np.asarray(d, dtype=np.float64), np.asarray(m, dtype=np.float64)
     m2 = m if m2 is None else np.asarray(m2, dtype=np.float64)
     if np.any(d < 1) or np.any(m < 0) or np.any(m2 < 0) or np.any(m > d) or np.any(m2 > d):
-        raise HeadspanError(f"random subspaces need 0 ≤ m ≤ d and d ≥ 1, but got d = {d}, m = {m}, m' = {m2}")
+        seen = (f"{name} from {np.min(x):g} to {np.max(x):g}" for name, x in (("d", d), ("m", m), ("m'", m2)))
+        raise HeadspanError(f"random subspaces need 0 ≤ m ≤ d and d ≥ 1, but got {', '.join(seen)}")
     mean = m * m2 / d
     if approximation == "loose":
         return Moments(mean, 2 * m * m2 / d**2)

@@ -118,7 +118,7 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise HeadspanError(f"{path} cannot be read as a text file of labels: {error}") from error
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
-    rows = [(n, [cell.strip() for cell in next(csv.reader([line]))]) for n, line in numbered]
+    rows = [(n, _cells(line, n, path)) for n, line in numbered]
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
         seen = ",".join(rows[0][1]) if rows else "an empty file"
         raise HeadspanError(f"{path} must begin with the line head,label but begins with {seen}")
@@ -135,3 +135,10 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     if not pairs:
         raise HeadspanError(f"{path} has no labels after its first line: add lines like L5H5,induction")
     return pairs
+
+
+def _cells(line: str, number: int, path: Path) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise HeadspanError(f"line {number} of {path} is not a line of a CSV file: {error}") from None

@@ -185,7 +185,7 @@ class Scores:
                     )
                 head = _checked_head(metadata["headspan"], path)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise HeadspanError(f"{path} cannot be read as a headspan result ({error}): make it again") from error
         return cls._assemble(head, tensors, path)
 
@@ -208,6 +208,8 @@ class Scores:
                 arrays[metric, pairing] = values
             if values.shape != expected:
                 raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {expected}")
+            if values.dtype != (np.int32 if metric == "rank" else np.float32):
+                raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
         return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"])
 
     # ---------------------------------------------------------------- exports
@@ -309,10 +311,12 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     lists = head.get("heads") if isinstance(head, dict) else None
     sound = (
         schema == SCHEMA
-        and isinstance(head.get("d_model"), int)
+        and type(head.get("d_model")) is int
+        and head["d_model"] >= 1
         and isinstance(lists, dict)
         and all(isinstance(lists.get(k), list) and all(isinstance(h, str) for h in lists[k]) for k in ("query", "kv"))
         and isinstance(head.get("order"), list)
+        and all(isinstance(name, str) for name in head["order"])
         and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
     )
     if not sound:

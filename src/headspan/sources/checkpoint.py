@@ -160,7 +160,7 @@ class CheckpointSource(TensorSource):
         shard = self._weight_map[name]
         file = self._open(shard)
         if name not in file.names():
-            raise HeadspanError(f"the index of {self.reference} says {name!r} is in {shard}, but it is not there")
+            raise HeadspanError(f"the index of {self.reference} says {name[:80]!r} is in {shard}, but it is not there")
         return file
 
     def _update_fingerprint(self, digest: hashlib._Hash) -> None:
@@ -233,7 +233,7 @@ def read_index(path: Path) -> dict[str, str]:
     for shard in dict.fromkeys(weight_map.values()):
         member(path.parent, shard)
         if not shard.endswith(WEIGHT_SUFFIXES):
-            raise HeadspanError(f"{path} names the shard {shard!r}, which is not a weight file")
+            raise HeadspanError(f"{path} names the shard {shard[:80]!r}, which is not a weight file")
     return weight_map
 
 

@@ -90,11 +90,11 @@ def member(directory: Path, name: object) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise HeadspanError(f"{directory} names a weight file {name!r}, which is not a file name")
     if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
-        raise HeadspanError(f"{directory} names a weight file {name!r}, which leads out of the directory: refused")
+        raise HeadspanError(f"{directory} names a weight file {name[:80]!r}, which leads out of the directory: refused")
     path = directory / name
     try:
         home, target = directory.resolve(), path.resolve()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no file system can hold
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
     if target.is_relative_to(home):
         return path

@@ -269,7 +269,9 @@ def _by_id(pairs: Iterable[tuple[Any, Any]], where: Path | str) -> dict[int, str
     tokens: dict[int, str] = {}
     for token, i in pairs:
         if isinstance(i, bool) or not isinstance(i, int) or not isinstance(token, str):
-            raise HeadspanError(f"{where} has the entry {token!r}: {i!r} where a token and its id should be")
+            raise HeadspanError(
+                f"{where} has the entry {repr(token)[:80]}: {repr(i)[:80]} where a token and its id should be"
+            )
         tokens[i] = token
     return tokens
 

@@ -1,0 +1,172 @@
+"""Small valid files of every kind that is read: what the fuzzer starts from, and the numbers they hold."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+D, HEADS, KV, LAYERS, VOCAB = 16, 4, 2, 2, 12
+M = D // HEADS
+GPT2_CONFIG: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": D,
+    "n_head": HEADS,
+    "n_layer": LAYERS,
+    "vocab_size": VOCAB,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+LLAMA_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": D,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": LAYERS,
+    "head_dim": M,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "layer_types": ["full_attention", "full_attention"],
+}
+WORDS = ["a", "b", "c", "Ġ", "Ġa", "Ċ", "ab", "Ġab", "ðŁ", "d", "e", "<|end|>"]
+
+
+@dataclass
+class GgufParts:
+    """A GGUF file in pieces that can be changed one by one; ``emit`` writes whatever they say."""
+
+    values: list[tuple[str, int, bytes]]  # key, type, encoded value
+    tensors: list[tuple[str, list[int], int, int]]  # name, dimensions, type, offset
+    data: bytes
+    version: int = 3
+    counts: tuple[int, int] | None = None
+    magic: bytes = b"GGUF"
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> bytes of data
+
+    def emit(self) -> bytes:
+        n_tensors, n_values = self.counts or (len(self.tensors), len(self.values))
+        head = self.magic + struct.pack("<IQQ", self.version, n_tensors, n_values)
+        for key, kind, value in self.values:
+            head += gguf_text(key) + struct.pack("<I", kind) + value
+        for name, dimensions, kind, offset in self.tensors:
+            head += gguf_text(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+            head += struct.pack("<IQ", kind, offset)
+        return head + bytes(-len(head) % 32) + self.data
+
+
+def gguf_text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def gguf_texts(texts: list[str]) -> bytes:
+    return struct.pack("<IQ", 8, len(texts)) + b"".join(map(gguf_text, texts))
+
+
+def gguf_parts() -> GgufParts:
+    """A llama of two layers, one tensor of it quantised as Q8_0, with its vocabulary."""
+    rng = np.random.default_rng(3)
+    d, heads, kv = 32, 4, 2
+    sizes = {
+        "llama.block_count": 2, "llama.context_length": 64, "llama.embedding_length": d,
+        "llama.attention.head_count": heads, "llama.attention.head_count_kv": kv, "llama.vocab_size": VOCAB,
+        "llama.rope.dimension_count": d // heads, "tokenizer.ggml.bos_token_id": 0,
+    }  # fmt: skip
+    values = [("general.architecture", 8, gguf_text("llama"))]
+    values += [(key, 4, struct.pack("<I", number)) for key, number in sizes.items()]
+    values += [
+        ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)),
+        ("tokenizer.ggml.model", 8, gguf_text("gpt2")),
+        ("tokenizer.ggml.tokens", 9, gguf_texts(WORDS)),
+        ("tokenizer.ggml.merges", 9, gguf_texts(["a b", "Ġ a"])),
+        ("tokenizer.ggml.token_type", 9, struct.pack("<IQ12i", 5, 12, *[1] * 11, 3)),
+    ]
+    arrays: dict[str, np.ndarray] = {"token_embd.weight": rng.normal(size=(VOCAB, d))}
+    for layer in range(2):
+        for name, rows in (("attn_q", d), ("attn_k", d // 2), ("attn_v", d // 2), ("attn_output", d)):
+            arrays[f"blk.{layer}.{name}.weight"] = rng.normal(size=(rows, d))
+        arrays[f"blk.{layer}.attn_norm.weight"] = np.ones(d)
+        arrays[f"blk.{layer}.ffn_up.weight"] = rng.normal(size=(8, d))
+    arrays["output_norm.weight"] = np.ones(d)
+    parts = GgufParts(values, [], b"")
+    for name, array in arrays.items():
+        kind, raw = 0, array.astype("<f4").tobytes()
+        if name == "blk.1.attn_v.weight":  # Q8_0: a float16 scale and 32 signed bytes a block
+            kind = 8
+            blocks = rng.integers(-100, 100, (len(array), 32), dtype=np.int8)
+            raw = b"".join(struct.pack("<e", 0.01) + block.tobytes() for block in blocks)
+        offset = len(parts.data)
+        parts.tensors.append((name, list(array.shape[::-1]), kind, offset))
+        parts.spans[name] = (offset, offset + len(raw))
+        parts.data += raw + bytes(-len(raw) % 32)
+    return parts
+
+
+def gpt2_tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    found = {"wte.weight": (VOCAB, D), "wpe.weight": (8, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
+    for layer in range(LAYERS):
+        h = f"h.{layer}."
+        found |= {h + "attn.c_attn.weight": (D, 3 * D), h + "attn.c_attn.bias": (3 * D,)}
+        found |= {h + "attn.c_proj.weight": (D, D), h + "attn.c_proj.bias": (D,)}
+        found |= {h + "ln_1.weight": (D,), h + "ln_1.bias": (D,), h + "mlp.c_fc.weight": (D, 2 * D)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in found.items()}
+
+
+def llama_tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    found = {"model.embed_tokens.weight": (VOCAB, D), "lm_head.weight": (VOCAB, D), "model.norm.weight": (D,)}
+    for layer in range(LAYERS):
+        h = f"model.layers.{layer}."
+        found |= {h + "self_attn.q_proj.weight": (D, D), h + "self_attn.o_proj.weight": (D, D)}
+        found |= {h + f"self_attn.{x}_proj.weight": (KV * M, D) for x in "kv"}
+        found |= {h + "input_layernorm.weight": (D,), h + "mlp.up_proj.weight": (2 * D, D)}
+    return {name: rng.normal(size=shape).astype(np.float16) for name, shape in found.items()}
+
+
+def tokenizer_json() -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": 11, "content": "<|end|>", "special": True}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        ],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "model": {"type": "BPE", "vocab": {w: i for i, w in enumerate(WORDS)}, "merges": [["a", "b"], ["Ġ", "a"]]},
+    }
+
+
+def write_seeds(folder: Path) -> None:
+    """gpt2/ (one file, tokenizer.json), llama/ (two shards, vocab.json), llama.gguf, result.safetensors, labels.csv."""
+    gpt2, llama = folder / "gpt2", folder / "llama"
+    for place in (gpt2, llama):
+        place.mkdir(parents=True)
+    (gpt2 / "config.json").write_text(json.dumps(GPT2_CONFIG))
+    (gpt2 / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    save_file(gpt2_tensors(), gpt2 / "model.safetensors", {"format": "pt"})
+    (llama / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (llama / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(WORDS)}))
+    (llama / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n", encoding="utf-8")
+    tensors = llama_tensors()
+    weight_map = {}
+    for shard in (1, 2):
+        name = f"model-0000{shard}-of-00002.safetensors"
+        part = {key: array for key, array in tensors.items() if (".layers.1." in key) == (shard == 2)}
+        save_file(part, llama / name, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "llama.gguf").write_bytes(gguf_parts().emit())
+    import headspan as hs
+
+    hs.score(hs.open(gpt2), ["pk", "cs"], ["OQ", "OK", "KO", "KK"]).save(folder / "result.safetensors")
+    (folder / "labels.csv").write_text("# classes\nhead,label\nL0H1,copy\nL0H1,other\nL1H3,induction\n")

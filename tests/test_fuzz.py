@@ -1,0 +1,194 @@
+"""A few hundred cases of the fuzzer, proof that it notices faults, and every fault it has found so far."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import headspan as hs
+from headspan.errors import HeadspanError
+
+FUZZ = Path(__file__).parent / "fuzz"
+sys.path.insert(0, str(FUZZ))
+
+from mutations import Case, split_safetensors  # noqa: E402
+
+import fuzz  # noqa: E402
+
+CASES, SEED = 300, 11
+
+
+@pytest.fixture(scope="module")
+def exerciser(tmp_path_factory: pytest.TempPathFactory) -> fuzz.Exerciser:
+    return fuzz.Exerciser(tmp_path_factory.mktemp("fuzz"))
+
+
+def test_no_case_is_a_finding() -> None:
+    outcomes = list(fuzz.outcomes(SEED, 0, CASES))
+    assert len(outcomes) == CASES
+    assert [outcome for outcome in outcomes if outcome["outcome"] == "finding"] == []
+    seen = {outcome["outcome"] for outcome in outcomes}
+    assert seen == {"answered", "refused"}  # a fuzzer whose every file is refused at once looks at nothing
+
+
+@pytest.mark.parametrize(
+    "target", ["gpt2/config.json", "llama/config.json", "llama.gguf", "result.safetensors", "labels.csv"]
+)
+def test_unchanged_files_are_answered(exerciser: fuzz.Exerciser, target: str) -> None:
+    assert exerciser.run(Case(target, (exerciser.seed / target).read_bytes(), "none", frozenset())) == []
+
+
+def test_cases_can_be_repeated(exerciser: fuzz.Exerciser) -> None:
+    folder = exerciser.seed.parent
+    assert [fuzz.case_of(5, n, folder) for n in range(20)] == [fuzz.case_of(5, n, folder) for n in range(20)]
+
+
+def test_a_wrong_number_is_noticed(exerciser: fuzz.Exerciser) -> None:
+    """Swapping two tensors while claiming that nothing was touched must be found out."""
+    target = "gpt2/model.safetensors"
+    header, body = split_safetensors((exerciser.seed / target).read_bytes())
+    first, second = "h.0.attn.c_proj.weight", "h.1.attn.c_proj.weight"
+    header[first], header[second] = header[second], header[first]
+    raw = json.dumps(header).encode()
+    swapped = Case(target, len(raw).to_bytes(8, "little") + raw + body, "swap", frozenset())
+    with pytest.raises(fuzz.WrongAnswer, match="layer 0"):
+        exerciser.run(swapped)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(lambda case: [][1], "IndexError"), (lambda case: all(iter(lambda: 1, 0)), "Hang"), (lambda case: ["a\nb"], "")],
+    ids=["crash", "hang", "many lines"],
+)
+def test_faults_are_noticed(
+    exerciser: fuzz.Exerciser, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Case], Any], words: str
+) -> None:
+    def model(name: str, case: Case) -> None:
+        exerciser.refusals += fault(case) or []
+
+    monkeypatch.setattr(exerciser, "_model", model)
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 0.2)
+    config = "gpt2/config.json"
+    outcome = fuzz.run_case(exerciser, Case(config, b"{}", "x"))
+    assert outcome["outcome"] == "finding"
+    assert words in outcome["text"]
+    assert (exerciser.work / config).read_bytes() == (exerciser.seed / config).read_bytes()
+
+
+# What the fuzzer has found. Each of these was once a traceback, a warning or a message of many lines.
+
+
+def changed_json(name: str, **changes: Any) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        return path.parent
+
+    return change
+
+
+def shard_that_no_file_system_holds(folder: Path) -> Path:
+    index = folder / "llama" / "model.safetensors.index.json"
+    tree = json.loads(index.read_text())
+    tree["weight_map"]["lm_head.weight"] = "\ud800.safetensors"
+    index.write_text(json.dumps(tree))
+    return folder / "llama"
+
+
+def huge_gain(folder: Path) -> Path:
+    path = folder / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["h.0.ln_1.weight"] = np.full(16, 3e38, np.float32)
+    tensors["h.0.attn.c_attn.weight"] = np.full((16, 48), 3e38, np.float32)
+    save_file(tensors, path)
+    return path.parent
+
+
+def nan_embedding(folder: Path) -> Path:
+    path = folder / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["wte.weight"][3] = [np.inf, -np.inf] * 8
+    save_file(tensors, path)
+    return path.parent
+
+
+FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "layer_types is a number": (changed_json("llama/config.json", layer_types=3), "layer_types"),
+    "eps is a list": (changed_json("gpt2/config.json", layer_norm_epsilon=[1]), "layer_norm_epsilon"),
+    "eps is text": (changed_json("gpt2/config.json", layer_norm_epsilon="tiny"), "layer_norm_epsilon"),
+    "model_type of a page": (changed_json("gpt2/config.json", model_type="x" * 9000), "unknown model_type"),
+    "size of a page": (changed_json("gpt2/config.json", n_head="x" * 9000), "n_head"),
+    "shard with a lone surrogate": (shard_that_no_file_system_holds, "cannot be read"),
+    "gain that overflows": (huge_gain, "after folding"),
+    "infinite unembedding": (nan_embedding, "row of token 3"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
+    from headspan.tokens import head_tokens
+
+    change, words = FOUND[name]
+    fuzz.write_seeds(tmp_path / "seed")
+    with pytest.raises(HeadspanError, match=words) as caught:  # noqa: PT012 - which step refuses is not the point
+        weights = hs.open(change(tmp_path / "seed"))
+        head_tokens(weights, "L0H0", "O", 3)
+        hs.fold(weights).read("Q", 0)
+    assert len(str(caught.value)) < 2000
+    assert "\n" not in str(caught.value)
+
+
+def result_with(folder: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], Any]) -> Path:
+    fuzz.write_seeds(folder / "seed")
+    path = folder / "seed" / "result.safetensors"
+    header, _ = split_safetensors(path.read_bytes())
+    head, tensors = json.loads(header["__metadata__"]["headspan"]), load_file(path)
+    text = change(head, tensors)
+    save_file(tensors, path, {"headspan": text if isinstance(text, str) else json.dumps(head)})
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head, tensors: "[" * 100_000,
+        lambda head, tensors: head.update(d_model=True),
+        lambda head, tensors: head.update(d_model=0),
+        lambda head, tensors: head.update(order=[["pk/OK"]]),
+        lambda head, tensors: tensors.update({"pk/OK": tensors["pk/OK"].view(np.int32)}),
+        lambda head, tensors: tensors.update({"rank/Q": tensors["rank/Q"].view(np.float32)}),
+    ],
+    ids=["deep", "boolean width", "no width", "order of lists", "integer scores", "ranks that are not integers"],
+)
+def test_found_in_results(tmp_path: Path, change: Any) -> None:
+    with pytest.raises(HeadspanError, match=r"damaged|cannot be read"):
+        hs.load(result_with(tmp_path, change))
+
+
+def test_found_in_ranks_of_results(tmp_path: Path) -> None:
+    """Ranks that no subspace has are told in one line, not as an array."""
+    from headspan.baseline import summarise
+
+    def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["rank/K"][2] = 2**31 - 1
+
+    with pytest.raises(HeadspanError) as caught:
+        summarise(hs.load(result_with(tmp_path, change)))
+    assert "\n" not in str(caught.value)
+
+
+def test_found_in_labels(tmp_path: Path) -> None:
+    from headspan.labels import Labels
+
+    path = tmp_path / "labels.csv"
+    path.write_text("head,label\nL0H0," + "x" * 200_000)
+    with pytest.raises(HeadspanError, match="line 2"):
+        Labels.load(path)
