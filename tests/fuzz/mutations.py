@@ -6,6 +6,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,16 +81,16 @@ def change_tree(tree: Any, chance: random.Random) -> Any:
         elif kind == 1 and isinstance(parent, dict):
             parent[chance.choice(["x", "", str(key) + "s", str(key)[:-1], "__metadata__"])] = parent.pop(key)
         elif kind == 2 and isinstance(parent, dict):
-            parent[key] = parent[chance.choice(list(parent))]
+            parent[key] = deepcopy(parent[chance.choice(list(parent))])
         elif kind == 3 and type(value) in (int, float):
             parent[key] = value + chance.choice([-1, 1, -4, 4, 0.5, 16])
         elif kind == 4 and isinstance(value, str):
             raw = damage(value.encode(), chance, scale=10)
             parent[key] = raw.decode("utf-8", "replace")
         elif kind == 5 and isinstance(parent, list):
-            parent.append(value)
+            parent.append(deepcopy(value))
         else:
-            parent[key] = chance.choice(HOSTILE)
+            parent[key] = deepcopy(chance.choice(HOSTILE))
     return tree
 
 
