@@ -135,6 +135,12 @@ FAMILIES: dict[str, Family] = {
     **{name: Family(name, WIDE, d_head=8) for name in
        ("arcee", "cwm", "ernie4_5", "hunyuan_v1_dense", "ministral", "ministral3", "seed_oss", "vaultgemma")},
     **{name: Family(name, GQA) for name in ("apertus", "eurobert", "jais2", "nanochat")},
+    "bamba": Family(
+        "bamba",
+        GQA | {"hidden_size": 32, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2,
+               "mamba_d_state": 8}, d_head=8, layers=(1,),
+    ),
+    "llama4": Family("llama4_text", WIDE | {"num_local_experts": 2, "intermediate_size_mlp": 32}, d_head=8),
     "helium": Family("helium", GQA | {"head_dim": 6}),
     "ernie4_5_moe": Family("ernie4_5_moe", GQA | {"moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": 16}),
     "hunyuan_v1_moe": Family("hunyuan_v1_moe", WIDE | {"num_experts": 2, "moe_topk": 1}, d_head=8),

@@ -249,7 +249,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 ALIASES: dict[str, str] = {
     **dict.fromkeys(
         ("arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone_moe", "glm4_moe",
-         "helium", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
+         "helium", "llama4_text", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
     ),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
     **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
@@ -262,6 +262,7 @@ ALIASES: dict[str, str] = {
     "qwen3_vl_text": "qwen3",
     "vaultgemma": "gemma",
     "lfm2_moe": "lfm2",
+    "bamba": "jamba",
 }  # fmt: skip
 """Other model_type names with exactly the layout of a table entry."""
 
