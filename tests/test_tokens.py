@@ -17,7 +17,7 @@ from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, HeadRole, Role
 from headspan.projection import PREPROCESSINGS
-from headspan.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
+from headspan.tokens import all_tokens, head_tokens, norm_correlations, random_best, unembedding_cosines
 from headspan.weights import ArrayWeights, AttentionWeights
 
 Array = NDArray[Any]
@@ -232,6 +232,17 @@ def test_memory_stays_within_the_budget() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4_000_000 < whole_product / 7
+
+
+def test_random_best_is_what_random_tokens_reach() -> None:
+    rng = np.random.default_rng(0)
+    best = []
+    for _ in range(60):
+        given = {role: rng.normal(size=(1, 1, 64, 8)) for role in "QKVO"}
+        weights = ArrayWeights({**given, "unembedding": rng.normal(size=(1000, 64))})
+        best.append(head_tokens(weights, "L0H0", "O", k=1, preprocess="normalise")[0].score)
+    assert random_best(64, 8, 1000) == pytest.approx(np.median(best), abs=0.02)
+    assert random_best(8, 8, 1000) == 1
 
 
 def test_equal_scores_come_in_order_of_ids() -> None:

@@ -96,6 +96,22 @@ def all_tokens(
     return [tokens for stack in head_stacks(weights, roles, budget // 4) for tokens in search.best(stack, readable)]
 
 
+def random_best(d: int, m: int, n_tokens: int) -> float:
+    """The score that the best of n independent tokens of length 1 has in a random m-dimensional subspace (median).
+
+    The squared length of the projection of a unit vector follows Beta(m/2, (d − m)/2). A head whose best tokens score
+    no more than this tells nothing by them.
+
+    >>> round(random_best(576, 64, 49_152), 2)
+    0.45
+    """
+    from scipy.special import betaincinv
+
+    if m >= d:
+        return 1.0
+    return float(np.sqrt(betaincinv(m / 2, (d - m) / 2, 0.5 ** (1 / n_tokens))))
+
+
 def norm_correlations(
     weights: AttentionWeights, progress: Progress | None = None, memory: int | str = DEFAULT_MEMORY
 ) -> NormTable:

@@ -120,9 +120,10 @@ def _print_head(
         raise HeadspanError(f"{head} names the role {written}, but --role says {role}: give one of them")
     chosen = (written if dot else role or "O").upper()
     found = head_tokens(weights, name, chosen, top, preprocess)
+    if not as_json and not as_csv:  # above the table, not its title: a narrow table would fold it
+        print(f"tokens of {name}.{chosen} ({_explain(weights, chosen, preprocess)})")
     print_table(
         [token._asdict() for token in found],
-        title=f"tokens of {name}.{chosen} ({preprocess})",
         formats={"score": ".4f"},
         as_json=as_json,
         as_csv=as_csv,
@@ -150,7 +151,19 @@ def _print_all(
         print_table(rows, as_csv=True)
     else:
         rows = [{"head": f"{f.head}.{f.role}", "best": f.tokens[0].score, "tokens": _joined(f.tokens)} for f in found]
-        print_table(rows, title=f"tokens of every head ({preprocess})", formats={"best": ".3f"})
+        print(f"tokens of every head ({_explain(weights, role or 'O', preprocess)})")
+        print_table(rows, formats={"best": ".3f"})
+
+
+def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
+    """The preprocessing and, where tokens have length 1, the score to compare with."""
+    from headspan.projection import parse_preprocess
+    from headspan.tokens import parse_role, random_best
+
+    if not parse_preprocess(preprocess)[1] or not weights.vocab_size:
+        return preprocess
+    best = random_best(weights.d_model, weights.d_head(parse_role(role)), weights.vocab_size)
+    return f"{preprocess}; best token of a random subspace: {best:.2f}"
 
 
 def _print_norms(weights: AttentionWeights, as_json: bool, as_csv: bool) -> None:
