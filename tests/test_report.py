@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_models import HOSTILE, array_model, payload_edges, synthetic_scores, unpack
 from typer.testing import CliRunner
 
 import headspan as hs
@@ -25,6 +24,7 @@ from headspan.report.encode import Limits
 from headspan.scores import Scores
 from headspan.weights import AttentionWeights
 from headspan.wiring import wiring
+from report_models import HOSTILE, array_model, payload_edges, synthetic_scores, unpack
 
 Made = tuple[AttentionWeights, Scores, Report]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headspan.cli.common import ResultRef, note, progress
+
+if TYPE_CHECKING:
+    from headspan.weights import AttentionWeights
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +46,9 @@ def report(
     with progress("score") as update:
         if is_result(reference):
             if fold and weights is None:
-                raise HeadspanError("a saved result is folded or not already: give --fold with a model, or score it anew")
+                raise HeadspanError(
+                    "a saved result is folded or not already: give --fold with a model, or score it anew"
+                )
             scores = Scores.load(reference)
             opened = _open(weights, fold) if weights else None
         else:
@@ -60,7 +65,7 @@ def report(
         typer.launch(str(out.resolve()))
 
 
-def _open(reference: str, fold: bool):  # noqa: ANN202 - the type would import numpy for --help
+def _open(reference: str, fold: bool) -> AttentionWeights:
     from headspan.folding import fold as folded
     from headspan.weights import open
 

@@ -247,7 +247,9 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
         flow = [p for p in FLOW_PAIRINGS if (metric, p) in scores]
         try:
             if flow:
-                found["detection"].append({"metric": title, **_values(detection(scores, labels, metric, pairings=flow))})
+                found["detection"].append(
+                    {"metric": title, **_values(detection(scores, labels, metric, pairings=flow))}
+                )
             if same_type:
                 classes = classification(scores, labels, metric, pairings=same_type).by_class
                 for kind in ("pr_auc", "roc_auc"):
@@ -279,7 +281,9 @@ def _from_weights(
     """Tokens and pair details; a model without an unembedding has no tokens, and the page says so."""
     if weights is None:
         missing["tokens"] = "A result alone holds no tokens: make the report from the model to have them."
-        missing["angles"] = "A result alone holds no angles: make the report from the model to have them. For one pair run"
+        missing["angles"] = (
+            "A result alone holds no angles: make the report from the model to have them. For one pair run"
+        )
         return None, None
     by_role = None
     if tokens < 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.heads import FLOW_PAIRINGS, Pairing, forward_mask, same_type_mask
+from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 from headspan.scores import ScoreMatrix, Scores
 from headspan.wiring import _occurrence
 

@@ -91,14 +91,16 @@ def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 def labelled_heads(evaluation: dict[str, Any] | None) -> list[Finding]:
     if not evaluation or not evaluation["detection"]:
         return []
-    key = "average"
-    best = max(evaluation["detection"], key=lambda row: row[key] if row[key] is not None else -1.0)
-    base = evaluation["base_rate"]
+    best = max(evaluation["detection"], key=lambda row: row["average"] if row["average"] is not None else -1.0)
+    area, base = best["average"], evaluation["base_rate"]
+    if area is None:
+        return []
+    title = "The strongest pairs lead to labelled heads" if area > base else "Labelled heads are not found"
     text = (
-        f"Going down the list of pairs by {best['metric']} finds the labelled heads with a mean PR-AUC of {best[key]:.3f}; "
+        f"Going down the list of pairs by {best['metric']} finds the labelled heads with a mean PR-AUC of {area:.3f}; "
         f"heads in random order would give about {base:.3f}."
     )
-    return [Finding("The strongest pairs lead to labelled heads" if best[key] > base else "Labelled heads are not found", text, {"at": "evaluation"})]  # fmt: skip
+    return [Finding(title, text, {"at": "evaluation"})]
 
 
 def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
@@ -149,7 +151,9 @@ def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
         f"Spearman ρ is {everywhere:.2f} over all forward pairs and {high:.2f} over those in the top 3 % of either "
         f"(means of {', '.join(str(row[0]) for row in rows)})."
     )
-    verdict = "agree" if min(everywhere, high) > 0.5 else "part ways at the top" if everywhere > 0.3 else "rank differently"
+    verdict = (
+        "agree" if min(everywhere, high) > 0.5 else "part ways at the top" if everywhere > 0.3 else "rank differently"
+    )
     return [Finding(f"{first.upper()} and {second.upper()} {verdict}", text, {"at": "scatter"})]
 
 
