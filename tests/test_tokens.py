@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -372,3 +373,17 @@ def test_command_line(tmp_path: Path) -> None:
     for wrong in ([], ["L1H2", "--all"], ["L1H2.O", "--role", "K"], ["L1H2", "--preprocess", "none"]):
         with pytest.raises(HeadspanError):
             CliRunner().invoke(app, ["tokens", str(tmp_path), *wrong], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_lists_in_the_documentation_are_what_the_model_gives(smollm2_gguf: Path) -> None:
+    pytest.importorskip("gguf")
+    text = (Path(__file__).parents[1] / "docs" / "reading-heads.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^(L\d+(?:H|KV)\d+)\.([QKVO]) +(0\.\d\d)  (.*)$", text, re.MULTILINE)
+    assert len(shown) > 50
+    weights = headspan.open(str(smollm2_gguf))
+    for head, role, score, tokens in shown[::14]:
+        found = head_tokens(weights, head, role)
+        assert float(score) == pytest.approx(found[0].score, abs=0.006)
+        # Scores that differ only by rounding may change places on another machine.
+        assert set(tokens.split(" ")) == {token.token for token in found}
