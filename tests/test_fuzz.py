@@ -19,6 +19,7 @@ FUZZ = Path(__file__).parent / "fuzz"
 sys.path.insert(0, str(FUZZ))
 
 from mutations import Case, split_safetensors  # noqa: E402
+from seeds import gguf_parts  # noqa: E402
 
 import fuzz  # noqa: E402
 
@@ -119,6 +120,15 @@ def nan_embedding(folder: Path) -> Path:
     return path.parent
 
 
+def infinite_scale(folder: Path) -> Path:
+    path = folder / "llama.gguf"
+    parts = gguf_parts()
+    start = parts.spans["blk.1.attn_v.weight"][0]
+    parts.data = parts.data[:start] + b"\xff\xff" + bytes(32) + parts.data[start + 34 :]
+    path.write_bytes(parts.emit())
+    return path
+
+
 FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
     "layer_types is a number": (changed_json("llama/config.json", layer_types=3), "layer_types"),
     "eps is a list": (changed_json("gpt2/config.json", layer_norm_epsilon=[1]), "layer_norm_epsilon"),
@@ -128,6 +138,7 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
     "shard with a lone surrogate": (shard_that_no_file_system_holds, "cannot be read"),
     "gain that overflows": (huge_gain, "after folding"),
     "infinite unembedding": (nan_embedding, "row of token 3"),
+    "quantised block with a scale of NaN": (infinite_scale, "weight V of head L1KV0"),
 }
 
 
@@ -142,6 +153,7 @@ def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
         weights = hs.open(change(tmp_path / "seed"))
         head_tokens(weights, "L0H0", "O", 3)
         hs.fold(weights).read("Q", 0)
+        weights.read("V", 1)
     assert len(str(caught.value)) < 2000
     assert "\n" not in str(caught.value)
 

@@ -97,6 +97,9 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
     own = _rescaled(weight.own)
     centred = own - own.mean(axis=2, keepdims=True)
+    # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
+    size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
+    centred *= size > own.shape[2] * 2.0**-52 * noise
     grams = np.matmul(centred.transpose(0, 2, 1), centred)
     norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
     return _square_roots(grams / np.where(norms > 0, norms, 1.0))
@@ -112,7 +115,7 @@ FACTOR_METRICS = {
 
 def triangular_factor(weight: LayerWeight) -> np.ndarray:
     """procrustes: R of the thin QR of A, since the singular values of A Bᵀ are those of R_A R_Bᵀ."""
-    return np.linalg.qr(np.asarray(weight.own, dtype=np.float64), mode="r")
+    return np.asarray(np.linalg.qr(np.asarray(weight.own, dtype=np.float64), mode="r"))
 
 
 def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarray) -> np.ndarray:
@@ -122,8 +125,10 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     times as fast as singular values, and lose nothing that shows: an error of 1e-16·σ₁² under the root is at most
     1e-8·σ₁ in a sum that is at least σ₁.
     """
-    scale = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0)) or 1.0
-    first, second = first / scale, second / scale
+    # Every head on its own scale, so that fourth powers of 1e±45 neither overflow nor vanish: with A = aA', B = bB'
+    # the score is 2‖A'B'ᵀ‖_* / (‖A'‖²·a/b + ‖B'‖²·b/a).
+    scales_a, scales_b = (_largest(f)[:, 0, 0] for f in (first, second))
+    first, second = _rescaled(first), _rescaled(second)
     norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
     scores = np.full(needed.shape, np.nan)
 
@@ -132,7 +137,9 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
         products = np.matmul(first[i], second[columns].transpose(0, 2, 1))
         eigenvalues = np.linalg.eigvalsh(np.matmul(products, products.transpose(0, 2, 1)))
         nuclear = np.sqrt(np.clip(eigenvalues, 0.0, None)).sum(axis=1)
-        total = norms_a[i] + norms_b[columns]
+        with np.errstate(over="ignore", divide="ignore"):  # one weight beyond all measure larger than the other: the score is 0
+            ratio = scales_a[i] / scales_b[columns]
+            total = norms_a[i] * ratio + norms_b[columns] / ratio
         scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
 
     for _ in parallel_map(fill, np.flatnonzero(needed.any(axis=1)).tolist()):
@@ -146,9 +153,13 @@ def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
     Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
     """
     weight = np.asarray(weight, dtype=np.float64)
-    axes = None if per_layer else (1, 2)
-    largest = np.abs(weight).max(axis=axes, keepdims=True, initial=0.0)
-    return weight / np.where(largest > 0, largest, 1.0)
+    return weight / _largest(weight, per_layer)
+
+
+def _largest(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
+    """The largest entry of every head, or of the layer, by size; 1 where all are zero."""
+    largest = np.abs(weight).max(axis=None if per_layer else (1, 2), keepdims=True, initial=0.0)
+    return np.where(largest > 0, largest, 1.0)
 
 
 def _unit_norm(factors: np.ndarray) -> np.ndarray:

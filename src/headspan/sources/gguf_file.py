@@ -224,7 +224,8 @@ class GgufSource(TensorSource):
             if kind.name == "F64":
                 return raw.view("<f8").reshape(wanted).copy()
             rows = raw.reshape(math.prod(wanted[:-1]), -1) if raw.size else raw.reshape(0, per_row)
-            numbers = np.asarray(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
+            with np.errstate(over="ignore", invalid="ignore"):  # a scale of NaN: told by whoever uses the numbers
+                numbers = np.asarray(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
             return numbers if numbers.flags.writeable else numbers.copy()  # float32 is a view of the bytes read
         except NotImplementedError:
             raise HeadspanError(

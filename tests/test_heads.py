@@ -1,0 +1,100 @@
+"""The vocabulary of heads: names that parse and print, lists of heads, and which pairs are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headspan.errors import HeadspanError
+from headspan.heads import (
+    FLOW_PAIRINGS,
+    PAIRINGS,
+    ROLES,
+    SAME_TYPE_PAIRINGS,
+    Head,
+    HeadRole,
+    HeadTable,
+    Pairing,
+    Role,
+    forward_mask,
+    pair_mask,
+    parse_pairings,
+    same_type_mask,
+)
+
+heads = st.builds(Head, st.integers(0, 999_999), st.integers(0, 999_999), st.booleans())
+
+
+@given(heads, st.sampled_from(ROLES))
+def test_names_parse_to_what_they_print(head: Head, role: Role) -> None:
+    assert Head.parse(str(head)) == head
+    assert Head.parse(f" {str(head).lower()} ") == head
+    assert HeadRole.parse(str(HeadRole(head, role))) == HeadRole(head, role)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_head_or_a_sentence(text: str) -> None:
+    for parse in (Head.parse, HeadRole.parse, Pairing.parse, parse_pairings):
+        try:
+            parse(text)
+        except HeadspanError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - an answer is right too
+
+
+@pytest.mark.parametrize(
+    "text", ["", "L4", "H7", "L4H", "LH7", "L-1H0", "4.7", "L4H7x", "L4 H7", "L4H7.O", "L9999999H1", "L٤H٧x"]
+)
+def test_texts_that_are_no_head(text: str) -> None:
+    with pytest.raises(HeadspanError, match="L4H7"):
+        Head.parse(text)
+
+
+@pytest.mark.parametrize("text", ["L4H11", "L4H11.", "L4H11.X", ".O", "O.L4H11", "L4H11.O.K"])
+def test_texts_that_are_no_head_with_a_role(text: str) -> None:
+    with pytest.raises(HeadspanError):
+        HeadRole.parse(text)
+
+
+def test_pairings() -> None:
+    assert len(PAIRINGS) == 16
+    assert parse_pairings("all") == PAIRINGS
+    assert parse_pairings("flow") == FLOW_PAIRINGS
+    assert [str(p) for p in parse_pairings(["ok", "OQ,OK"])] == ["OK", "OQ"]
+    assert all(p.same_type for p in SAME_TYPE_PAIRINGS) and len(SAME_TYPE_PAIRINGS) == 4
+    with pytest.raises(HeadspanError, match="for example OK"):
+        parse_pairings("OX")
+
+
+def test_partners_are_the_two_circuits() -> None:
+    assert {(role.value, role.partner.value) for role in ROLES} == {("Q", "K"), ("K", "Q"), ("V", "O"), ("O", "V")}
+    assert all(role.partner.partner is role for role in ROLES)
+
+
+def test_gpt2_small_has_as_many_pairs_as_published() -> None:
+    table = HeadTable.regular(range(12), 12, 12)
+    assert len(table.query) == len(table.kv) == 144
+    assert forward_mask(table.query, table.kv).sum() == 9_504
+    assert same_type_mask(table.query).sum() == 10_296
+
+
+def test_shared_heads_stand_once() -> None:
+    table = HeadTable.regular([0, 3], 6, 2)
+    assert list(map(str, table.of(Role.K))) == ["L0KV0", "L0KV1", "L3KV0", "L3KV1"]
+    assert len(table.of(Role.O)) == 12
+    assert table.find("L3KV1", Role.V) == 3
+    for head, role in (("L3H1", Role.K), ("L3KV0", Role.Q), ("L1H0", Role.O), ("L0H6", Role.O)):
+        with pytest.raises(HeadspanError, match="no head"):
+            table.find(head, role)
+
+
+@given(st.integers(1, 5), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]), st.sampled_from(PAIRINGS))
+def test_masks_follow_their_definition(layers: int, counts: tuple[int, int], pairing: Pairing) -> None:
+    table = HeadTable.regular(range(layers), *counts)
+    sources, targets = table.of(pairing.source), table.of(pairing.target)
+    forward = np.array([[a.layer < b.layer for b in targets] for a in sources])
+    np.testing.assert_array_equal(pair_mask(pairing, sources, targets, "forward"), forward)
+    default = pair_mask(pairing, sources, targets, "default")
+    upper = np.array([[i < j for j in range(len(targets))] for i in range(len(sources))])
+    np.testing.assert_array_equal(default, upper if pairing.same_type else forward)
