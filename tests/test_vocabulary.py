@@ -250,6 +250,53 @@ def test_any_bytes_as_sentencepiece_model_give_tokens_or_a_sentence(tmp_path_fac
     assert [vocabulary.readable(i) for i in range(vocabulary.size)]
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+STEP = JSON | st.fixed_dictionaries({"type": st.just("Sequence"), "pretokenizers": JSON, "decoders": JSON})
+
+
+@given(
+    model=JSON | st.fixed_dictionaries({"vocab": JSON, "type": JSON}),
+    added=JSON | st.lists(st.fixed_dictionaries({"id": JSON, "content": JSON, "special": JSON}), max_size=2),
+    steps=st.tuples(STEP, STEP),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_json_as_tokenizer_gives_tokens_or_a_sentence(
+    tmp_path_factory: Any, model: Any, added: Any, steps: tuple[Any, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "tokenizer.json"
+    content = {"model": model, "added_tokens": added, "pre_tokenizer": steps[0], "decoder": steps[1]}
+    path.write_text(json.dumps(content))
+    try:
+        vocabulary = Vocabulary.from_tokenizer_json(path)
+    except HeadspanError:
+        return
+    assert all(isinstance(vocabulary.readable(i), str) for i in range(min(vocabulary.size, 100)))
+
+
+@given(tokens=JSON, types=JSON, model=JSON)
+@settings(max_examples=100, deadline=None)
+def test_any_gguf_metadata_gives_tokens_or_a_sentence(tokens: Any, types: Any, model: Any) -> None:
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.model": model}
+    try:
+        vocabulary = Vocabulary.from_gguf(metadata)
+    except HeadspanError:
+        return
+    assert vocabulary is None or all(isinstance(vocabulary.readable(i), str) for i in range(vocabulary.size))
+
+
+def test_older_added_tokens_with_ids_beyond_reason(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    entries = {"9" * 5000: {"content": "x"}, "x": {"content": "y"}, "2": {"content": "[X]", "special": True}, "3": 4}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": entries}))
+    vocabulary = Vocabulary.from_directory(tmp_path)
+    assert vocabulary is not None
+    assert [vocabulary.readable(i) for i in range(4)] == ["a", "b", "[X]", "<id 3>"]
+
+
 @given(st.text(max_size=20))
 def test_escaped_text_prints_on_one_line_and_without_spaces(text: str) -> None:
     shown = escape(text)

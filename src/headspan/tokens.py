@@ -145,12 +145,12 @@ def unembedding_cosines(weights: AttentionWeights) -> dict[str, float | None]:
     """Mean cosine of the unembedding vectors with their mean and with the bias of the final norm.
 
     Keys ``e_with_mean``, ``e_with_beta_final``, ``mean_with_beta_final``; the last two are None where the final
-    norm has no bias. Vectors of length 0 have no direction and are left out.
+    norm has no bias (or one that is 0). Vectors of length 0 have no direction and are left out.
     """
     rows = VocabularyRows.unembedding(weights)
     norm = weights.final_norm()
     mean = rows.mean
-    beta = None if norm is None or norm.bias is None else norm.bias.astype(np.float64)
+    beta = None if norm is None or norm.bias is None or not norm.bias.any() else norm.bias.astype(np.float64)
     names = ["e_with_mean"] if beta is None else ["e_with_mean", "e_with_beta_final"]
     directions = np.stack([_unit(v) for v in (mean, beta) if v is not None], axis=1)
     sums, count = np.zeros(len(names)), 0

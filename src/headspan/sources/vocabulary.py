@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
 
 _MAX_TOKENS = 10_000_000  # the largest real vocabularies have 262,144; a hostile id must not fill the memory
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ID = re.compile(r"[0-9]{1,9}")
 _GGUF_PADDING = re.compile(r"\[PAD\d+\]")
 _ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
@@ -207,7 +208,7 @@ class Vocabulary:
         texts = (t.decode("utf-8", "backslashreplace") if isinstance(t, bytes) else t for t in entries)
         tokens = _by_id(((text, i) for i, text in enumerate(texts)), "tokenizer.ggml.tokens")
         types = metadata.get("tokenizer.ggml.token_type")
-        types = [t for t in types if isinstance(t, int)] if isinstance(types, Sequence) else []
+        types = [t if isinstance(t, int) else 0 for t in types] if isinstance(types, Sequence) else []
         plain, special = _by_type(types)
         # Converters fill the ids between the tokenizer's size and the unembedding's with [PAD…].
         for i, kind in enumerate(types[: len(tokens)]):
@@ -296,7 +297,7 @@ def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
     path = directory / "tokenizer_config.json"
     entries = read_json(path).get("added_tokens_decoder") if path.is_file() else None
     if isinstance(entries, dict):
-        listed = [{"id": int(i), **e} for i, e in entries.items() if i.isdecimal() and isinstance(e, dict)]
+        listed = [{"id": int(i), **e} for i, e in entries.items() if _ID.fullmatch(i) and isinstance(e, dict)]
         more, special = _added_tokens(listed, path)
         added |= more
     return added, special
@@ -320,7 +321,8 @@ def _mentions(step: Any, kind: str, depth: int = 0) -> bool:
     """Whether a pre-tokenizer or decoder, or one inside its sequence, is of a kind."""
     if not isinstance(step, dict) or depth > 8:
         return False
-    inner = [part for key in ("pretokenizers", "decoders") for part in step.get(key) or [] if isinstance(part, dict)]
+    lists = [step.get(key) for key in ("pretokenizers", "decoders")]
+    inner = [part for parts in lists if isinstance(parts, list) for part in parts]
     return step.get("type") == kind or any(_mentions(part, kind, depth + 1) for part in inner)
 
 
