@@ -10,6 +10,7 @@ import typer
 from headspan.cli.common import ResultRef, note, progress
 
 if TYPE_CHECKING:
+    from headspan.report.data import HeadScores
     from headspan.weights import AttentionWeights
 
 
@@ -27,6 +28,9 @@ def report(
     weights: Annotated[
         str | None, typer.Option(help="With a RESULT: the model it was made from, for tokens and angles.")
     ] = None,
+    behaviour: Annotated[
+        Path | None, typer.Option(help="Head scores, as headspan behaviour --out writes them.")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser when it is ready.")] = False,
 ) -> None:
@@ -43,6 +47,7 @@ def report(
     from headspan.scores import Scores, is_result
 
     classes = Labels.load(labels) if labels else None  # a wrong name must not wait for the scores
+    habits = _read_behaviour(behaviour) if behaviour else None
     with progress("score") as update:
         if is_result(reference):
             if fold and weights is None:
@@ -58,7 +63,13 @@ def report(
             scores = score(opened, metrics, pairings, progress=update)
     with progress("report") as update:
         page = make(
-            scores, opened, out, labels=classes, tokens=tokens, progress=lambda what, done, total: update(done, total)
+            scores,
+            opened,
+            out,
+            labels=classes,
+            behaviour=habits,
+            tokens=tokens,
+            progress=lambda what, done, total: update(done, total),
         )
     note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB, open it in any browser")
     if show:
@@ -71,3 +82,17 @@ def _open(reference: str, fold: bool) -> AttentionWeights:
 
     opened = open(reference)
     return folded(opened) if fold else opened
+
+
+def _read_behaviour(path: Path) -> HeadScores:
+    import json
+
+    from headspan.behaviour import BehaviourScores
+    from headspan.errors import HeadspanError
+
+    try:
+        return BehaviourScores.from_dict(json.loads(path.read_text(encoding="utf-8"))).to_dict()
+    except (OSError, ValueError) as error:
+        raise HeadspanError(
+            f"{path} cannot be read as head scores ({error}): make it with headspan behaviour"
+        ) from error

@@ -16,7 +16,7 @@ from typing import Any
 from headspan.callable_modules import make_callable
 from headspan.files import atomic_path
 from headspan.labels import Labels
-from headspan.report.data import Progress, collect
+from headspan.report.data import HeadScores, Progress, collect
 from headspan.report.page import render
 from headspan.scores import Scores
 from headspan.weights import AttentionWeights
@@ -54,6 +54,7 @@ def report(
     path: str | os.PathLike[str] | None = None,
     *,
     labels: Labels | str | os.PathLike[str] | None = None,
+    behaviour: HeadScores | None = None,
     tokens: int = 10,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
@@ -62,12 +63,13 @@ def report(
     weights: the weights the scores were made from; with them the page also has tokens and principal angles.
     path: where to write it; without, the page is only returned (a notebook shows it).
     labels: head classes, or the name or CSV file of some; they colour the heads and are evaluated.
+    behaviour: head scores by kind and head (``headspan.head_scores``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
     progress: called with what is being done, and how much of it is.
     """
     if labels is not None and not isinstance(labels, Labels):
         labels = Labels.load(labels)
-    payload = collect(scores, weights, labels=labels, tokens=tokens, progress=progress)
+    payload = collect(scores, weights, labels=labels, behaviour=behaviour, tokens=tokens, progress=progress)
     page = Report(payload, render(payload))
     if path is not None:
         page.save(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from importlib import resources
 from itertools import combinations
 from typing import Any
 
@@ -29,6 +31,7 @@ DEFAULT_K = 20
 _BINS = 255
 
 Progress = Callable[[str, int, int], None]
+HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
     "text": (
@@ -49,6 +52,7 @@ def collect(
     weights: AttentionWeights | None = None,
     *,
     labels: Labels | None = None,
+    behaviour: HeadScores | None = None,
     tokens: int = 10,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def collect(
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
         "agreement": _agreement(scores),
         "labels": _labels(labels),
-        "behaviour": _behaviour(scores),
+        "behaviour": _behaviour(scores, behaviour),
         "evaluation": evaluated,
         "findings": [finding._asdict() for finding in find(scores, summaries, evaluated)],
         "notes": [str(note) for note in weights.notes] if weights is not None else [],
@@ -221,18 +225,27 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
     }
 
 
-def _behaviour(scores: Scores) -> dict[str, dict[str, float]] | None:
-    """Head scores kept with the result; values that could not be measured are left out."""
-    kept = scores.annotations.get("behaviour")
+def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
+    """Head scores given, kept with the result or shipped with the demo model; only numbers of heads of this model."""
+    kept = given or scores.annotations.get("behaviour") or _shipped_behaviour(scores)
     if not isinstance(kept, Mapping):
         return None
+    known = {str(head) for head in scores.head_table.query}
     found: dict[str, dict[str, float]] = {}
     for kind, by_head in kept.items():
         if isinstance(by_head, Mapping):
-            values = {str(h): float(v) for h, v in by_head.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
+            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
             if values:
                 found[str(kind)] = values
     return found or None
+
+
+def _shipped_behaviour(scores: Scores) -> Any:
+    file = resources.files("headspan") / "data" / "demo" / "behaviour.json"
+    if scores.provenance.get("reference") != "demo" or not file.is_file():
+        return None
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:

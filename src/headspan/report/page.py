@@ -68,23 +68,24 @@ def _hash(text: str) -> str:
 
 
 def _palette_css() -> str:
-    """The palette of the figures as CSS variables, lighter on a dark page, and the look of every kind of edge."""
+    """The palette of the figures as CSS variables, adapted on a dark page, and the look of every kind of edge."""
     colours = {f"role-{role}": colour for role, colour in ROLE_COLOURS.items()}
     groups = {"both": "both", "first only": "first", "second only": "second", "neither": "neither"}
     colours |= {f"group-{short}": GROUP_COLOURS[name] for name, short in groups.items()}
     colours |= {"histogram": HISTOGRAM, "density": DENSITY}
     light = "".join(f"--{name}:{colour};" for name, colour in colours.items())
-    dark = "".join(f"--{name}:{_lighter(colour)};" for name, colour in colours.items() if name.startswith("role"))
+    quiet = ("group-neither", "histogram")  # backgrounds: on a dark page they must step back, not shine
+    dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_DASHES[dash]}}}\n" for role, dash in SOURCE_DASHES.items())
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n{edges}{dashes}'
 
 
-def _lighter(colour: str, share: float = 0.35) -> str:
-    """A colour mixed with white.
+def _mixed(colour: str, grey: int, share: float = 0.35) -> str:
+    """A colour mixed with white (255) or black (0).
 
-    >>> _lighter("#000000", 0.5)
+    >>> _mixed("#000000", 255, 0.5)
     '#808080'
     """
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+    return "#" + "".join(f"{round(part + (grey - part) * share):02x}" for part in parts)
