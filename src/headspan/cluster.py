@@ -38,7 +38,7 @@ def run_on_dask(
         )
     with ExitStack() as stack:
         if address == "local":
-            cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None))
+            cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=""))
             client = stack.enter_context(Client(cluster))
         else:
             try:

@@ -64,7 +64,7 @@ def cheaper_route(shapes: Mapping[Key, tuple[int, int, int]], jobs: Sequence[Job
 
 
 def contract(
-    factors: Mapping[Key, np.ndarray],
+    factors: Mapping[Any, np.ndarray],
     jobs: Sequence[Job],
     *,
     route: Route | None = None,

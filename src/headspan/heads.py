@@ -69,7 +69,7 @@ class Pairing(NamedTuple):
         letters = text.strip().upper()
         if len(letters) != 2 or any(letter not in Role.__members__ for letter in letters):
             raise HeadspanError(
-                f"unknown pairing {text!r}: give two of Q, K, V, O, source first, for example OK"
+                f"unknown pairing {text[:80]!r}: give two of Q, K, V, O, source first, for example OK"
             )
         return cls(Role(letters[0]), Role(letters[1]))
 
@@ -103,7 +103,8 @@ def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pair
 _HEAD = re.compile(r"L(\d{1,6})(H|KV)(\d{1,6})", re.IGNORECASE)
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Head:
     """One head: a query head prints as ``L17H3``, a shared key/value head as ``L17KV1``."""
 
     layer: int
@@ -120,7 +121,7 @@ class Head(NamedTuple):
         match = _HEAD.fullmatch(text.strip())
         if match is None:
             raise HeadspanError(
-                f"{text!r} is not a head name: write L4H7 (layer 4, head 7) or L17KV1 for a shared key/value head"
+                f"{text[:80]!r} is not a head name: write L4H7 (layer 4, head 7) or L17KV1 for a shared key/value head"
             )
         return cls(int(match[1]), int(match[3]), match[2].upper() == "KV")
 
@@ -138,7 +139,7 @@ class HeadRole(NamedTuple):
     def parse(cls, text: str) -> HeadRole:
         name, dot, role = text.strip().partition(".")
         if not dot or role.upper() not in Role.__members__:
-            raise HeadspanError(f"{text!r} is not a head with a role: write for example L4H11.O or L5H1.K")
+            raise HeadspanError(f"{text[:80]!r} is not a head with a role: write for example L4H11.O or L5H1.K")
         return cls(Head.parse(name), Role(role.upper()))
 
 

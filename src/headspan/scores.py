@@ -248,10 +248,10 @@ class Scores:
             matrix = self[metric, pairing]
             for head in (*matrix.sources, *matrix.targets):
                 graph.add_node(str(head), layer=head.layer)
-            graph.add_edges_from(
-                (str(matrix.sources[i]), str(matrix.targets[j]), str(matrix.pairing), {"score": float(v)})
-                for i, j, v in zip(*matrix.pairs(), strict=True)
-            )
+            for i, j, value in zip(*matrix.pairs(), strict=True):
+                graph.add_edge(
+                    str(matrix.sources[i]), str(matrix.targets[j]), key=str(matrix.pairing), score=float(value)
+                )
         return graph
 
     def to_xarray(self) -> xarray.Dataset:

@@ -44,7 +44,7 @@ class Basis(NamedTuple):
     tolerance: float
 
 
-def rank_tolerance(shape: tuple[int, ...], norm: float | np.ndarray, storage_dtype: str) -> np.ndarray:
+def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, storage_dtype: str) -> np.ndarray:
     """Largest singular value that rounding alone can explain, for a (d, m) weight of Frobenius norm ``norm``.
 
     Rounding moves an entry by up to ε/2 of itself, and a weight that was computed in float32 carries a few ε of

@@ -89,11 +89,11 @@ def _plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, str) or type(value).__str__ is not object.__str__ and type(value).__module__ == "headspan.heads":
+    if isinstance(value, str) or type(value).__module__ == "headspan.heads":
         return str(value)
-    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
-        return [_plain(v) for v in (value.tolist() if hasattr(value, "tolist") else value)]
-    return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def note(text: str) -> None:
