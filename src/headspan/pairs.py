@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +11,9 @@ import numpy as np
 from headspan.baseline import moments
 from headspan.errors import HeadspanError
 from headspan.heads import HeadRole
-from headspan.projection import MAX_BLOCK, VocabularyRows, through_norm
+from headspan.projection import MAX_BLOCK, VocabularyRows, parse_preprocess, through_norm
 from headspan.subspaces import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
-from headspan.tokens import Best, Readable, Token, check_count, reader
+from headspan.tokens import Best, Token, check_count, reader
 
 if TYPE_CHECKING:
     from headspan.weights import AttentionWeights
@@ -114,35 +115,93 @@ def compare_pair(
     >>> compare_pair(weights, "L0H0.O", "L0H0.K").pk
     1.0
     """
-    check_count(top)
-    check_count(tokens)
-    first, second = (_basis(weights, name) for name in (source, target))
-    angles = principal_angles(first, second)
-    squares = np.cos(angles) ** 2
-    d, m, m2 = weights.d_model, first.shape[1], second.shape[1]
-    pk = projection_kernel(first, second)
-    mean, variance = (float(value) for value in moments(d, m, m2))
-    forced = max(0, m + m2 - d)
-    threshold = largest_random_square(d, m, m2)
-    directions, notes = _directions(weights, first, second, angles, top, tokens, preprocess)
-    return PairReport(
-        source=str(source),
-        target=str(target),
-        d_model=d,
-        dimensions=(m, m2),
-        pk=pk,
-        pk_normalised=pk / min(m, m2),
-        principal_angles=angles,
-        random_mean=mean,
-        random_sd=variance**0.5,
-        z=(pk - mean) / variance**0.5 if variance > 0 else None,
-        shared_directions=max(0, int(np.count_nonzero(squares > threshold)) - forced),
-        shared_threshold=threshold,
-        forced_directions=forced,
-        participation_ratio=participation_ratio(squares),
-        directions=directions,
-        notes=notes,
-    )
+    return PairReader(weights, preprocess).compare(source, target, top, tokens)
+
+
+class PairReader:
+    """Compares many pairs of one model: its vocabulary is read once."""
+
+    def __init__(self, weights: AttentionWeights, preprocess: str = "centre-normalise") -> None:
+        parse_preprocess(preprocess)
+        self.weights = weights
+        self._preprocess = preprocess
+        self._readable = reader(weights)
+        self._missing: list[str] = []
+        self._unembedding = self._rows("written", lambda: VocabularyRows.unembedding(weights))
+        self._embedding = self._rows("read", lambda: VocabularyRows.of(weights.embedding(), "embedding"))
+
+    def _rows(self, what: str, read: Callable[[], VocabularyRows]) -> VocabularyRows | None:
+        try:
+            return read()
+        except HeadspanError as error:
+            self._missing.append(f"no tokens {what}: {error}")
+            return None
+
+    def compare(self, source: HeadRole | str, target: HeadRole | str, top: int = 10, tokens: int = 5) -> PairReport:
+        """One pair, as :func:`compare_pair` reports it."""
+        check_count(top)
+        check_count(tokens)
+        first, second = (_basis(self.weights, name) for name in (source, target))
+        angles = principal_angles(first, second)
+        squares = np.cos(angles) ** 2
+        d, m, m2 = self.weights.d_model, first.shape[1], second.shape[1]
+        pk = projection_kernel(first, second)
+        mean, variance = (float(value) for value in moments(d, m, m2))
+        forced = max(0, m + m2 - d)
+        threshold = largest_random_square(d, m, m2)
+        directions = self._directions(first, second, angles, top, tokens)
+        unclear = [] if all(direction.unique for direction in directions) else [DEGENERATE_NOTE]
+        return PairReport(
+            source=str(source),
+            target=str(target),
+            d_model=d,
+            dimensions=(m, m2),
+            pk=pk,
+            pk_normalised=pk / min(m, m2),
+            principal_angles=angles,
+            random_mean=mean,
+            random_sd=variance**0.5,
+            z=(pk - mean) / variance**0.5 if variance > 0 else None,
+            shared_directions=max(0, int(np.count_nonzero(squares > threshold)) - forced),
+            shared_threshold=threshold,
+            forced_directions=forced,
+            participation_ratio=participation_ratio(squares),
+            directions=directions,
+            notes=self._missing + unclear,
+        )
+
+    def _directions(
+        self, first: np.ndarray, second: np.ndarray, angles: np.ndarray, top: int, tokens: int
+    ) -> list[SharedDirection]:
+        """The leading directions with their tokens."""
+        sources, targets, _ = principal_vectors(first, second)
+        sources, targets = _fix_signs(sources[:, :top], targets[:, :top])
+        cosines = np.cos(angles)
+        blocks = degenerate_blocks(cosines)
+        writes = self._tokens_along(self._unembedding, through_norm(self.weights.final_norm(), sources), tokens)
+        reads = self._tokens_along(self._embedding, targets, tokens)
+        return [
+            SharedDirection(i + 1, float(cosines[i]), float(np.degrees(angles[i])), blocks[i], writes[i], reads[i])
+            for i in range(sources.shape[1])
+        ]
+
+    def _tokens_along(
+        self, rows: VocabularyRows | None, directions: np.ndarray, k: int
+    ) -> list[SignedTokens] | list[None]:
+        """Tokens with the largest and the smallest f(e)·direction, for each direction (d, n) made a unit vector."""
+        n = directions.shape[1]
+        if rows is None:
+            return [None] * n
+        lengths = np.linalg.norm(directions, axis=0)
+        directions = (directions / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        along, against = Best(n, k), Best(n, k)
+        for start, block in rows.preprocessed(self._preprocess, MAX_BLOCK):
+            products = block @ directions
+            along.update(start, products)
+            against.update(start, -products)
+        against.scores = -against.scores
+        both = zip(along.tokens(self._readable), against.tokens(self._readable), strict=True)
+        return [SignedTokens(*tokens) for tokens in both]
 
 
 def participation_ratio(squares: np.ndarray) -> float:
@@ -206,61 +265,8 @@ def _basis(weights: AttentionWeights, name: HeadRole | str) -> np.ndarray:
     return basis.vectors
 
 
-def _directions(
-    weights: AttentionWeights,
-    first: np.ndarray,
-    second: np.ndarray,
-    angles: np.ndarray,
-    top: int,
-    tokens: int,
-    preprocess: str,
-) -> tuple[list[SharedDirection], list[str]]:
-    """The leading directions with their tokens, and what has to be said about them."""
-    sources, targets, _ = principal_vectors(first, second)
-    sources, targets = _fix_signs(sources[:, :top], targets[:, :top])
-    cosines = np.cos(angles)
-    blocks = degenerate_blocks(cosines)
-    notes, readable = [], reader(weights)
-    writes: list[SignedTokens] | list[None] = [None] * sources.shape[1]
-    reads: list[SignedTokens] | list[None] = [None] * sources.shape[1]
-    try:
-        rows = VocabularyRows.unembedding(weights)
-    except HeadspanError as error:
-        notes.append(f"no tokens written: {error}")
-    else:
-        writes = _tokens_along(rows, through_norm(weights.final_norm(), sources), tokens, preprocess, readable)
-    try:
-        rows = VocabularyRows.of(weights.embedding(), "embedding")
-    except HeadspanError as error:
-        notes.append(f"no tokens read: {error}")
-    else:
-        reads = _tokens_along(rows, targets, tokens, preprocess, readable)
-    found = [
-        SharedDirection(i + 1, float(cosines[i]), float(np.degrees(angles[i])), blocks[i], writes[i], reads[i])
-        for i in range(sources.shape[1])
-    ]
-    if not all(direction.unique for direction in found):
-        notes.append(DEGENERATE_NOTE)
-    return found, notes
-
-
 def _fix_signs(sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both directions of a pair turned so that the source's largest entry is positive: the same on every machine."""
     largest = np.abs(sources).argmax(axis=0)
     signs = np.sign(sources[largest, np.arange(sources.shape[1])])
     return sources * signs, targets * signs
-
-
-def _tokens_along(
-    rows: VocabularyRows, directions: np.ndarray, k: int, preprocess: str, readable: Readable
-) -> list[SignedTokens]:
-    """Tokens with the largest and the smallest f(e)·direction, for each unit direction (d, n)."""
-    lengths = np.linalg.norm(directions, axis=0)
-    directions = (directions / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    along, against = Best(directions.shape[1], k), Best(directions.shape[1], k)
-    for start, block in rows.preprocessed(preprocess, MAX_BLOCK):
-        products = block @ directions
-        along.update(start, products)
-        against.update(start, -products)
-    against_tokens = [[t._replace(score=-t.score) for t in tokens] for tokens in against.tokens(readable)]
-    return [SignedTokens(*both) for both in zip(along.tokens(readable), against_tokens, strict=True)]
