@@ -54,10 +54,10 @@ TOLERANCES = {
 }
 _ROUNDING = 1e-9
 
-# How wrong a similarity computed in float32 may be, relatively. The definition followed to the letter in float32 (singular
-# values of the d×d matrix ABᵀ) was wrong by up to 9.6e-7 in the 90 largest Procrustes similarities of VV. The two numbers
-# that need this allowance are pr_auc.VV.procrustes of name_mover and backup_name_mover, where pairs of neighbouring rank
-# lie 3e-7 to 1e-6 apart; how the original was computed is not known.
+# How wrong a similarity computed in float32 may be, relatively. The definition followed to the letter in float32
+# (singular values of the d×d matrix ABᵀ) was wrong by up to 9.6e-7 in the 90 largest Procrustes similarities of VV. Two
+# numbers need this allowance, pr_auc.VV.procrustes of name_mover and of backup_name_mover, where pairs of neighbouring
+# rank lie 3e-7 to 1e-6 apart; how the original was computed is not known.
 _FLOAT32_ERROR = 1e-6
 
 
