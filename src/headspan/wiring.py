@@ -312,7 +312,7 @@ def _xml_text(text: str) -> str:
 
 def _write(path: str | os.PathLike[str], text: str) -> None:
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text
 
 
 make_callable(__name__)

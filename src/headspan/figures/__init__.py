@@ -43,11 +43,14 @@ def _wiring(context: Context) -> Named:
 
 
 def _grid(context: Context) -> Named:
-    from headspan.figures.grid import grid_figure
+    from headspan.figures.grid import fits_tokens, grid_figure
 
     for metric in context.metrics:
         for k in sorted({context.k // 2, context.k, context.k + context.k // 2} - {0}):
-            yield f"grid-{metric}-top{k}", grid_figure(context.wiring(metric, k), context.tokens)
+            wiring = context.wiring(metric, k)
+            if not fits_tokens(wiring):
+                context.notes.append("grids are drawn without tokens: this model has too many heads for them")
+            yield f"grid-{metric}-top{k}", grid_figure(wiring, context.tokens if fits_tokens(wiring) else None)
 
 
 def _two_layer(context: Context) -> Named:

@@ -64,7 +64,7 @@ class Context:
 
     def need_weights(self) -> AttentionWeights:
         if self.weights is None:
-            raise HeadspanError("it is drawn from the weights: give the model, or add --model to the result")
+            raise HeadspanError("the weights are needed; give the model itself, or the result and --weights MODEL")
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:

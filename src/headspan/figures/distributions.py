@@ -56,7 +56,15 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     mean, variance = (float(np.mean(moment)) for moment in moments(scores.d_model, ranks, ranks2))
     # The bins of the KL divergence, so that the picture shows what the number measures.
     bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256).tolist()
-    axes.hist(values, bins=bins, density=True, color=style.HISTOGRAM, label="observed", gid=f"histogram:{pairing}")
+    axes.hist(
+        values,
+        bins=bins,
+        density=True,
+        histtype="stepfilled",
+        color=style.HISTOGRAM,
+        label="observed",
+        gid=f"histogram:{pairing}",
+    )
     right = max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5)
     x = np.linspace(max(0.0, mean - 6 * variance**0.5), mean + 6 * variance**0.5, 400)
     axes.plot(x, _normal(x, mean, variance), color=style.DENSITY, linewidth=1.3, label="random subspaces")
@@ -101,7 +109,13 @@ def _compare(
 ) -> None:
     low, high = float(sample.min()), float(sample.max())
     axes.hist(
-        sample, bins=50, density=True, color=style.HISTOGRAM, label=f"{len(sample):,} draws", gid=f"histogram:{name}"
+        sample,
+        bins=50,
+        density=True,
+        histtype="stepfilled",
+        color=style.HISTOGRAM,
+        label=f"{len(sample):,} draws",
+        gid=f"histogram:{name}",
     )
     x = np.linspace(low, high, 600)[1:-1]
     looks = ((style.DENSITY, "-", 1.8), (style.SECOND_DENSITY, "--", 1.1))

@@ -55,7 +55,7 @@ def _draw(axes: Axes, wiring: Wiring, layout: EllipseLayout, colours: Mapping[st
     from matplotlib.patches import Ellipse, FancyArrowPatch
 
     half_width, half_height = layout.extent
-    axes.set(xlim=(-half_width, half_width), ylim=(-half_height, half_height), aspect="equal")
+    axes.set(xlim=(-half_width, half_width), ylim=(-half_height, half_height), aspect="equal", xticks=[], yticks=[])
     axes.axis("off")
     counts = wiring.head_counts()
     if counts.in_class:

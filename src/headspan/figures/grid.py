@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Tokens = Mapping[Head, Sequence[str]]
 _MANY = 16  # more layers or heads than this, and cells get smaller
+_TOO_MANY = 500  # more cells than this, and boxes with tokens would make the names unreadably small
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,14 @@ class _Cells:
         return [self.place(head) for head in rest if head.layer in self.layers and _row(head) in self.rows]
 
 
+def fits_tokens(wiring: Wiring) -> bool:
+    """Whether the grid of this model is small enough for boxes with tokens."""
+    cells = _Cells.of(wiring, True)
+    return len(cells.layers) * len(cells.rows) <= _TOO_MANY
+
+
 def _row(head: Head) -> Head:
-    return head._replace(layer=0)
+    return Head(0, head.index, head.kv)
 
 
 def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None = None) -> Figure:
@@ -115,8 +122,9 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
         where = cells.place(node.head)
         draw_box(axes, node, where, cells.box_of(node, tokens), colours)
         _write(axes, node, where, cells, tokens.get(node.head, ()))
+    heights = {node.head: cells.box_of(node, tokens)[1] for node in wiring.nodes}
     for edge, strength in by_strength(wiring):
-        _draw_edge(axes, cells, edge, strength)
+        _draw_edge(axes, cells, edge, strength, heights)
     axes.set_title(title or grid_title(wiring), loc="left", pad=10, fontsize=11)
     legend_below(figure, edges, below - 0.42, columns)
     legend_below(figure, classes, below - 0.42 - edge_room, columns)
@@ -157,7 +165,7 @@ def _cut(token: str, most: int = 10) -> str:
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
-def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float) -> None:
+def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[Head, float]) -> None:
     """A curve from the right side of the source to the left side of the target, level at both ends.
 
     Every pairing arrives at its own height, so that parallel edges stay apart.
@@ -167,8 +175,9 @@ def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float) -> None:
 
     (x0, y0), (x1, y1) = cells.place(edge.source), cells.place(edge.target)
     pairings = cells.wiring.pairings
-    port = (0.5 - (pairings.index(edge.pairing) + 0.5) / len(pairings)) * cells.box[1] * 0.62
-    x0, x1, y0, y1 = x0 + cells.box[0] / 2, x1 - cells.box[0] / 2, y0 + port * 0.6, y1 + port
+    port = 0.62 * (0.5 - (pairings.index(edge.pairing) + 0.5) / len(pairings))
+    x0, y0 = x0 + cells.box[0] / 2, y0 + 0.6 * port * heights[edge.source]
+    x1, y1 = x1 - cells.box[0] / 2, y1 + port * heights[edge.target]
     reach = max((x1 - x0) * 0.45, 0.14)
     bow = 0.0
     if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # would run behind the heads between them

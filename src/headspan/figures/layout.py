@@ -23,7 +23,7 @@ _CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 3.0, 0.45, 0.35
 
 @dataclass(frozen=True)
 class EllipseLayout:
-    """Centre of every head, and the half axes of the ellipse; the unit is the width of a head's box."""
+    """Centre of every head, and the half axes of the ellipse (0 without labels); the unit is the width of a box."""
 
     places: dict[Head, tuple[float, float]]
     half_axes: tuple[float, float]
@@ -49,7 +49,8 @@ def ellipse_layout(wiring: Wiring) -> EllipseLayout:
     ends = np.array([(index[e.source], index[e.target]) for e in wiring.edges], dtype=int).reshape(-1, 2)
     taken = _trade(places, ends, np.array([head.layer for head in heads]), len(inside))
     return EllipseLayout(
-        {head: (float(places[taken[i], 0]), float(places[taken[i], 1])) for head, i in index.items()}, half
+        {head: (float(places[taken[i], 0]), float(places[taken[i], 1])) for head, i in index.items()},
+        half if labelled else (0.0, 0.0),
     )
 
 

@@ -1,8 +1,8 @@
 """The one palette: colours of roles, pairings, labels and groups, safe for colour-blind readers.
 
 Roles and groups use the Okabe–Ito colours, which stay apart under every common colour deficiency, as lines and points.
-Labels use Paul Tol's light scheme, made for filled cells under black text. No matplotlib here, so that the report
-can take its colours from the same place.
+Labels use Paul Tol's light scheme, made for filled cells under black text, and one violet more.
+No matplotlib here, so that the report can take its colours from the same place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROLE_COLOURS: dict[Role, str] = {Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "
 SOURCE_DASHES: dict[Role, Literal["-", "--", ":", "-."]] = {Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-."}
 
 LABEL_COLOURS = (
-    "#EEDD88", "#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#99DDFF", "#44BB99", "#CFB3E8",
+    "#EEDD88", "#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#99DDFF", "#44BB99", "#CAB2D6",
 )  # fmt: skip
 UNLABELLED = "#F4F4F4"
 INK, MUTED, FAINT, GROUND, PAPER = "#1A1A1A", "#5F6368", "#D9DCE0", "#FBFAF5", "#FFFFFF"

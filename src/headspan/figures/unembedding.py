@@ -66,7 +66,7 @@ def _two_panels(weights: AttentionWeights, x: str, y: str, x_name: str, y_name: 
         image = axes.scatter(xs, ys, c=np.arange(len(xs)), s=4 if len(xs) > 500 else 14, cmap=style.SEQUENTIAL,
                              linewidths=0, alpha=0.6, rasterized=True, gid=f"tokens:{title}")  # fmt: skip
         _name_extremes(axes, xs, ys, tokens.norm, read)
-        axes.set_title(f"{title}: Pearson r = {_pearson(xs, ys):.3f}", loc="left")
+        axes.set_title(f"{title}: Pearson r = {_pearson(xs, ys):.3f}".replace("-", "−"), loc="left")
         axes.set(xlabel=x_name, ylabel=y_name)
     assert image is not None
     bar = figure.colorbar(image, cax=figure.add_axes((0.925, 0.14, 0.013, 0.75)))
@@ -85,7 +85,7 @@ def _name_extremes(axes: Axes, x: np.ndarray, y: np.ndarray, norm: np.ndarray, r
         right = x[token] < middle
         last = min(float(y[token]), last - gap)
         axes.annotate(
-            read(int(token)), (x[token], y[token]), (float(x[token]), last), fontsize=6.5, va="center",
+            f"  {read(int(token))}  ", (x[token], y[token]), (float(x[token]), last), fontsize=6.5, va="center",
             ha="left" if right else "right", gid=f"token:{token}",
         )  # fmt: skip
 
