@@ -258,6 +258,12 @@ def test_command(tmp_path: Path) -> None:
     done = run.invoke(app, ["report", str(result), "--weights", "demo", "--tokens", "3", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert payload_of(out.read_text(encoding="utf-8"))["details"]
+    habits = tmp_path / "behaviour.json"
+    habits.write_text(json.dumps({"induction": {"L1H2": 0.5, "L0H0": None}}))
+    done = run.invoke(app, ["report", str(result), "--behaviour", str(habits), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert payload_of(out.read_text(encoding="utf-8"))["behaviour"] == {"induction": {"L1H2": 0.5}}
+    assert isinstance(run.invoke(app, ["report", str(result), "--behaviour", str(out)]).exception, HeadspanError)
     assert isinstance(run.invoke(app, ["report", "demo", "--labels", "nothing"]).exception, HeadspanError)
     assert isinstance(run.invoke(app, ["report", str(result), "--fold"]).exception, HeadspanError)
 

@@ -456,6 +456,23 @@ def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> N
         view.page.wait_for_selector(f"#{section} .empty")
 
 
+def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -> None:
+    full = hs.score(array_model(), metrics=["pk", "cs"])
+    arrays = {key: values for key, values in full.arrays.items() if key[0] == "pk" or str(key[1]) in ("OK", "QQ")}
+    scores = Scores(arrays, full.head_table, full.d_model, full.role_ranks, full.provenance)
+    report(scores, path=tmp_path / "uneven.html")
+    view = open_page(tmp_path / "uneven.html", scores)
+    view.page.select_option("#control-metric", "cs")
+    assert view.edges() == expected(scores, metric="cs", pairings="OK", k=20)
+    view.click_head("L2H0")
+    view.page.select_option("#control-hubs", "OV")
+    assert "no outlet values" in view.text("#hub-tables")
+    view.page.click('.thumb[data-pairing="OV"]')
+    assert "no cs scores for OV" in view.text("#heat-main")
+    view.page.select_option("#control-scatter", "OV")
+    assert "not kept one by one" in view.text("#scatter-main")
+
+
 # ------------------------------------------------------------- hostile and large
 
 
@@ -499,3 +516,19 @@ def test_a_thousand_heads_respond(open_page: Open, tmp_path: Path, record_proper
     record_property("click_ms", times)
     assert view.state("head") == "L16H16"
     assert times[2] < 5000  # a busy machine is slow; a page that hangs is slower
+
+
+def test_a_notebook_cell_shows_a_working_page(browser: Any) -> None:
+    scores = hs.score(array_model())
+    context = browser.new_context()
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_content(f"<body>{report(scores)._repr_html_()}</body>")
+    cell = page.frame_locator("iframe")
+    cell.locator('.node[data-head="L2H0"]').click()
+    assert "L2H0" in cell.locator("#card-title").inner_text()
+    cell.locator("#control-k").fill("3")
+    assert "9 edges" in cell.locator("#wiring-notes").inner_text()
+    assert errors == []
+    context.close()

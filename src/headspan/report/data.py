@@ -63,7 +63,7 @@ def collect(
         check_same_model(scores, weights)
     if labels is not None:
         labels = labels.for_model(scores.head_table)
-    limits = Limits.of(scores)
+    limits, matrices = Limits.of(scores), encode_matrices(scores)
     summaries = _summaries(scores)
     evaluated = _evaluation(scores, labels)
     missing: dict[str, str] = {}
@@ -79,9 +79,9 @@ def collect(
         "default_k": min(DEFAULT_K, limits.overall),
         "limits": {"overall": limits.overall, "per_head": limits.per_head},
         "edges": {f"{m}/{p}": encode_edges(scores[m, p], limits, _statistics(scores, m, p)) for m, p in scores.arrays},
-        "matrices": encode_matrices(scores),
+        "matrices": matrices,
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
-        "agreement": _agreement(scores),
+        "agreement": _agreement(scores, matrices),
         "labels": _labels(labels),
         "behaviour": _behaviour(scores, behaviour),
         "evaluation": evaluated,
@@ -188,12 +188,14 @@ def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
     }
 
 
-def _agreement(scores: Scores) -> dict[str, dict[str, list[float | None]]]:
+def _agreement(scores: Scores, matrices: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:
+    """Spearman's correlations of every two similarities, for the pairings that the scatter plot can show."""
     found: dict[str, dict[str, list[float | None]]] = {}
     for pairing in scores.pairings:
-        for first, second in combinations(metric_order(scores), 2):
-            if (first, pairing) not in scores or (second, pairing) not in scores:
-                continue
+        drawn = [
+            m for m in metric_order(scores) if matrices.get(f"{m}/{pairing}", {}).get("pairs", "layers") != "layers"
+        ]
+        for first, second in combinations(drawn, 2):
             sizes = {len(scores[m, pairing].forward().pairs()[2]) for m in (first, second)}
             if len(sizes) == 1 and sizes.pop() > 2:
                 both = metric_agreement(scores, pairing, first, second)
