@@ -2,8 +2,8 @@
 
 >>> import headspan as hs
 >>> page = hs.report(hs.score(hs.open("demo")))
->>> "http" in page.html.split("</style>")[0]
-False
+>>> page.html.startswith("<!doctype html>"), page.payload["model"]["name"]
+(True, 'demo')
 """
 
 from __future__ import annotations
