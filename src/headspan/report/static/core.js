@@ -39,7 +39,7 @@ HS.decode = (text, Type) => {
 HS.number = (value, digits = 4) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(1);
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits);
+  return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1");
 };
 
 // Scores up to 1 need more digits than kernels up to 64.

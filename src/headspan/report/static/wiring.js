@@ -19,7 +19,7 @@ HS.wiring = (() => {
     const query = 1 + Math.max(...HS.data.heads.query.map((name) => HS.model.parts(name).index));
     const kv = HS.model.shared ? 1 + Math.max(...HS.data.heads.kv.map((name) => HS.model.parts(name).index)) : 0;
     const width = HS.byId("diagram").clientWidth - 14;
-    const column = Math.max(24, (width - LEFT) / layers.length);
+    const column = Math.max(24, Math.min(240, (width - LEFT) / layers.length));
     const row = Math.max(13, Math.min(38, 620 / (query + kv)));
     return { layers, query, kv, column, row, box: Math.min(column * 0.46, 42), tall: Math.min(row * 0.66, 24),
       width: LEFT + column * layers.length, height: TOP + row * (query + kv) + (kv ? GAP : 0) + 8 };
