@@ -497,6 +497,8 @@ def test_hostile_names_do_nothing(open_page: Open, tmp_path: Path) -> None:
     assert view.page.locator("script").count() == 2
     assert "<img src=x onerror=alert(1)>" in view.text("#inspector .chip.token >> nth=0")
     assert "<img src=x" in view.text("#model-name")
+    formula = view.page.evaluate("HS.csv([{key: 'a'}], [{a: '=1+1'}, {a: -2}], (c, row) => row[c.key])")
+    assert formula == "a\n'=1+1\n-2\n"
 
 
 @pytest.mark.slow

@@ -183,6 +183,7 @@ HS.inspector = (() => {
       HS.el("p", { class: "card-sub", text: "With the keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." })];
     box.replaceChildren(...parts.filter(Boolean));
     box.scrollTop = 0;
+    HS.byId("announce").textContent = `Card: ${HS.byId("card-title").textContent}`;
   };
 
   const start = () => { show(); HS.on(["head", "pair", "metric"], show); };
