@@ -32,6 +32,7 @@ WeightsOption = Annotated[
 BehaviourOption = Annotated[
     Path | None, typer.Option("--behaviour", help="Head scores written by headspan behaviour --out.")
 ]
+DpiOption = Annotated[float, typer.Option(min=20, max=1200, help="Pixels per inch of PNG files.")]
 _BEHAVES = 0.3  # a head score from which --labels behaviour gives the label
 
 
@@ -57,6 +58,7 @@ def wiring(
     ellipse: Annotated[
         bool, typer.Option("--ellipse", help="Draw labelled heads in an ellipse, not the grid.")
     ] = False,
+    dpi: DpiOption = 160,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -67,16 +69,17 @@ def wiring(
     headspan wiring gpt2.safetensors --labels gpt2 --out wiring.png --out wiring.graphml
     headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
     """
+    from headspan.figures import Context
     from headspan.scoring import scores_of
     from headspan.wiring import wiring as choose
 
     _check_endings(out or [])
     with progress("scoring") as update:
         scores = scores_of(reference, [metric], pairing or "flow", progress=update)
-    classes = _labels(labels, scores)
+    classes = _labels(labels, Context(scores))
     chosen = choose(scores, pairing or "flow", metric, k, rule, q, null, minimum, classes)  # type: ignore[arg-type]
     for path in out or []:
-        _export(chosen, path, ellipse)
+        _export(chosen, path, ellipse, dpi)
         note(f"{path}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads")
     if out and not (as_json or as_csv):
         return
@@ -107,6 +110,7 @@ def figures(
     behaviour: BehaviourOption = None,
     run: Annotated[bool, typer.Option("--run", help="Run the model for head scores (needs headspan[torch]).")] = False,
     text: Annotated[str | None, typer.Option(help="The text for attention patterns.")] = None,
+    dpi: DpiOption = 160,
 ) -> None:
     """Draw the paper's figures for any model; what cannot be drawn is left out, with the reason.
 
@@ -123,7 +127,7 @@ def figures(
     context.text = text or context.text
     with progress("drawing") as update:
         context.progress = update
-        drawn = draw(names, context, out, endings, say=note)
+        drawn = draw(names, context, out, endings, dpi, say=note)
     for name, reason in drawn.skipped.items():
         note(f"{name} was not drawn: {reason}")
     for remark in drawn.notes:
@@ -153,10 +157,7 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
     if behaviour is not None:
         scores.annotations["behaviour"] = _read_behaviour(behaviour)
     context = Context(scores, opened, run=run)
-    if labels == "behaviour":
-        context.labels = context.behaviour.labels(threshold=_BEHAVES)
-    elif labels is not None:
-        context.labels = _labels(labels, scores)
+    context.labels = _labels(labels, context)
     return context
 
 
@@ -176,16 +177,14 @@ def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
     return opened
 
 
-def _labels(name: str | None, scores: Scores) -> Labels | None:
+def _labels(name: str | None, context: Context) -> Labels | None:
+    """Labels by name, checked against the heads of the model; a shared head takes over those of its group."""
     from headspan.labels import Labels
 
     if name is None:
         return None
-    if name == "behaviour":
-        from headspan.figures import Context
-
-        return Context(scores).behaviour.labels(threshold=_BEHAVES)
-    return Labels.load(name).for_model(scores.head_table)
+    found = context.behaviour.labels(threshold=_BEHAVES) if name == "behaviour" else Labels.load(name)
+    return found.for_model(context.scores.head_table)
 
 
 def _read_behaviour(path: Path) -> object:
@@ -206,7 +205,7 @@ def _check_endings(paths: list[Path]) -> None:
             raise HeadspanError(f"cannot tell from {path} what to write: its name must end in one of {known}")
 
 
-def _export(chosen: Wiring, path: Path, ellipse: bool) -> None:
+def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float) -> None:
     """Write a wiring in the format that the file's name ends with."""
     ending = path.suffix.lower()
     if ending in _EXPORTS:
@@ -214,4 +213,4 @@ def _export(chosen: Wiring, path: Path, ellipse: bool) -> None:
         return
     from headspan.figures import save_wiring
 
-    save_wiring(chosen, path, ellipse=ellipse)
+    save_wiring(chosen, path, ellipse=ellipse, dpi=dpi)

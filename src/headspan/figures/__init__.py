@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from headspan.errors import HeadspanError
-from headspan.figures.canvas import FORMATS, save, theme, to_svg
+from headspan.figures.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.figures.context import Context
 
 if TYPE_CHECKING:
@@ -182,11 +182,13 @@ def draw(
     context: Context,
     out: str | os.PathLike[str],
     formats: str | Iterable[str] = "png",
+    dpi: float = DPI,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Drawn:
     """Draw figures into a directory; one whose inputs are lacking is left out, and the reason is given back.
 
-    names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. ``say`` hears of each file as it is written.
+    names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. dpi: pixels per inch of png files, and of the
+    dense clouds of points inside the other two. ``say`` hears of each file as it is written.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
     files: list[Path] = []
@@ -199,7 +201,7 @@ def draw(
                 skipped[name] = str(reason)
                 continue
             for path, figure in ((Path(out) / f"{file}.{ending}", f) for file, f in made for ending in endings):
-                save(figure, path)
+                save(figure, path, dpi)
                 files.append(path)
                 say(str(path))
     return Drawn(files, skipped, list(dict.fromkeys(context.notes)))
@@ -226,13 +228,13 @@ def _parse(texts: str | Iterable[str], known: tuple[str, ...], what: str) -> tup
     return known if "all" in words else tuple(word for word in known if word in words)
 
 
-def save_wiring(wiring: Wiring, path: str | os.PathLike[str], *, ellipse: bool = False) -> None:
+def save_wiring(wiring: Wiring, path: str | os.PathLike[str], *, ellipse: bool = False, dpi: float = DPI) -> None:
     """Draw one wiring, on the layer × head grid or with labelled heads in an ellipse, to a png, pdf or svg file."""
     from headspan.figures.ellipse import ellipse_figure
     from headspan.figures.grid import grid_figure
 
     with theme():
-        save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path)
+        save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path, dpi)
 
 
 def wiring_svg(wiring: Wiring) -> str:

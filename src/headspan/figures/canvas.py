@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 FORMATS = ("png", "pdf", "svg")
+DPI = 160
 MAX_PIXELS = 12_000  # on the longer side of a PNG: viewers refuse much larger ones
 
 # Fonts with East Asian scripts, in case a token needs one; only those installed are used.
@@ -84,7 +85,7 @@ def new_figure(width: float, height: float, **layout: Any) -> Figure:
     return Figure(figsize=(width, height), **layout)
 
 
-def save(figure: Figure, path: str | os.PathLike[str], dpi: float = 160) -> None:
+def save(figure: Figure, path: str | os.PathLike[str], dpi: float = DPI) -> None:
     """Write a figure in the format its name ends with; the file appears only when complete."""
     suffix = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
     if suffix not in FORMATS:
@@ -96,7 +97,7 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: float = 160) -> None
 def to_svg(figure: Figure) -> str:
     """The figure as SVG text."""
     buffer = BytesIO()
-    figure.savefig(buffer, **_options(figure, "svg", 160))
+    figure.savefig(buffer, **_options(figure, "svg", DPI))
     return buffer.getvalue().decode("utf-8")
 
 
