@@ -52,8 +52,15 @@ class TensorMap:
                 f"{self.source.reference} has {self.n_heads} query heads and {self.n_kv_heads} key/value heads: "
                 "the second must divide the first"
             )
-        share = None if self.d_model % self.n_heads else self.d_model // self.n_heads
-        self.d_head = self._size("d_head", share)
+        if self.d_model % self.n_heads == 0:
+            self.d_head = self._size("d_head", self.d_model // self.n_heads)
+        elif any(self.config.get(key) is not None for key in _SIZES["d_head"]):
+            self.d_head = self._size("d_head")
+        else:
+            raise HeadspanError(
+                f"{self.source.reference} has d_model {self.d_model} and {self.n_heads} heads: the second must divide "
+                f"the first where the config says none of {', '.join(_SIZES['d_head'])}"
+            )
 
     def _size(self, what: str, default: int | None = None) -> int:
         """A size from the config. Where it is listed per layer, 0 means a layer without attention."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -49,7 +50,9 @@ class TileStore:
         if self._lock is not None:
             os.close(self._lock)
         if kind is None:
-            self._remove_folders_without_owner()
+            self._remove_without_owner(*self._parent.glob("*"))
+        elif not any(self.folder.glob("*.safetensors")):  # it failed before there was anything to keep
+            self._remove_without_owner(self.folder)
 
     def other_runs(self) -> list[str]:
         """Keys of unfinished runs to the same output whose plan or model differs."""
@@ -68,8 +71,8 @@ class TileStore:
         except (OSError, SafetensorError):
             return None
 
-    def _remove_folders_without_owner(self) -> None:
-        for folder in list(self._parent.iterdir()) if self._parent.is_dir() else []:
+    def _remove_without_owner(self, *folders: Path) -> None:
+        for folder in folders:
             try:
                 lock = os.open(folder / "lock", os.O_RDWR)
             except OSError:
@@ -84,7 +87,5 @@ class TileStore:
             finally:
                 if lock is not None:
                     os.close(lock)
-        try:
+        with suppress(OSError):  # not empty: another run is at work
             self._parent.rmdir()
-        except OSError:
-            pass  # not empty: another run is at work
