@@ -177,8 +177,19 @@ def result_with(folder: Path, change: Callable[[dict[str, Any], dict[str, np.nda
         lambda head, tensors: head.update(order=[["pk/OK"]]),
         lambda head, tensors: tensors.update({"pk/OK": tensors["pk/OK"].view(np.int32)}),
         lambda head, tensors: tensors.update({"rank/Q": tensors["rank/Q"].view(np.float32)}),
+        lambda head, tensors: tensors.update({"pk/OQ": np.full_like(tensors["pk/OQ"], np.inf)}),
+        lambda head, tensors: tensors.update({"rank/Q": -tensors["rank/Q"]}),
     ],
-    ids=["deep", "boolean width", "no width", "order of lists", "integer scores", "ranks that are not integers"],
+    ids=[
+        "deep",
+        "boolean width",
+        "no width",
+        "order of lists",
+        "integer scores",
+        "ranks that are not integers",
+        "infinite",
+        "negative",
+    ],
 )
 def test_found_in_results(tmp_path: Path, change: Any) -> None:
     with pytest.raises(HeadspanError, match=r"damaged|cannot be read"):

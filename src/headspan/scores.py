@@ -210,6 +210,8 @@ class Scores:
                 raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {expected}")
             if values.dtype != (np.int32 if metric == "rank" else np.float32):
                 raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
+            if np.isinf(values).any() or (metric == "rank" and (values < 0).any()):
+                raise HeadspanError(f"{path} is damaged: {name} holds numbers that no result has")
         return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"])
 
     # ---------------------------------------------------------------- exports
