@@ -8,11 +8,15 @@ as many threads as there are cores (numpy lets go of the interpreter lock inside
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
+
+_BLAS_USERS = ("numpy", "scipy.linalg", "sklearn", "torch")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,9 +24,15 @@ Result = TypeVar("Result")
 
 def one_thread() -> AbstractContextManager[Any]:
     """Limit BLAS and LAPACK to one thread inside a ``with`` block."""
-    from threadpoolctl import threadpool_limits
+    return _controller(tuple(name in sys.modules for name in _BLAS_USERS)).limit(limits=1)
 
-    return threadpool_limits(limits=1)
+
+@lru_cache
+def _controller(loaded: tuple[bool, ...]) -> Any:
+    """Looking for BLAS libraries takes milliseconds: done once, and again when a package that brings one is loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def cores() -> int:
