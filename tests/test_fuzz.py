@@ -215,3 +215,16 @@ def test_found_in_labels(tmp_path: Path) -> None:
     path.write_text("head,label\nL0H0," + "x" * 200_000)
     with pytest.raises(HeadspanError, match="line 2"):
         Labels.load(path)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_found_in_signalling_nan(tmp_path: Path) -> None:
+    """A NaN that complains when it is converted is read as a missing pair like any other."""
+    from headspan.hubs import hubs
+
+    def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["pk/OK"].view(np.uint32)[0, :] = 0x7F800001
+
+    scores = hs.load(result_with(tmp_path, change))
+    assert np.isnan(scores["pk", "OK"].values[0]).all()
+    hubs(scores, "OK")

@@ -197,21 +197,14 @@ class Scores:
         arrays: dict[tuple[str, Pairing], np.ndarray] = {}
         ranks = {role: np.zeros(len(table.of(role)), dtype=np.int32) for role in ROLES}
         for name in [*filter(tensors.__contains__, head["order"]), *(n for n in tensors if n not in head["order"])]:
-            values = tensors[name]
             metric, _, rest = name.rpartition("/")
-            if metric == "rank" and rest in Role.__members__:
-                expected: tuple[int, ...] = (len(table.of(Role(rest))),)
-                ranks[Role(rest)] = values
+            if metric == "rank":
+                role = _role(rest, path)
+                ranks[role] = _checked_array(tensors[name], (len(table.of(role)),), np.int32, name, path)
             else:
                 pairing = Pairing.parse(rest)
-                expected = (len(table.of(pairing.source)), len(table.of(pairing.target)))
-                arrays[metric, pairing] = values
-            if values.shape != expected:
-                raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {expected}")
-            if values.dtype != (np.int32 if metric == "rank" else np.float32):
-                raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
-            if np.isinf(values).any() or (metric == "rank" and (values < 0).any()):
-                raise HeadspanError(f"{path} is damaged: {name} holds numbers that no result has")
+                shape = (len(table.of(pairing.source)), len(table.of(pairing.target)))
+                arrays[metric, pairing] = _checked_array(tensors[name], shape, np.float32, name, path)
         return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"])
 
     # ---------------------------------------------------------------- exports
@@ -324,3 +317,23 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     if not sound:
         raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
     return head
+
+
+def _role(name: str, path: Path) -> Role:
+    if name not in Role.__members__:
+        raise HeadspanError(f"{path} is damaged: it has ranks for {name[:80]!r}, which is not a role")
+    return Role(name)
+
+
+def _checked_array(values: np.ndarray, shape: tuple[int, ...], dtype: type, name: str, path: Path) -> np.ndarray:
+    """Scores or ranks of a result file, or one sentence on why they cannot be those of its heads."""
+    if values.shape != shape:
+        raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {shape}")
+    if values.dtype != dtype:
+        raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
+    if dtype is np.float32:
+        # One kind of NaN: a damaged file may hold signalling ones, which warn in every later conversion.
+        values = np.where(np.isnan(values), np.float32(np.nan), values)
+    if np.isinf(values).any() or (dtype is np.int32 and (values < 0).any()):
+        raise HeadspanError(f"{path} is damaged: {name} holds numbers that no result has")
+    return values
