@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from headspan.cli.common import Json, ModelRef, print_json, progress
-from headspan.heads import ROLES, HeadRole
-from headspan.weights import AttentionWeights
+
+if TYPE_CHECKING:
+    from headspan.attention import AttentionWeights
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
@@ -63,6 +63,8 @@ def register(app: typer.Typer) -> None:
 
 def describe(weights: AttentionWeights) -> dict[str, Any]:
     """The facts about an opened model, as JSON-able values."""
+    from headspan.heads import ROLES
+
     tensors = weights.tensors()
     sizes = {role: weights.d_head(role) for role in ROLES}
     return {
@@ -93,6 +95,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
 
 def check_ranks(weights: AttentionWeights, update: Callable[[int, int], None]) -> dict[str, Any]:
     """Rank of every head's weight by role: the smallest, the largest, and the heads that fall short."""
+    from headspan.heads import ROLES, HeadRole
     from headspan.subspaces import orthonormal_bases
 
     ranks: dict[str, Any] = {}
@@ -111,7 +114,7 @@ def check_ranks(weights: AttentionWeights, update: Callable[[int, int], None]) -
             heads = weights.heads_in(role, layer)
             deficient += [
                 {"head": str(HeadRole(heads[i], role)), "rank": int(found[i])}
-                for i in map(int, np.flatnonzero(found < full))
+                for i in map(int, (found < full).nonzero()[0])
             ]
             update(number * len(ROLES) + place + 1, steps)
     return {"finite": True, "ranks": ranks, "rank_deficient": deficient}
