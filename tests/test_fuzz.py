@@ -95,12 +95,15 @@ def changed_json(name: str, **changes: Any) -> Callable[[Path], Path]:
     return change
 
 
-def shard_that_no_file_system_holds(folder: Path) -> Path:
-    index = folder / "llama" / "model.safetensors.index.json"
-    tree = json.loads(index.read_text())
-    tree["weight_map"]["lm_head.weight"] = "\ud800.safetensors"
-    index.write_text(json.dumps(tree))
-    return folder / "llama"
+def shard_called(name: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        index = folder / "llama" / "model.safetensors.index.json"
+        tree = json.loads(index.read_text())
+        tree["weight_map"]["lm_head.weight"] = name
+        index.write_text(json.dumps(tree))
+        return folder / "llama"
+
+    return change
 
 
 def huge_gain(folder: Path) -> Path:
@@ -135,7 +138,9 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
     "eps is text": (changed_json("gpt2/config.json", layer_norm_epsilon="tiny"), "layer_norm_epsilon"),
     "model_type of a page": (changed_json("gpt2/config.json", model_type="x" * 9000), "unknown model_type"),
     "size of a page": (changed_json("gpt2/config.json", n_head="x" * 9000), "n_head"),
-    "shard with a lone surrogate": (shard_that_no_file_system_holds, "cannot be read"),
+    "shard with a lone surrogate": (shard_called("\ud800.safetensors"), "cannot be read"),
+    "shard of a page": (shard_called("x/" * 4500), "is not a weight file"),
+    "token of a page": (changed_json("llama/vocab.json", x="y" * 9000), "has the entry 'x'"),
     "gain that overflows": (huge_gain, "after folding"),
     "infinite unembedding": (nan_embedding, "row of token 3"),
     "quantised block with a scale of NaN": (infinite_scale, "weight V of head L1KV0"),

@@ -98,3 +98,10 @@ def test_masks_follow_their_definition(layers: int, counts: tuple[int, int], pai
     default = pair_mask(pairing, sources, targets, "default")
     upper = np.array([[i < j for j in range(len(targets))] for i in range(len(sources))])
     np.testing.assert_array_equal(default, upper if pairing.same_type else forward)
+
+
+@pytest.mark.parametrize("parse", [Head.parse, HeadRole.parse, Pairing.parse])
+def test_a_name_of_a_page_is_cut_in_the_message(parse) -> None:
+    with pytest.raises(HeadspanError) as caught:
+        parse("x" * 9000)
+    assert len(str(caught.value)) < 300
