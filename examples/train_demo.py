@@ -1,6 +1,6 @@
-"""Train the small model that ships with headspan: two attention-only layers of eight heads.
+"""Train a small demo model for headspan: two attention-only layers of eight heads.
 
-    python examples/train_demo.py --out my-demo            # the shipped settings, about 20 minutes on two cores
+    python examples/train_demo.py --out my-demo            # all steps of the course
     python examples/train_demo.py --out short --steps 100  # a quick look
 
 The result is an ordinary Hugging Face directory of type ``gpt2``. Its MLPs have width one and weights that
@@ -303,8 +303,8 @@ tags: [attention-only, interpretability, synthetic]
 # headspan demo: two attention-only layers
 
 A small language model made to be looked at. It was trained by `examples/train_demo.py` of the package headspan on
-synthetic text that the same script writes (no text of others is involved), and shows previous-token heads in its
-first layer and induction heads in its second. It is of no use for generating text.
+synthetic text that the same script writes (no text of others is involved), to get previous-token heads in its first
+layer and induction heads in its second; the table below says how far it did. It is of no use for generating text.
 
 {facts}
 
