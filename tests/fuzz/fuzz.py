@@ -30,8 +30,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,7 @@ def _virtual_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def outcomes(seed: int, start: int, stop: int) -> Iterator[dict[str, Any]]:
+def outcomes(seed: int, start: int, stop: int) -> Generator[dict[str, Any]]:
     """All cases from start to stop, by workers that are replaced when they die or wait for ever."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     while start < stop:
@@ -263,14 +263,16 @@ def outcomes(seed: int, start: int, stop: int) -> Iterator[dict[str, Any]]:
             selector = selectors.DefaultSelector()
             selector.register(worker.stdout, selectors.EVENT_READ)
             why = "the worker waited for ever"
-            while selector.select(WALL_SECONDS):
-                line = worker.stdout.readline()
-                if not line:
-                    why = f"the worker died with code {worker.wait()}"
-                    break
-                yield json.loads(line)
-                start += 1
-            worker.kill()
+            try:
+                while selector.select(WALL_SECONDS):
+                    line = worker.stdout.readline()
+                    if not line:
+                        why = f"the worker died with code {worker.wait()}"
+                        break
+                    start += 1
+                    yield json.loads(line)
+            finally:
+                worker.kill()
         if start < stop:
             yield {"case": start, "kind": "?", "outcome": "finding", "text": why}
             start += 1
@@ -295,20 +297,26 @@ def main() -> int:
             warnings.simplefilter("error", RuntimeWarning)
             print(exerciser.run(case))
         return 0
-    began, counts, findings = time.monotonic(), collections.Counter(), collections.defaultdict(list)
+    return report(outcomes(options.seed, options.start, options.start + options.cases), options.seed)
+
+
+def report(found: Generator[dict[str, Any]], seed: int) -> int:
+    """Print findings as they come, and counts at the end or when stopped (SIGINT, SIGTERM); 1 if there were any."""
+    began, places = time.monotonic(), set()
     by_kind: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for outcome in outcomes(options.seed, options.start, options.start + options.cases):
-        counts[outcome["outcome"]] += 1
-        by_kind[outcome["kind"]][outcome["outcome"]] += 1
-        if outcome["outcome"] == "finding":
-            findings[outcome["text"].rpartition(" at ")[2]].append(outcome)
-            print(f"case {outcome['case']} ({outcome['kind']}): {outcome['text']}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), closing(found):
+        for outcome in found:
+            by_kind[outcome["kind"]][outcome["outcome"]] += 1
+            if outcome["outcome"] == "finding":
+                places.add(outcome["text"].rpartition(" at ")[2])
+                print(f"case {outcome['case']} ({outcome['kind']}): {outcome['text']}", flush=True)
     for kind, counter in sorted(by_kind.items()):
-        print(f"{kind:18} {sum(counter.values()):6} cases: {dict(counter)}")
+        print(f"{kind:18} {counter.total():6} cases: {dict(counter)}")
+    total = sum(by_kind.values(), collections.Counter())
     seconds = time.monotonic() - began
-    print(f"{sum(counts.values())} cases in {seconds:.0f} s, seed {options.seed}: {dict(counts)}, "
-          f"{len(findings)} places with findings")  # fmt: skip
-    return 1 if findings else 0
+    print(f"{total.total()} cases in {seconds:.0f} s, seed {seed}: {dict(total)}, {len(places)} places with findings")
+    return 1 if places else 0
 
 
 if __name__ == "__main__":
