@@ -174,6 +174,8 @@ def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
             f"{reference} is not the model of this result: its heads or its width differ; "
             f"the result was made from {scores.provenance.get('reference', 'arrays')}"
         )
+    if scores.provenance.get("fingerprint") not in (None, opened.fingerprint()):
+        note(f"{reference} is not byte for byte the model of this result: what is drawn from weights may not fit")
     return opened
 
 

@@ -122,10 +122,6 @@ class Context:
             return {}
         return {entry.head: [token.token for token in entry.tokens] for entry in found}
 
-    @property
-    def model_name(self) -> str:
-        return str(self.scores.provenance.get("reference", "arrays"))
-
     def dimensions(self) -> tuple[int, int]:
         """d_model and the commonest subspace dimension of the heads' outputs."""
         ranks = self.scores.ranks(Role.O).tolist()
