@@ -39,38 +39,53 @@ _EXPORTS = {
     "wiring": "wiring",
     "report": "report",
     "reproduce": "reproduction",
+    "all_tokens": "tokens",
+    "norm_correlations": "tokens",
+    "unembedding_cosines": "tokens",
+    "PairReader": "pairs",
+    "attention_patterns": "behaviour",
+    "BehaviourScores": "behaviour",
+    "summarise": "baseline",
+    "detection": "evaluation",
+    "classification": "evaluation",
 }
 
 if TYPE_CHECKING:
-    from headspan.baseline import kl_divergence, significance
-    from headspan.behaviour import head_scores
+    from headspan.baseline import kl_divergence, significance, summarise
+    from headspan.behaviour import BehaviourScores, attention_patterns, head_scores
     from headspan.comparison import compare
     from headspan.errors import HeadspanError
-    from headspan.evaluation import evaluate
+    from headspan.evaluation import classification, detection, evaluate
     from headspan.folding import fold
     from headspan.heads import Head, HeadRole, Pairing, Role
     from headspan.hubs import hubs
     from headspan.labels import Labels
-    from headspan.pairs import compare_pair
+    from headspan.pairs import PairReader, compare_pair
     from headspan.report import report
     from headspan.reproduction import reproduce
     from headspan.scores import Scores, load
     from headspan.scoring import score, scores_of
-    from headspan.tokens import head_tokens
+    from headspan.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
     from headspan.weights import AttentionWeights, open
     from headspan.wiring import wiring
 
 __all__ = [
     "AttentionWeights",
+    "BehaviourScores",
     "Head",
     "HeadRole",
     "HeadspanError",
     "Labels",
+    "PairReader",
     "Pairing",
     "Role",
     "Scores",
+    "all_tokens",
+    "attention_patterns",
+    "classification",
     "compare",
     "compare_pair",
+    "detection",
     "evaluate",
     "fold",
     "head_scores",
@@ -78,12 +93,15 @@ __all__ = [
     "hubs",
     "kl_divergence",
     "load",
+    "norm_correlations",
     "open",
     "report",
     "reproduce",
     "score",
     "scores_of",
     "significance",
+    "summarise",
+    "unembedding_cosines",
     "wiring",
 ]
 
