@@ -139,6 +139,7 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
     "model_type of a page": (changed_json("gpt2/config.json", model_type="x" * 9000), "unknown model_type"),
     "size of a page": (changed_json("gpt2/config.json", n_head="x" * 9000), "n_head"),
     "shard with a lone surrogate": (shard_called("\ud800.safetensors"), "cannot be read"),
+    "shard with a line break": (shard_called("a\nb/c\u2028.safetensors"), r"a\\nb/c\\u2028"),
     "shard of a page": (shard_called("x/" * 4500), "is not a weight file"),
     "token of a page": (changed_json("llama/vocab.json", x="y" * 9000), "has the entry 'x'"),
     "gain that overflows": (huge_gain, "after folding"),
@@ -233,3 +234,13 @@ def test_found_in_signalling_nan(tmp_path: Path) -> None:
     scores = hs.load(result_with(tmp_path, change))
     assert np.isnan(scores["pk", "OK"].values[0]).all()
     hubs(scores, "OK")
+
+
+def test_found_in_headers_of_a_page(tmp_path: Path) -> None:
+    """The safetensors package quotes what it does not like in full."""
+    path = tmp_path / "result.safetensors"
+    raw = json.dumps({"__metadata__": {"headspan": "{}"}, "pk/OK": "x" * 9000}).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(HeadspanError, match="cannot be read") as caught:
+        hs.load(path)
+    assert len(str(caught.value)) < 1000

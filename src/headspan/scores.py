@@ -186,7 +186,8 @@ class Scores:
                 head = _checked_head(metadata["headspan"], path)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (SafetensorError, OSError, ValueError, RecursionError) as error:
-            raise HeadspanError(f"{path} cannot be read as a headspan result ({error}): make it again") from error
+            reason = str(error)[:200]
+            raise HeadspanError(f"{path} cannot be read as a headspan result ({reason}): make it again") from error
         return cls._assemble(head, tensors, path)
 
     @classmethod
