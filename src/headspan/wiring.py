@@ -226,16 +226,16 @@ def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Ite
     if rule == "top":
         keep &= np.arange(len(values)) < k
     elif rule == "top-per-target":
-        keep &= _occurrence(columns) < k
+        keep &= occurrence(columns) < k
     for i in np.flatnonzero(keep):
         source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
         yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
 
 
-def _occurrence(items: np.ndarray) -> np.ndarray:
+def occurrence(items: np.ndarray) -> np.ndarray:
     """How often each item has been seen before it.
 
-    >>> _occurrence(np.array([4, 2, 4, 4, 2])).tolist()
+    >>> occurrence(np.array([4, 2, 4, 4, 2])).tolist()
     [0, 0, 1, 2, 1]
     """
     order = np.argsort(items, kind="stable")

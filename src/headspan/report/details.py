@@ -10,7 +10,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, HeadRole, Pairing
-from headspan.pairs import PairReport, SignedTokens, compare_pair
+from headspan.pairs import PairReader, PairReport, SignedTokens
 from headspan.report.encode import best_pairs, pack
 from headspan.scores import Scores
 from headspan.subspaces import orthonormal_basis, principal_angles
@@ -53,6 +53,7 @@ def pair_details(
     }
     total, done = sum(map(len, chosen.values())), 0
     basis = _bases(weights)
+    reader = PairReader(weights) if with_tokens else None  # reads the vocabulary once
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for pairing, pairs in chosen.items():
         entries = found.setdefault(str(pairing), {})
@@ -62,8 +63,8 @@ def pair_details(
             if not (first.size and second.size):
                 continue  # a zero weight spans nothing
             entry: dict[str, Any] = {"angles": pack(np.rint(principal_angles(first, second) * _STEPS), "u2")}
-            if with_tokens and pairing in FLOW_PAIRINGS and place < SHARED_PAIRS:
-                report = compare_pair(weights, *ends, top=SHARED_DIRECTIONS, tokens=SHARED_TOKENS)
+            if reader is not None and pairing in FLOW_PAIRINGS and place < SHARED_PAIRS:
+                report = reader.compare(*ends, top=SHARED_DIRECTIONS, tokens=SHARED_TOKENS)
                 entry["directions"] = _directions(report)
             entries[f"{row}>{column}"] = entry
             done += 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 from headspan.scores import ScoreMatrix, Scores
-from headspan.wiring import _occurrence
+from headspan.wiring import occurrence
 
 # How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
 EXACT_VALUES = 60_000
@@ -133,8 +133,8 @@ def kept_pairs(matrix: ScoreMatrix, limits: Limits) -> tuple[np.ndarray, np.ndar
     keep = np.zeros(len(rows), dtype=bool)
     keep[np.flatnonzero(forward)[: limits.overall]] = True
     for ends in (rows.astype(_INDEX), columns.astype(_INDEX)):
-        keep |= _occurrence(ends) < limits.per_head
-        keep |= forward & (_occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
+        keep |= occurrence(ends) < limits.per_head
+        keep |= forward & (occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
     kept = np.flatnonzero(keep)
     return rows[kept], columns[kept], kept + 1
 
