@@ -21,7 +21,6 @@ from headspan.behaviour import KINDS, BehaviourScores, attention_patterns, head_
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(hs.__file__).parent / "data" / "demo"
 EXAMPLES = ROOT / "examples"
-needs_shipped = pytest.mark.skipif(not (DEMO / "config.json").is_file(), reason="no trained model in data/demo")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,6 @@ def special_pairs(scores: BehaviourScores, limit: float = 0.6) -> tuple[list[Hea
 # ---------------------------------------------------------------- the shipped model
 
 
-@needs_shipped
 def test_files_are_small_and_complete() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "behaviour.json"} <= {
         path.name for path in DEMO.iterdir()
@@ -61,7 +59,6 @@ def test_files_are_small_and_complete() -> None:
     assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 5_000_000
 
 
-@needs_shipped
 def test_it_is_exactly_attention_only() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO)
     assert (model.config.n_layer, model.config.n_head) == (2, 8)
@@ -70,7 +67,6 @@ def test_it_is_exactly_attention_only() -> None:
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
-@needs_shipped
 def test_head_scores_are_those_on_the_card(shipped: BehaviourScores) -> None:
     measured = head_scores("demo")
     assert measured.heads == shipped.heads
@@ -81,7 +77,6 @@ def test_head_scores_are_those_on_the_card(shipped: BehaviourScores) -> None:
         assert f"| {head} | " + " | ".join(f"{shipped[k][head]:.3f}" for k in KINDS) + " |" in card
 
 
-@needs_shipped
 def test_it_has_the_heads_it_was_made_for(shipped: BehaviourScores) -> None:
     previous, induction = special_pairs(shipped)
     assert previous
@@ -89,7 +84,6 @@ def test_it_has_the_heads_it_was_made_for(shipped: BehaviourScores) -> None:
     assert len(induction) < 8  # the second layer does other things too
 
 
-@needs_shipped
 def test_projection_kernel_finds_the_circuit(shipped: BehaviourScores) -> None:
     """PK for OK is largest between previous-token and induction heads, and separates them better than CS."""
     previous, induction = special_pairs(shipped)
@@ -107,7 +101,6 @@ def test_projection_kernel_finds_the_circuit(shipped: BehaviourScores) -> None:
     assert margin["pk"] > margin["cs"]
 
 
-@needs_shipped
 def test_tokenizer_reads_words_and_spells_the_rest() -> None:
     vocabulary = hs.open("demo").vocabulary()
     assert vocabulary is not None
@@ -118,7 +111,6 @@ def test_tokenizer_reads_words_and_spells_the_rest() -> None:
     assert vocabulary.special_ids == {0, 1}
 
 
-@needs_shipped
 def test_induction_head_looks_behind_the_earlier_name(shipped: BehaviourScores) -> None:
     best = shipped.top("induction", 1)[0][0]
     text = "Here is the list: tiger, lamp, violin, cheese. Say it again: tiger, lamp, violin"
@@ -154,7 +146,6 @@ def test_training_is_seeded(script) -> None:
     assert runs[0] == runs[1]
 
 
-@needs_shipped
 def test_shipped_tokenizer_is_the_one_of_the_script(script) -> None:
     from tokenizers import Tokenizer
 
