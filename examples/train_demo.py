@@ -285,7 +285,7 @@ def model_card(settings: Settings, scores: BehaviourScores, model: Any, log_line
         "context": f"{settings.length} tokens, learned positions",
         "vocabulary": f"{model.config.vocab_size} tokens: whole words, letters, punctuation",
         "trained for": f"{settings.steps} steps of {settings.tokens_per_step} tokens, seed {settings.seed}",
-        "start": f"{settings.primed_heads} heads of the first layer lean towards the previous token; sinusoidal positions",
+        "start": f"{settings.primed_heads} heads of the first layer lean to the previous token; sinusoidal positions",
         "optimiser": f"AdamW, learning rate {settings.learning_rate:g}, weight decay {settings.weight_decay:g}",
     }
     return CARD.format(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import unavailable
 
 import headspan as hs
+from conftest import unavailable
 from headspan.scoring import score
 
 LAYERS = (3, 4, 5)
@@ -22,7 +22,8 @@ def bridge_dir(gpt2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=3, vocab_size=50, n_inner=4, n_positions=16, bos_token_id=0, eos_token_id=0))
+    small = {"vocab_size": 50, "n_inner": 4, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=3, **small))
     state = model.state_dict()
     tensors = load_file(gpt2_dir / "model.safetensors")
     for new, old in enumerate(LAYERS):

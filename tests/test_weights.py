@@ -471,5 +471,3 @@ def test_arrays_name_the_head_that_is_not_finite() -> None:
 def test_arrays_without_unembedding() -> None:
     with pytest.raises(hs.HeadspanError, match="unembedding"):
         hs.open(arrays()).unembedding()
-
-

@@ -29,7 +29,7 @@ class Role(str, Enum):
     Q = "Q"
     K = "K"
     V = "V"
-    O = "O"  # noqa: E741 - the paper's name
+    O = "O"
 
     def __str__(self) -> str:
         return self.value
@@ -68,9 +68,7 @@ class Pairing(NamedTuple):
             return text
         letters = text.strip().upper()
         if len(letters) != 2 or any(letter not in Role.__members__ for letter in letters):
-            raise HeadspanError(
-                f"unknown pairing {text[:80]!r}: give two of Q, K, V, O, source first, for example OK"
-            )
+            raise HeadspanError(f"unknown pairing {text[:80]!r}: give two of Q, K, V, O, source first, for example OK")
         return cls(Role(letters[0]), Role(letters[1]))
 
 

@@ -137,7 +137,7 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
         products = np.matmul(first[i], second[columns].transpose(0, 2, 1))
         eigenvalues = np.linalg.eigvalsh(np.matmul(products, products.transpose(0, 2, 1)))
         nuclear = np.sqrt(np.clip(eigenvalues, 0.0, None)).sum(axis=1)
-        with np.errstate(over="ignore", divide="ignore"):  # one weight beyond all measure larger than the other: the score is 0
+        with np.errstate(over="ignore", divide="ignore"):  # one weight immeasurably larger: the score is 0
             ratio = scales_a[i] / scales_b[columns]
             total = norms_a[i] * ratio + norms_b[columns] / ratio
         scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)

@@ -71,17 +71,13 @@ class ArrayWeights(AttentionWeights):
                 f"four arrays Q, K, V and O are needed, got {', '.join(names) or 'nothing'}"
                 f" (further names understood: {', '.join(sorted(known - set('QKVO')))})"
             )
-        self._arrays = {
-            name: np.asarray(arrays[key]) for name, key in names.items() if name not in ("norm", "eps")
-        }
+        self._arrays = {name: np.asarray(arrays[key]) for name, key in names.items() if name not in ("norm", "eps")}
         self._norm = arrays.get("norm")
         self._eps = float(arrays.get("eps", 1e-5))
         self._check_shapes()
         self.norm_kind = self._check_norm()
         self.norm_place = "pre" if self._norm else "none"
-        self.not_foldable_reason = (
-            None if self._norm else "the arrays come without a norm, so there is nothing to fold"
-        )
+        self.not_foldable_reason = None if self._norm else "the arrays come without a norm, so there is nothing to fold"
         unembedding = self._arrays.get("unembedding")
         self.vocab_size = None if unembedding is None else len(unembedding)
         self.tied_embedding = None if unembedding is None else False
