@@ -26,8 +26,10 @@ from headspan.threads import cores, team
 Route = Literal["gram", "direct"]
 Key = Hashable
 
-# Products narrower than this waste the processor; wider ones compute more pairs than the pair set needs.
-_COLUMN_GROUP = 48
+# Narrow products waste the processor; wide ones compute more pairs than the pair set needs. A sixth of the columns
+# keeps a staircase within a few per cent of its pairs.
+_LEAST_COLUMNS, _MOST_COLUMNS = 48, 192
+_MOST_SOURCES = 288  # rows of one product, so that there is work for every core
 _MOST_ROWS, _LEAST_ROWS = 64, 4
 _HEADS_AT_ONCE = 16  # heads of one piece of work
 
@@ -38,6 +40,15 @@ class Job(NamedTuple):
     first: Key
     second: Key
     needed: np.ndarray
+
+
+class Piece(NamedTuple):
+    """A rectangle of one job's kernel matrix, and the array its values go to."""
+
+    job: Job
+    total: np.ndarray
+    rows: slice
+    columns: slice
 
 
 def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Sequence[Job]) -> dict[Route, float]:
@@ -110,22 +121,29 @@ def rectangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
 
     For forward pairs in layer order this is a staircase, and little outside the pair set is computed.
     """
-    for start in range(0, needed.shape[1], _COLUMN_GROUP):
-        columns = slice(start, min(start + _COLUMN_GROUP, needed.shape[1]))
+    width = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, needed.shape[1] // 6))
+    for columns in _parts(needed.shape[1], width):
         rows = np.flatnonzero(needed[:, columns].any(axis=1))
         if rows.size:
             yield slice(int(rows[0]), int(rows[-1]) + 1), columns
+
+
+def _pieces(jobs: Sequence[Job], totals: Sequence[np.ndarray], most_rows: int) -> list[Piece]:
+    """Independent pieces of work, the largest first so that no core waits long for another at the end."""
+    pieces = [
+        Piece(job, total, slice(rows.start + part.start, rows.start + part.stop), columns)
+        for job, total in zip(jobs, totals, strict=True)
+        for rows, columns in rectangles(job.needed)
+        for part in _parts(rows.stop - rows.start, most_rows)
+    ]
+    return sorted(pieces, key=lambda p: (p.rows.start - p.rows.stop) * (p.columns.stop - p.columns.start))
 
 
 def _gram_route(
     backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
 ) -> Iterator[float]:
     xp = backend.xp
-    pieces = [
-        (job, total, rows, columns)
-        for job, total in zip(jobs, totals, strict=True)
-        for rows, columns in rectangles(job.needed)
-    ]
+    pieces = _pieces(jobs, totals, _MOST_SOURCES)
     size = next(iter(factors.values())).shape[1]
     heads = sum(factor.shape[0] for factor in factors.values())
     at_once = min(size, _MOST_ROWS, max(_LEAST_ROWS, work_bytes // max(1, 4 * heads * size)))
@@ -155,11 +173,9 @@ def _fill_grams(
     xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=grams[key][part])
 
 
-def _add_products(
-    backend: Backend, grams: Mapping[Key, Any], weight: float, item: tuple[Job, np.ndarray, slice, slice]
-) -> None:
+def _add_products(backend: Backend, grams: Mapping[Key, Any], weight: float, piece: Piece) -> None:
     """Inner products of these Gram entries for one rectangle of pairs; no two items write to the same place."""
-    job, total, r, c = item
+    job, total, r, c = piece
     first, second = (backend.xp.reshape(grams[key], (grams[key].shape[0], -1)) for key in (job.first, job.second))
     total[r, c] += weight * backend.to_numpy(first[r] @ second[c].T)
 
@@ -170,8 +186,8 @@ def _direct_route(
     xp = backend.xp
     share = work_bytes // cores()
 
-    def multiply(item: Any) -> None:
-        job, total, r, c = item
+    def multiply(piece: Piece) -> None:
+        job, total, r, c = piece
         first, second = factors[job.first][r], factors[job.second][c]
         p, q, q2 = first.shape[1], first.shape[2], second.shape[2]
         # Columns of all the target heads side by side, times the columns of one source head after another.
@@ -183,12 +199,7 @@ def _direct_route(
             sums = xp.sum(xp.sum(product * product, axis=3), axis=1)
             total[r.start + part.start : r.start + part.stop, c] = backend.to_numpy(sums)
 
-    pieces = [
-        (job, total, slice(rows.start + part.start, rows.start + part.stop), columns)
-        for job, total in zip(jobs, totals, strict=True)
-        for rows, columns in rectangles(job.needed)
-        for part in _parts(rows.stop - rows.start, _HEADS_AT_ONCE)
-    ]
+    pieces = _pieces(jobs, totals, _HEADS_AT_ONCE)
     for some in _parts(len(pieces), 4 * cores()):
         backend.for_each(multiply, pieces[some])
         yield (some.stop - some.start) / len(pieces)
