@@ -77,6 +77,29 @@ def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, monkeypatch: py
     assert same(out, tmp_path / "whole.safetensors")
 
 
+def test_a_damaged_tile_is_computed_again(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.numpy import save_file
+
+    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+    real = scoring.compute_tile
+
+    def stop_at_procrustes(*args, **kwargs):
+        if args[2].metric == "procrustes":
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(scoring, "compute_tile", stop_at_procrustes)
+    with pytest.raises(KeyboardInterrupt):
+        score(weights, ["pk", "cs", "procrustes"], "OK", out=out)
+    kept = sorted((tmp_path / "r.safetensors.partial").rglob("*.safetensors"))
+    save_file({"O0-K0": np.zeros((2, 2))}, kept[0])  # well-formed, but of another shape
+    kept[1].write_bytes(b"junk")
+    monkeypatch.setattr(scoring, "compute_tile", real)
+    score(weights, ["pk", "cs", "procrustes"], "OK", out=out)
+    score(weights, ["pk", "cs", "procrustes"], "OK", out=tmp_path / "whole.safetensors")
+    assert same(out, tmp_path / "whole.safetensors")
+
+
 def test_a_changed_plan_starts_anew_and_says_so(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,8 @@ def score(
 
 def _kept_tiles(store: TileStore, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, np.ndarray]]:
     """Tiles that an earlier run of this plan finished."""
-    finished = {tile.name: kept for tile in plan.tiles if (kept := store.load(tile.name)) is not None}
+    loaded = ((tile, store.load(tile.name)) for tile in plan.tiles)
+    finished = {tile.name: arrays for tile, arrays in loaded if arrays is not None and _is_whole(tile, arrays)}
     if finished:
         say(f"going on with an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
     elif store.other_runs():
@@ -112,6 +113,16 @@ def scores_of(
 
     weights = open(reference)
     return score(folded(weights) if fold else weights, metrics, pairings, progress=progress)
+
+
+def _is_whole(tile: Tile, arrays: dict[str, np.ndarray]) -> bool:
+    """Whether a kept tile has every array of its jobs in the right shape; otherwise it is computed again."""
+    shapes = {_job_name(job.first, job.second): job.needed.shape for job in tile.jobs}  # type: ignore[arg-type]
+    if tile.metric == "pk":
+        for job in tile.jobs:
+            for panel, n in zip((job.first, job.second), job.needed.shape, strict=True):
+                shapes[f"rank-{panel.role}{panel.block}"] = (n,)  # type: ignore[union-attr]
+    return all(name in arrays and arrays[name].shape == shape for name, shape in shapes.items())
 
 
 class _Ticker:
