@@ -32,7 +32,9 @@ def child(code: str, *arguments: str, environment: dict[str, str] | None = None)
         "import json, resource, sys, time; started = time.time()\n"
         f"{code}\n"
         "use = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(json.dumps({'peak_mb': use.ru_maxrss / 1024, 'cpu': use.ru_utime + use.ru_stime}))"
+        # VmHWM, because ru_maxrss begins with the size of the process that started this one
+        "peak = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(json.dumps({'peak_mb': peak / 1024, 'cpu': use.ru_utime + use.ru_stime}))"
     )
     started = time.perf_counter()
     run = subprocess.run(

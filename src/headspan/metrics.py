@@ -82,10 +82,12 @@ def subspace_factor(weight: LayerWeight) -> np.ndarray:
 
 def circuit_factor(weight: LayerWeight) -> np.ndarray:
     """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ."""
-    own = _rescaled(weight.own)
+    own = _rescaled(weight.own).astype(np.float32)  # only the Gram matrix squares a condition number
     partner = _rescaled(weight.partner, per_layer=True)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
-    return _unit_norm(np.matmul(own, _square_roots(grams)))
+    scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
+    roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
+    return _unit_norm(np.matmul(own, roots.astype(np.float32)))
 
 
 def plain_factor(weight: LayerWeight) -> np.ndarray:
@@ -152,19 +154,19 @@ def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
 
     Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
     """
-    weight = np.asarray(weight, dtype=np.float64)
-    return weight / _largest(weight, per_layer)
+    return np.divide(weight, _largest(weight, per_layer), dtype=np.float64)
 
 
 def _largest(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
     """The largest entry of every head, or of the layer, by size; 1 where all are zero."""
-    largest = np.abs(weight).max(axis=None if per_layer else (1, 2), keepdims=True, initial=0.0)
+    axes = None if per_layer else (1, 2)
+    largest = np.maximum(weight.max(axis=axes, keepdims=True), -weight.min(axis=axes, keepdims=True))
     return np.where(largest > 0, largest, 1.0)
 
 
 def _unit_norm(factors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(factors, axis=(1, 2), keepdims=True)
-    return np.divide(factors, norms, out=np.zeros_like(factors), where=norms > 0)
+    norms = np.sqrt(np.einsum("nij,nij->n", factors, factors, dtype=np.float64))[:, None, None]
+    return np.divide(factors, norms, out=np.zeros_like(factors), where=norms > 0, casting="same_kind")
 
 
 def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:
