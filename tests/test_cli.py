@@ -381,7 +381,12 @@ def test_stopping_by_hand_is_told_in_one_line(files: Path) -> None:
         "--metric",
         "procrustes",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def listen() -> None:  # a shell's background job, as CI may be, starts with Ctrl-C ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=listen) as process:
         while process.poll() is None and not (out.parent.exists() and list(out.parent.iterdir())):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)

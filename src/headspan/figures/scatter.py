@@ -22,8 +22,8 @@ _MARKERS = {"neither": ".", "both": "s", "first only": "D", "second only": "^"}
 def groups(x: np.ndarray, y: np.ndarray, share: float = 0.03) -> dict[str, np.ndarray]:
     """Which pairs are in the top share of both similarities, of one of them, or of neither.
 
-    >>> {name: mask.tolist() for name, mask in groups(np.array([1, 2, 9]), np.array([5, 1, 9]), 0.4).items()}
-    {'neither': [False, True, False], 'both': [False, False, True], 'first only': [False, False, False], \
+    >>> {name: mask.tolist() for name, mask in groups(np.array([1, 2, 9]), np.array([5, 1, 9]), 0.5).items()}
+    {'neither': [False, False, False], 'both': [False, False, True], 'first only': [False, True, False], \
 'second only': [True, False, False]}
     """
     high_x, high_y = x >= np.quantile(x, 1 - share), y >= np.quantile(y, 1 - share)
