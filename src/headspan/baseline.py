@@ -1,4 +1,4 @@
-"""How large is a Projection Kernel by chance? Random subspaces, and a null made from the model's own pairs (SPEC §6).
+"""How large is a Projection Kernel by chance? Random subspaces, and a null made from the model's own pairs.
 
 Two nulls, for two questions:
 

@@ -1,4 +1,4 @@
-"""Head scores: what a head does, read off its attention when the model runs (SPEC §9).
+"""Head scores: what a head does, read off its attention when the model runs.
 
 Random tokens, said twice, separate four habits. Averaged over positions and sequences, a head's attention
 

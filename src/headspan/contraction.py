@@ -1,4 +1,4 @@
-"""‖F_AᵀF_B‖_F² for all pairs of factors at once, by the cheaper of two routes (SPEC §2).
+"""‖F_AᵀF_B‖_F² for all pairs of factors at once, by the cheaper of two routes.
 
 *Direct*: multiply the factors, square, and sum each block: 2·p·q·q' operations a pair for factors of p×q and p×q'.
 

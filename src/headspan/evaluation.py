@@ -1,4 +1,4 @@
-"""How well do similarities find heads that are known to work together? (SPEC §4)
+"""How well do similarities find heads that are known to work together?
 
 Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
 score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are

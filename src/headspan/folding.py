@@ -1,4 +1,4 @@
-"""The same weights with the norms folded in (SPEC §7), worked out layer by layer as they are read.
+"""The same weights with the norms folded in, worked out layer by layer as they are read.
 
 A pre-norm block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ and β into the weights:
 

@@ -1,4 +1,4 @@
-"""The vocabulary: roles, pairings, heads, and which pairs of heads are compared (SPEC §1, §3).
+"""The vocabulary: roles, pairings, heads, and which pairs of heads are compared.
 
 >>> Head.parse("L4H7")
 Head(layer=4, index=7, kv=False)
@@ -145,7 +145,7 @@ class HeadRole(NamedTuple):
 class HeadTable:
     """The heads of a model: one list for Q and O, one for K and V, both in layer order.
 
-    With shared key/value heads (GQA, MQA) a KV head stands once, never once per query head (SPEC §1).
+    With shared key/value heads (GQA, MQA) a KV head stands once, never once per query head.
     """
 
     query: tuple[Head, ...]

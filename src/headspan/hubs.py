@@ -1,4 +1,4 @@
-"""Hub heads: targets that many sources prefer (inlets) and sources that many targets prefer (outlets) (SPEC §5)."""
+"""Hub heads: targets that many sources prefer (inlets) and sources that many targets prefer (outlets)."""
 
 from __future__ import annotations
 

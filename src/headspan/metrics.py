@@ -1,4 +1,4 @@
-"""The five similarities (SPEC §2).
+"""The five similarities.
 
 Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that nothing is
 left to divide by. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is

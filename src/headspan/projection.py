@@ -1,4 +1,4 @@
-"""From unembedding vectors to lengths inside the subspaces of heads, in bounded memory (SPEC §8).
+"""From unembedding vectors to lengths inside the subspaces of heads, in bounded memory.
 
 The orthonormal bases U of many heads stand side by side, so that a block of the vocabulary against all of them is
 one large matrix product; ‖Uᵀf(e)‖ then equals ‖P̃f(e)‖, the length of the projection.

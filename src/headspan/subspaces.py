@@ -1,4 +1,4 @@
-"""Two subspaces: orthonormal bases that report their rank, principal angles and vectors, Projection Kernel (SPEC §2).
+"""Two subspaces: orthonormal bases that report their rank, principal angles and vectors, Projection Kernel.
 
 All arithmetic is float64: these functions are for looking closely, :mod:`headspan.contraction` is for all pairs.
 """

@@ -1,4 +1,4 @@
-"""The tokens of a head: how much of each token's unembedding vector lies in the head's subspace (SPEC §8).
+"""The tokens of a head: how much of each token's unembedding vector lies in the head's subspace.
 
 W̃ = LN_final applied to each column of a head's d×m weight; the score of token t is ‖P̃ f(e_t)‖, P̃ the projector on
 the span of W̃ and f one of four preprocessings. With an orthonormal basis U of that span the score is ‖Uᵀ f(e_t)‖,

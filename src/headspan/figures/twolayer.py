@@ -1,4 +1,4 @@
-"""All heads of a two-layer model and the strength between each pair of them (figure 4 of the paper, SPEC §10)."""
+"""All heads of a two-layer model and the strength between each pair of them (figure 4 of the paper)."""
 
 from __future__ import annotations
 
