@@ -121,14 +121,22 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
     return [Finding(f"{total:,} connections stand out", text, view)]
 
 
+ENOUGH_PAIRS = 1000  # for a histogram of 255 bins to mean something
+
+
 def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
     rows = [s for s in summaries if np.isfinite(s.kl)]
     if len(rows) < 2:
         return []
-    most, least = max(rows, key=lambda s: s.kl), min(rows, key=lambda s: s.kl)
+    if min(s.pairs for s in rows) >= ENOUGH_PAIRS:
+        most, least = max(rows, key=lambda s: s.kl), min(rows, key=lambda s: s.kl)
+        amounts = (f"KL {most.kl:.2f}, mean {most.mean:.2f}", f"KL {least.kl:.2f}, mean {least.mean:.2f}")
+    else:  # KL counts only bins that hold a pair: a few pairs far from chance can have a KL of 0
+        most, least = (choose(rows, key=lambda s: abs(s.mean - s.random_mean)) for choose in (max, min))
+        amounts = (f"mean {most.mean:.2f}", f"mean {least.mean:.2f}")
     text = (
-        f"KL {most.kl:.2f}, mean {most.mean:.2f} where random subspaces have {most.random_mean:.2f}. "
-        f"The closest to chance is {least.pairing}: KL {least.kl:.2f}, mean {least.mean:.2f}."
+        f"{amounts[0][0].upper()}{amounts[0][1:]} where random subspaces have {most.random_mean:.2f}. "
+        f"The closest to chance is {least.pairing}: {amounts[1]}."
     )
     return [Finding(f"{most.pairing} is farthest from chance", text, {"at": "distributions"})]
 
