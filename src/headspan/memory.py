@@ -39,5 +39,11 @@ def available_memory() -> int:
 
 
 def default_memory() -> int:
-    """The share of free memory that a run takes unless told otherwise: half."""
-    return available_memory() // 2
+    """The share of free memory that a run takes unless told otherwise: half of it, rounded down to a power of two.
+
+    Rounded, so that the same command makes the same tiles again and can go on with them, though free memory changes.
+
+    >>> default_memory().bit_count() == 1
+    True
+    """
+    return 1 << (available_memory() // 2).bit_length() - 1
