@@ -22,9 +22,17 @@ def parse_memory(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
+def total_memory() -> int | None:
+    """Bytes of memory that this machine has, or None where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def available_memory() -> int:
     """Bytes that can be taken now without swapping; the container's limit counts where there is one."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 * 2**30
+    free = total_memory() or 4 * 2**30
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))

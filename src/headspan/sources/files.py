@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
+from headspan.memory import total_memory
 
 if TYPE_CHECKING:
     import hashlib
@@ -119,17 +120,9 @@ def update_with_samples(digest: hashlib._Hash, path: Path, size: int) -> None:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
 
 
-def memory_limit() -> int:
-    """Bytes no single tensor may exceed: what this machine has."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 64 << 30
-
-
 def check_allocation(what: str, nbytes: int) -> None:
     """Refuse to make an array larger than the memory of this machine, before trying."""
-    limit = memory_limit()
+    limit = total_memory() or 64 << 30
     if nbytes > limit:
         raise HeadspanError(
             f"{what} would need {nbytes / 2**30:.0f} GiB, more than the {limit / 2**30:.0f} GiB of this machine"
