@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from demo_text import SPECIAL, SPELLING, TextMaker, pieces, word_list
 
-from headspan.behaviour import BehaviourScores, head_scores
+from headspan.analysis.behaviour import BehaviourScores, head_scores
 
 Log = Callable[[str], None]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headspan.checkpoint import CheckpointWeights
 from headspan.heads import ROLES
+from headspan.models.checkpoint import CheckpointWeights
 from headspan.sources import open_source
 
 TOLERANCE = 1e-5

@@ -9,8 +9,8 @@ import numpy as np
 
 import headspan as hs
 from headspan.heads import PAIRINGS, ROLES, HeadTable, pair_mask
+from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.weights import AttentionWeights
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&amp;<!--"
 

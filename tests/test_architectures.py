@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from families import FAMILIES, TOLERANCE, Run, close, normalise
-from headspan.architectures import ALIASES, ARCHITECTURES
 from headspan.heads import ROLES
+from headspan.models.architectures import ALIASES, ARCHITECTURES
 
 pytest.importorskip("transformers")
 NOT_FROM_TRANSFORMERS = {"transformer_lens"}

@@ -16,7 +16,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.baseline import (
+from headspan.analysis.baseline import (
     benjamini_hochberg,
     entry_density,
     kl_divergence,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.scoring import score
+from headspan.scoring.run import score
 
 distributed = pytest.importorskip("distributed")
 

@@ -16,7 +16,7 @@ from headspan.heads import Head
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from headspan.behaviour import KINDS, BehaviourScores, attention_patterns, head_scores  # noqa: E402
+from headspan.analysis.behaviour import KINDS, BehaviourScores, attention_patterns, head_scores  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(hs.__file__).parent / "data" / "demo"

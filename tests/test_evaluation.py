@@ -13,12 +13,12 @@ from scipy import stats
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score
 from typer.testing import CliRunner
 
+from headspan.analysis.areas import areas_under_curves, resampled
+from headspan.analysis.evaluation import classification, detection, evaluate, metric_agreement, near_tie_range
+from headspan.analysis.labels import Labels
 from headspan.cli import app
-from headspan.curves import areas_under_curves, resampled
 from headspan.errors import HeadspanError
-from headspan.evaluation import classification, detection, evaluate, metric_agreement, near_tie_range
 from headspan.heads import Head
-from headspan.labels import Labels
 from headspan.scores import ScoreMatrix
 from science_helpers import make_scores, random_scores
 

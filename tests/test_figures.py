@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.behaviour import KINDS, AttentionPatterns, BehaviourScores
+from headspan.analysis.behaviour import KINDS, AttentionPatterns, BehaviourScores
+from headspan.analysis.labels import Labels
+from headspan.analysis.wiring import wiring
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.figures import FIGURES, Context, draw, parse_names, style
@@ -28,10 +30,8 @@ from headspan.figures.scatter import groups
 from headspan.figures.twolayer import random_level, strengths
 from headspan.figures.unembedding import token_numbers
 from headspan.heads import PAIRINGS, ROLES, Head, HeadTable, Pairing, Role, pair_mask
-from headspan.labels import Labels
+from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
-from headspan.weights import ArrayWeights
-from headspan.wiring import wiring
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,9 +9,9 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run, close, normalise
-from headspan.folding import FoldedWeights, fold
 from headspan.heads import ROLES
-from headspan.weights import Norm
+from headspan.models.folding import FoldedWeights, fold
+from headspan.models.weights import Norm
 
 pytest.importorskip("transformers")
 
@@ -105,7 +105,7 @@ def test_whole_gpt2_from_folded_weights(tmp_path) -> None:
 
 def test_unembedding_is_centred_over_tokens_in_pieces(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fold(run.weights).unembedding()
-    monkeypatch.setattr("headspan.folding._ROWS", 7)
+    monkeypatch.setattr("headspan.models.folding._ROWS", 7)
     folded = fold(run.weights)
     pieces = np.concatenate([folded.unembedding_rows(start, min(start + 13, 50)) for start in range(0, 50, 13)])
     close(pieces, whole)

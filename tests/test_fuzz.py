@@ -151,7 +151,7 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
-    from headspan.tokens import head_tokens
+    from headspan.analysis.tokens import head_tokens
 
     change, words = FOUND[name]
     fuzz.write_seeds(tmp_path / "seed")
@@ -204,7 +204,7 @@ def test_found_in_results(tmp_path: Path, change: Any) -> None:
 
 def test_found_in_ranks_of_results(tmp_path: Path) -> None:
     """Ranks that no subspace has are told in one line, not as an array."""
-    from headspan.baseline import summarise
+    from headspan.analysis.baseline import summarise
 
     def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         tensors["rank/K"][2] = 2**31 - 1
@@ -215,7 +215,7 @@ def test_found_in_ranks_of_results(tmp_path: Path) -> None:
 
 
 def test_found_in_labels(tmp_path: Path) -> None:
-    from headspan.labels import Labels
+    from headspan.analysis.labels import Labels
 
     path = tmp_path / "labels.csv"
     path.write_text("head,label\nL0H0," + "x" * 200_000)
@@ -226,7 +226,7 @@ def test_found_in_labels(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_found_in_signalling_nan(tmp_path: Path) -> None:
     """A NaN that complains when it is converted is read as a missing pair like any other."""
-    from headspan.hubs import hubs
+    from headspan.analysis.hubs import hubs
 
     def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         tensors["pk/OK"].view(np.uint32)[0, :] = 0x7F800001

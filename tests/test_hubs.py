@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from headspan.analysis.hubs import hubs
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.heads import Head
-from headspan.hubs import hubs
 from headspan.scores import Scores
 from science_helpers import make_scores, random_scores
 

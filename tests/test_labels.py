@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headspan.analysis.labels import SHIPPED, Labels
+from headspan.analysis.reproduction import published
 from headspan.errors import HeadspanError
 from headspan.heads import Head, HeadTable
-from headspan.labels import SHIPPED, Labels
-from headspan.reproduction import published
 
 GPT2 = HeadTable.regular(range(12), 12, 12)
 

@@ -13,8 +13,8 @@ import definitions
 import headspan as hs
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, ROLES
-from headspan.metrics import METRICS
-from headspan.subspaces import orthonormal_bases, orthonormal_basis, projection_kernel
+from headspan.scoring.metrics import METRICS
+from headspan.scoring.subspaces import orthonormal_bases, orthonormal_basis, projection_kernel
 
 D, M, HEADS, LAYERS = 12, 4, 2, 2
 Arrays = dict[str, np.ndarray]

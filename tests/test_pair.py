@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import headspan
-from headspan.baseline import random_bases
-from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.pairs import (
+from headspan.analysis.baseline import random_bases
+from headspan.analysis.pair import (
     DEGENERATE_NOTE,
     SHARED_LEVEL,
     compare_pair,
@@ -23,7 +21,9 @@ from headspan.pairs import (
     largest_random_square,
     participation_ratio,
 )
-from headspan.weights import ArrayWeights
+from headspan.cli import app
+from headspan.errors import HeadspanError
+from headspan.models.arrays import ArrayWeights
 
 Array = NDArray[Any]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import definitions
 import headspan as hs
 from headspan.heads import PAIRINGS, ROLES
-from headspan.metrics import METRICS
-from headspan.subspaces import orthonormal_basis, projection_kernel
+from headspan.scoring.metrics import METRICS
+from headspan.scoring.subspaces import orthonormal_basis, projection_kernel
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 3e-5  # factors are float32; PK is at most 5 here

@@ -16,11 +16,11 @@ import pytest
 
 import headspan as hs
 from conftest import unavailable
-from headspan.hubs import hubs
-from headspan.labels import Labels
-from headspan.report import report
+from headspan.analysis.hubs import hubs
+from headspan.analysis.labels import Labels
+from headspan.analysis.wiring import wiring
+from headspan.explorer import report
 from headspan.scores import Scores
-from headspan.wiring import wiring
 from report_models import HOSTILE, array_model, synthetic_scores
 
 FLAGS = [
@@ -370,7 +370,7 @@ def test_tables_sort_and_save(open_page: Open, gpt2: tuple[Path, Scores]) -> Non
 
 
 def test_distributions_evaluation_and_provenance(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
-    from headspan.baseline import kl_divergence
+    from headspan.analysis.baseline import kl_divergence
 
     path, scores = gpt2
     view = open_page(path, scores, "#at=distributions")
@@ -484,7 +484,7 @@ def test_hostile_names_do_nothing(open_page: Open, tmp_path: Path) -> None:
     page = report(scores, weights, labels=Labels.from_pairs([("L0H1", HOSTILE), ("L2H0", HOSTILE)]))
     page.payload["tokens"] = {role: {str(h): [HOSTILE] for h in scores.heads("Q")} for role in "QKVO"}
     page.payload["notes"] = [HOSTILE]
-    from headspan.report.page import render
+    from headspan.explorer.page import render
 
     path = tmp_path / "hostile.html"
     path.write_text(render(page.payload), encoding="utf-8")

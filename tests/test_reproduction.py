@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
+from headspan.analysis.reproduction import AGREES, DIFFERS, NOT_AVAILABLE, TOLERANCES, _compare, published, reproduce
 from headspan.cli import app
 from headspan.errors import HeadspanError
-from headspan.reproduction import AGREES, DIFFERS, NOT_AVAILABLE, TOLERANCES, _compare, published, reproduce
-from headspan.weights import ArrayWeights
+from headspan.models.arrays import ArrayWeights
 
 NEEDS_MORE = {"unembedding_norm_spearman": 40, "unembedding_mean_cosines": 3, "head_scores_top10": 40}
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan import scoring
-from headspan.scoring import score
+from headspan.scoring import run as scoring
+from headspan.scoring.run import score
 
 SCORE = [sys.executable, "-m", "headspan", "score"]
 

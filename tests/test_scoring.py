@@ -9,10 +9,10 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.contraction import Job, contract, rectangles, route_cost
 from headspan.heads import PAIRINGS, Pairing, Role, pair_mask
-from headspan.metrics import METRICS, parse_metrics
-from headspan.scoring import score
+from headspan.scoring.contraction import Job, contract, rectangles, route_cost
+from headspan.scoring.metrics import METRICS, parse_metrics
+from headspan.scoring.run import score
 
 RNG = np.random.default_rng(7)
 
@@ -127,7 +127,7 @@ def test_routes_agree_and_torch_agrees() -> None:
 
 @pytest.mark.parametrize("layers_per_block", [1, 2, 3, 5])
 def test_any_tile_plan_gives_the_same_result(layers_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headspan import plan
+    from headspan.scoring import plan
 
     weights = random_model(layers=5, heads=3, kv=3)
     base = score(weights, METRICS, "all", "all")
@@ -257,7 +257,7 @@ def test_gpt2_sample_equals_the_definitions(gpt2, gpt2_scores, metric: str) -> N
 
 
 def test_gpt2_folding_keeps_the_published_edges(gpt2, gpt2_scores) -> None:
-    from headspan.comparison import compare
+    from headspan.analysis.comparison import compare
 
     folded = score(hs.fold(gpt2), ["pk", "cs"], "flow")
     assert folded.provenance["folding"] == "folded"

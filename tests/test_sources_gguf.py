@@ -11,7 +11,7 @@ import pytest
 
 from headspan.errors import HeadspanError
 from headspan.sources import open_source
-from headspan.sources.gguf_families import FAMILIES
+from headspan.sources.gguf.families import FAMILIES
 from headspan.sources.live import checkpoint_names
 
 gguf = pytest.importorskip("gguf")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headspan.heads import ROLES
+from headspan.models.weights import open as open_weights
 from headspan.sources import open_source
-from headspan.weights import open as open_weights
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")

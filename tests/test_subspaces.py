@@ -11,7 +11,7 @@ import scipy.linalg
 import headspan as hs
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES
-from headspan.subspaces import (
+from headspan.scoring.subspaces import (
     orthonormal_bases,
     orthonormal_basis,
     principal_angles,

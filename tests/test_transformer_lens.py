@@ -9,7 +9,7 @@ import pytest
 
 import headspan as hs
 from conftest import unavailable
-from headspan.scoring import score
+from headspan.scoring.run import score
 
 LAYERS = (3, 4, 5)
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 import headspan as hs
 from families import FAMILIES, WIDE, build, close, normalise
 from headspan.heads import ROLES, Head, HeadRole, Role
+from headspan.models.arrays import ArrayWeights
 from headspan.sources import MappingSource
-from headspan.weights import ArrayWeights
 
 LAYERS, HEADS, KV, D, M = 3, 4, 2, 12, 5
 

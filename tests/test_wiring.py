@@ -12,15 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.baseline import significance
+from headspan.analysis.baseline import significance
+from headspan.analysis.hubs import hubs
+from headspan.analysis.labels import Labels
+from headspan.analysis.wiring import Wiring, wiring
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Head, Pairing
-from headspan.hubs import hubs
-from headspan.labels import Labels
+from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
-from headspan.weights import ArrayWeights
-from headspan.wiring import Wiring, wiring
 
 
 def small_scores(layers: int = 4, heads: int = 3, kv_heads: int = 3, seed: int = 0) -> Scores:

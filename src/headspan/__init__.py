@@ -20,54 +20,54 @@ _EXPORTS = {
     "HeadRole": "heads",
     "Pairing": "heads",
     "Role": "heads",
-    "AttentionWeights": "weights",
-    "open": "weights",
-    "fold": "folding",
-    "score": "scoring",
-    "scores_of": "scoring",
+    "AttentionWeights": "models.weights",
+    "open": "models.weights",
+    "fold": "models.folding",
+    "score": "scoring.run",
+    "scores_of": "scoring.run",
     "Scores": "scores",
     "load": "scores",
-    "compare": "comparison",
-    "significance": "baseline",
-    "kl_divergence": "baseline",
-    "hubs": "hubs",
-    "Labels": "labels",
-    "evaluate": "evaluation",
-    "head_tokens": "tokens",
-    "compare_pair": "pairs",
-    "head_scores": "behaviour",
-    "wiring": "wiring",
-    "report": "report",
-    "reproduce": "reproduction",
-    "all_tokens": "tokens",
-    "norm_correlations": "tokens",
-    "unembedding_cosines": "tokens",
-    "PairReader": "pairs",
-    "attention_patterns": "behaviour",
-    "BehaviourScores": "behaviour",
-    "summarise": "baseline",
-    "detection": "evaluation",
-    "classification": "evaluation",
+    "compare": "analysis.comparison",
+    "significance": "analysis.baseline",
+    "kl_divergence": "analysis.baseline",
+    "hubs": "analysis.hubs",
+    "Labels": "analysis.labels",
+    "evaluate": "analysis.evaluation",
+    "head_tokens": "analysis.tokens",
+    "compare_pair": "analysis.pair",
+    "head_scores": "analysis.behaviour",
+    "wiring": "analysis.wiring",
+    "report": "explorer",
+    "reproduce": "analysis.reproduction",
+    "all_tokens": "analysis.tokens",
+    "norm_correlations": "analysis.tokens",
+    "unembedding_cosines": "analysis.tokens",
+    "PairReader": "analysis.pair",
+    "attention_patterns": "analysis.behaviour",
+    "BehaviourScores": "analysis.behaviour",
+    "summarise": "analysis.baseline",
+    "detection": "analysis.evaluation",
+    "classification": "analysis.evaluation",
 }
 
 if TYPE_CHECKING:
-    from headspan.baseline import kl_divergence, significance, summarise
-    from headspan.behaviour import BehaviourScores, attention_patterns, head_scores
-    from headspan.comparison import compare
+    from headspan.analysis.baseline import kl_divergence, significance, summarise
+    from headspan.analysis.behaviour import BehaviourScores, attention_patterns, head_scores
+    from headspan.analysis.comparison import compare
+    from headspan.analysis.evaluation import classification, detection, evaluate
+    from headspan.analysis.hubs import hubs
+    from headspan.analysis.labels import Labels
+    from headspan.analysis.pair import PairReader, compare_pair
+    from headspan.analysis.reproduction import reproduce
+    from headspan.analysis.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
+    from headspan.analysis.wiring import wiring
     from headspan.errors import HeadspanError
-    from headspan.evaluation import classification, detection, evaluate
-    from headspan.folding import fold
+    from headspan.explorer import report
     from headspan.heads import Head, HeadRole, Pairing, Role
-    from headspan.hubs import hubs
-    from headspan.labels import Labels
-    from headspan.pairs import PairReader, compare_pair
-    from headspan.report import report
-    from headspan.reproduction import reproduce
+    from headspan.models.folding import fold
+    from headspan.models.weights import AttentionWeights, open
     from headspan.scores import Scores, load
-    from headspan.scoring import score, scores_of
-    from headspan.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
-    from headspan.weights import AttentionWeights, open
-    from headspan.wiring import wiring
+    from headspan.scoring.run import score, scores_of
 
 __all__ = [
     "AttentionWeights",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
-from headspan.files import write_safetensors
 from headspan.heads import ROLES, Head, HeadTable, Pairing, Role, forward_mask
+from headspan.system.atomic import write_safetensors
 
 if TYPE_CHECKING:
     import networkx

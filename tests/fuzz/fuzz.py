@@ -100,7 +100,7 @@ class Exerciser:
             return None
 
     def _labels(self, path: Path) -> None:
-        from headspan.labels import Labels
+        from headspan.analysis.labels import Labels
 
         labels = Labels.load(path)
         if not labels.names or not all(labels.heads(name) for name in labels.names):
@@ -108,9 +108,9 @@ class Exerciser:
         self._try(lambda: labels.for_model(hs.load(self.seed / "result.safetensors").head_table))
 
     def _result(self, path: Path) -> None:
-        from headspan.baseline import summarise
-        from headspan.hubs import hubs
-        from headspan.wiring import wiring
+        from headspan.analysis.baseline import summarise
+        from headspan.analysis.hubs import hubs
+        from headspan.analysis.wiring import wiring
 
         scores = hs.load(path)
         for metric, pairing in scores.arrays:
@@ -153,7 +153,7 @@ class Exerciser:
                 vocabulary.encode("ab a")
 
     def _tokens(self, weights: Any) -> None:
-        from headspan.tokens import head_tokens
+        from headspan.analysis.tokens import head_tokens
 
         for found in head_tokens(weights, weights.heads("O")[0], "O", 3):
             if not np.isfinite(found.score):

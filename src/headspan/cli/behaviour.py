@@ -12,7 +12,7 @@ from headspan.cli.common import Csv, Json, ModelRef, note, print_table, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.behaviour import BehaviourScores
+    from headspan.analysis.behaviour import BehaviourScores
 
 EXAMPLES = """\b
 Examples:
@@ -50,8 +50,8 @@ def behaviour(
     as_csv: Csv = False,
 ) -> None:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
-    from headspan.behaviour import head_scores, write_labels
-    from headspan.files import atomic_path
+    from headspan.analysis.behaviour import head_scores, write_labels
+    from headspan.system.atomic import atomic_path
 
     if best is not None and threshold is not None:
         raise HeadspanError("--best and --threshold are two ways to choose labels: give one of them")
@@ -111,7 +111,7 @@ def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None
 
 def _best_heads(scores: BehaviourScores, k: int) -> list[dict[str, Any]]:
     """One row per rank: the best heads of the four kinds side by side."""
-    from headspan.behaviour import KIND_TITLES
+    from headspan.analysis.behaviour import KIND_TITLES
 
     ranked = {kind: scores.top(kind, k) for kind in scores}
     rows: list[dict[str, Any]] = []

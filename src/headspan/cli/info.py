@@ -10,7 +10,7 @@ import typer
 from headspan.cli.common import Json, ModelRef, print_json, progress
 
 if TYPE_CHECKING:
-    from headspan.attention import AttentionWeights
+    from headspan.models.weights import AttentionWeights
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
@@ -96,7 +96,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
 def check_ranks(weights: AttentionWeights, update: Callable[[int, int], None]) -> dict[str, Any]:
     """Rank of every head's weight by role: the smallest, the largest, and the heads that fall short."""
     from headspan.heads import ROLES, HeadRole
-    from headspan.subspaces import orthonormal_bases
+    from headspan.scoring.subspaces import orthonormal_bases
 
     ranks: dict[str, Any] = {}
     deficient: list[dict[str, Any]] = []

@@ -13,11 +13,11 @@ from headspan.cli.results import Pairings
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
+    from headspan.analysis.labels import Labels
+    from headspan.analysis.wiring import Wiring
     from headspan.figures import Context
-    from headspan.labels import Labels
+    from headspan.models.weights import AttentionWeights
     from headspan.scores import Scores
-    from headspan.weights import AttentionWeights
-    from headspan.wiring import Wiring
 
 LabelsOption = Annotated[
     str | None,
@@ -69,9 +69,9 @@ def wiring(
     headspan wiring gpt2.safetensors --labels gpt2 --out wiring.png --out wiring.graphml
     headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
     """
+    from headspan.analysis.wiring import wiring as choose
     from headspan.figures import Context
-    from headspan.scoring import scores_of
-    from headspan.wiring import wiring as choose
+    from headspan.scoring.run import scores_of
 
     _check_endings(out or [])
     with progress("scoring") as update:
@@ -146,8 +146,8 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
         scores = Scores.load(reference)
         opened = _weights_of(scores, weights) if weights else None
     else:
-        from headspan.scoring import score
-        from headspan.weights import open
+        from headspan.models.weights import open
+        from headspan.scoring.run import score
 
         opened = open(reference)
         for sentence in opened.notes:
@@ -163,8 +163,8 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
 
 def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
     """The model of a result, folded if the result is; another model is refused."""
-    from headspan.folding import fold
-    from headspan.weights import open
+    from headspan.models.folding import fold
+    from headspan.models.weights import open
 
     opened = open(reference)
     if scores.provenance.get("folding", "none") != "none":
@@ -181,7 +181,7 @@ def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
 
 def _labels(name: str | None, context: Context) -> Labels | None:
     """Labels by name, checked against the heads of the model; a shared head takes over those of its group."""
-    from headspan.labels import Labels
+    from headspan.analysis.labels import Labels
 
     if name is None:
         return None

@@ -10,9 +10,9 @@ from headspan.cli.common import Csv, Json, ModelRef, note, print_json, print_tab
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.pairs import PairReport, SignedTokens
-    from headspan.tokens import Token
-    from headspan.weights import AttentionWeights
+    from headspan.analysis.pair import PairReport, SignedTokens
+    from headspan.analysis.tokens import Token
+    from headspan.models.weights import AttentionWeights
 
 TOKENS_EXAMPLES = """\b
 Examples:
@@ -81,7 +81,7 @@ def pair(
     as_csv: Csv = False,
 ) -> None:
     """Show what two heads share: PK, principal angles, and the tokens along the shared directions."""
-    from headspan.pairs import compare_pair
+    from headspan.analysis.pair import compare_pair
 
     with _open(model, fold) as weights:
         report = compare_pair(weights, source, target, top, tokens, preprocess)
@@ -98,8 +98,8 @@ def pair(
 
 
 def _open(model: str, fold: bool) -> AttentionWeights:
-    from headspan.folding import fold as folded
-    from headspan.weights import open as open_weights
+    from headspan.models.folding import fold as folded
+    from headspan.models.weights import open as open_weights
 
     weights = open_weights(model)
     return folded(weights) if fold else weights
@@ -113,7 +113,7 @@ def _remark(weights: AttentionWeights) -> None:
 def _print_head(
     weights: AttentionWeights, head: str, role: str | None, top: int, preprocess: str, as_json: bool, as_csv: bool
 ) -> None:
-    from headspan.tokens import head_tokens
+    from headspan.analysis.tokens import head_tokens
 
     name, dot, written = head.partition(".")
     if dot and role is not None and written.upper() != role.upper():
@@ -133,8 +133,8 @@ def _print_head(
 def _print_all(
     weights: AttentionWeights, role: str | None, top: int, preprocess: str, as_json: bool, as_csv: bool
 ) -> None:
+    from headspan.analysis.tokens import all_tokens
     from headspan.heads import ROLES
-    from headspan.tokens import all_tokens
 
     with progress("projecting the vocabulary") as update:
         found = all_tokens(weights, ROLES if role is None else [role], top, preprocess, update)
@@ -157,8 +157,8 @@ def _print_all(
 
 def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
     """The preprocessing and, where tokens have length 1, the score to compare with."""
-    from headspan.projection import parse_preprocess
-    from headspan.tokens import parse_role, random_best
+    from headspan.analysis.token_lengths import parse_preprocess
+    from headspan.analysis.tokens import parse_role, random_best
 
     if not parse_preprocess(preprocess)[1] or not weights.vocab_size:
         return preprocess
@@ -167,7 +167,7 @@ def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
 
 
 def _print_norms(weights: AttentionWeights, as_json: bool, as_csv: bool) -> None:
-    from headspan.tokens import norm_correlations, unembedding_cosines
+    from headspan.analysis.tokens import norm_correlations, unembedding_cosines
 
     with progress("correlating lengths") as update:
         table = norm_correlations(weights, update)

@@ -10,8 +10,8 @@ import typer
 from headspan.cli.common import ResultRef, note, progress
 
 if TYPE_CHECKING:
-    from headspan.report.data import HeadScores
-    from headspan.weights import AttentionWeights
+    from headspan.explorer.data import HeadScores
+    from headspan.models.weights import AttentionWeights
 
 
 def register(app: typer.Typer) -> None:
@@ -41,9 +41,9 @@ def report(
     headspan report openai-community/gpt2 --labels gpt2-ioi --out gpt2.html --open
     headspan report gpt2.safetensors --weights openai-community/gpt2 --out gpt2.html
     """
+    from headspan.analysis.labels import Labels
     from headspan.errors import HeadspanError
-    from headspan.labels import Labels
-    from headspan.report import report as make
+    from headspan.explorer import report as make
     from headspan.scores import Scores, is_result
 
     classes = Labels.load(labels) if labels else None  # a wrong name must not wait for the scores
@@ -57,7 +57,7 @@ def report(
             scores = Scores.load(reference)
             opened = _open(weights, fold) if weights else None
         else:
-            from headspan.scoring import score
+            from headspan.scoring.run import score
 
             opened = _open(reference, fold)
             scores = score(opened, metrics, pairings, progress=update)
@@ -77,8 +77,8 @@ def report(
 
 
 def _open(reference: str, fold: bool) -> AttentionWeights:
-    from headspan.folding import fold as folded
-    from headspan.weights import open
+    from headspan.models.folding import fold as folded
+    from headspan.models.weights import open
 
     opened = open(reference)
     return folded(opened) if fold else opened
@@ -87,7 +87,7 @@ def _open(reference: str, fold: bool) -> AttentionWeights:
 def _read_behaviour(path: Path) -> HeadScores:
     import json
 
-    from headspan.behaviour import BehaviourScores
+    from headspan.analysis.behaviour import BehaviourScores
     from headspan.errors import HeadspanError
 
     try:

@@ -46,9 +46,9 @@ def score(
     Example: headspan score model.gguf --out r.safetensors --metric all --pairing flow
     """
     from headspan.errors import HeadspanError
-    from headspan.folding import fold as folded
-    from headspan.scoring import score as run
-    from headspan.weights import open
+    from headspan.models.folding import fold as folded
+    from headspan.models.weights import open
+    from headspan.scoring.run import score as run
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
@@ -87,10 +87,10 @@ def top(
     Example: headspan top gpt2.safetensors --pairing OK -k 20
     Example: headspan top demo --pairing flow -k 5 --json
     """
-    from headspan.baseline import z_scores
+    from headspan.analysis.baseline import z_scores
     from headspan.heads import parse_pairings
-    from headspan.metrics import parse_metrics
-    from headspan.scoring import scores_of
+    from headspan.scoring.metrics import parse_metrics
+    from headspan.scoring.run import scores_of
 
     (name,) = parse_metrics(metric)[:1] or ("pk",)
     chosen = parse_pairings(pairing or "flow")
@@ -129,9 +129,9 @@ def compare(
 
     Example: headspan compare gpt2.safetensors gpt2-folded.safetensors
     """
-    from headspan.comparison import compare as run
-    from headspan.metrics import parse_metrics
-    from headspan.scoring import scores_of
+    from headspan.analysis.comparison import compare as run
+    from headspan.scoring.metrics import parse_metrics
+    from headspan.scoring.run import scores_of
 
     names = parse_metrics(metric) if metric else None
     results = [scores_of(reference, names or ("pk", "cs")) for reference in (first, second)]

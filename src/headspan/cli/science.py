@@ -13,9 +13,9 @@ from headspan.cli.common import Csv, Json, ModelRef, ResultRef, note, print_tabl
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.baseline import Significance
-    from headspan.evaluation import Estimate, Evaluation
-    from headspan.labels import Labels
+    from headspan.analysis.baseline import Significance
+    from headspan.analysis.evaluation import Estimate, Evaluation
+    from headspan.analysis.labels import Labels
 
 
 class NullChoice(str, Enum):
@@ -54,9 +54,9 @@ def hubs(
       headspan hubs gpt2
       headspan hubs result.safetensors --pairings OK --corrected --labels gpt2
     """
+    from headspan.analysis.hubs import hubs as find_hubs
     from headspan.heads import parse_pairings
-    from headspan.hubs import hubs as find_hubs
-    from headspan.scoring import scores_of
+    from headspan.scoring.run import scores_of
 
     chosen = parse_pairings(pairings)
     with progress("scoring") as update:
@@ -101,9 +101,9 @@ def baseline(
       headspan baseline gpt2
       headspan baseline gpt2 --pairing OK --null reversed --top 30
     """
-    from headspan.baseline import significance, summarise
+    from headspan.analysis.baseline import significance, summarise
     from headspan.heads import Pairing
-    from headspan.scoring import scores_of
+    from headspan.scoring.run import scores_of
 
     one = Pairing.parse(pairing) if pairing else None
     wanted = "all" if one is None else list(dict.fromkeys([one, Pairing(one.target, one.source)]))
@@ -149,12 +149,12 @@ def evaluate(
       headspan evaluate gpt2 --labels gpt2-ioi --metrics all
       headspan evaluate result.safetensors --labels my-heads.csv --json
     """
-    from headspan.evaluation import evaluate as run
+    from headspan.analysis.evaluation import evaluate as run
+    from headspan.analysis.labels import Labels
     from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS
-    from headspan.labels import Labels
-    from headspan.metrics import parse_metrics
     from headspan.scores import is_result
-    from headspan.scoring import scores_of
+    from headspan.scoring.metrics import parse_metrics
+    from headspan.scoring.run import scores_of
 
     classes = Labels.load(labels)
     chosen = parse_metrics(metrics) if metrics else (None if is_result(reference) else ("pk", "cs"))
@@ -186,9 +186,9 @@ def reproduce(
       headspan reproduce gpt2
       headspan reproduce path/to/gpt2 --out reproduction
     """
-    from headspan.reproduction import AGREES, DIFFERS, NOT_AVAILABLE
-    from headspan.reproduction import reproduce as run
-    from headspan.weights import open
+    from headspan.analysis.reproduction import AGREES, DIFFERS, NOT_AVAILABLE
+    from headspan.analysis.reproduction import reproduce as run
+    from headspan.models.weights import open
 
     with open(model) as weights, progress("computing") as update:
         result = run(weights, update)
@@ -214,7 +214,7 @@ def reproduce(
 
 
 def _labels(name: str | None) -> Labels | None:
-    from headspan.labels import Labels
+    from headspan.analysis.labels import Labels
 
     return Labels.load(name) if name else None
 

@@ -19,7 +19,7 @@ from headspan.figures.context import Context
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headspan.wiring import Wiring
+    from headspan.analysis.wiring import Wiring
 
 __all__ = [
     "FIGURES",
@@ -123,7 +123,7 @@ def _random(context: Context) -> Named:
 
 
 def _folded_wiring(context: Context) -> Named:
-    from headspan.comparison import shared_edges
+    from headspan.analysis.comparison import shared_edges
     from headspan.figures.grid import grid_figure, grid_title
 
     folded = context.folded_scores
@@ -138,7 +138,7 @@ def _folded_wiring(context: Context) -> Named:
 
 
 def _mse(context: Context) -> Named:
-    from headspan.comparison import compare
+    from headspan.analysis.comparison import compare
     from headspan.figures.folded import mse_figure
 
     context.need_all_pairings()

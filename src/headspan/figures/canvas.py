@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
 from headspan.figures import style
-from headspan.files import atomic_path
+from headspan.system.atomic import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

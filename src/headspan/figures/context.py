@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from headspan.analysis.wiring import Wiring, wiring
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, PAIRINGS, Head, Pairing, Role
 from headspan.scores import Scores
-from headspan.wiring import Wiring, wiring
 
 if TYPE_CHECKING:
-    from headspan.behaviour import AttentionPatterns, BehaviourScores
-    from headspan.labels import Labels
-    from headspan.weights import AttentionWeights
+    from headspan.analysis.behaviour import AttentionPatterns, BehaviourScores
+    from headspan.analysis.labels import Labels
+    from headspan.models.weights import AttentionWeights
 
 SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. Then Mary and John went home."
 
@@ -75,8 +75,8 @@ class Context:
     @cached_property
     def folded_scores(self) -> Scores:
         """PK and CS of the folded weights, in all sixteen pairings."""
-        from headspan.folding import fold
-        from headspan.scoring import score
+        from headspan.models.folding import fold
+        from headspan.scoring.run import score
 
         weights = self.need_weights()
         if weights.folding != "none":
@@ -88,7 +88,7 @@ class Context:
     @cached_property
     def behaviour(self) -> BehaviourScores:
         """Head scores kept with the result, or measured now where that is allowed."""
-        from headspan.behaviour import BehaviourScores, head_scores
+        from headspan.analysis.behaviour import BehaviourScores, head_scores
 
         kept = self.scores.annotations.get("behaviour")
         if kept:
@@ -102,7 +102,7 @@ class Context:
     @cached_property
     def patterns(self) -> AttentionPatterns:
         """Attention of every head on the sentence; an error where the model cannot be run."""
-        from headspan.behaviour import attention_patterns
+        from headspan.analysis.behaviour import attention_patterns
 
         return attention_patterns(self._running, self.text)
 
@@ -113,7 +113,7 @@ class Context:
     @cached_property
     def tokens(self) -> dict[Head, list[str]]:
         """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
-        from headspan.tokens import all_tokens
+        from headspan.analysis.tokens import all_tokens
 
         try:
             found = all_tokens(self.need_weights(), [Role.O], k=10, progress=self.progress)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.baseline import entry_density, kl_divergence, moments, sample_pk, squared_entry_density
+from headspan.analysis.baseline import entry_density, kl_divergence, moments, sample_pk, squared_entry_density
 from headspan.figures import style
 from headspan.figures.canvas import heat_map, new_figure
 from headspan.heads import PAIRINGS, ROLES, Pairing

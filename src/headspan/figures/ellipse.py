@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headspan.analysis.wiring import Wiring
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, legend_rows, new_figure
 from headspan.figures.layout import EllipseLayout, ellipse_layout
@@ -16,7 +17,6 @@ from headspan.figures.nodes import (
     pairing_handles,
     shown_labels,
 )
-from headspan.wiring import Wiring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

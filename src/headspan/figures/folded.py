@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.comparison import PairingComparison
+from headspan.analysis.comparison import PairingComparison
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
 from headspan.heads import PAIRINGS

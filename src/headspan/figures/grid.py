@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headspan.analysis.wiring import Node, Wiring
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, legend_rows, new_figure
 from headspan.figures.nodes import (
@@ -23,7 +24,6 @@ from headspan.figures.nodes import (
 )
 from headspan.heads import Head
 from headspan.scores import Edge
-from headspan.wiring import Node, Wiring
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.behaviour import KIND_TITLES, AttentionPatterns, BehaviourScores
+from headspan.analysis.behaviour import KIND_TITLES, AttentionPatterns, BehaviourScores
 from headspan.figures import style
 from headspan.figures.canvas import heat_map, new_figure, thinned
 from headspan.heads import Head

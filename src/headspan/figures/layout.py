@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from headspan.analysis.wiring import Wiring
 from headspan.heads import Head
-from headspan.wiring import Wiring
 
 ASPECT = 1.5  # width over height of the ellipse
 _TRIALS = 6000  # trades tried at most, and

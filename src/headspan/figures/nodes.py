@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headspan.analysis.wiring import Node, Wiring
 from headspan.figures import style
 from headspan.heads import Pairing, Role
 from headspan.scores import Edge
-from headspan.wiring import Node, Wiring
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -9,7 +9,7 @@ import numpy as np
 from headspan.figures import style
 from headspan.figures.canvas import new_figure, thinned
 from headspan.heads import Role
-from headspan.weights import AttentionWeights
+from headspan.models.weights import AttentionWeights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.evaluation import metric_agreement
+from headspan.analysis.evaluation import metric_agreement
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, new_figure
 from headspan.heads import Pairing

@@ -10,21 +10,21 @@ import numpy as np
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
 from headspan.heads import Head, Pairing, Role
+from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
-from headspan.weights import ArrayWeights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from headspan.behaviour import BehaviourScores
+    from headspan.analysis.behaviour import BehaviourScores
 
 _SHADE = {0: "previous_token", 1: "induction"}
 
 
 def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, seed: int = 0) -> float:
     """Mean score between ``pairs``² pairs of heads whose weights are standard normal numbers."""
-    from headspan.scoring import score
+    from headspan.scoring.run import score
 
     random = np.random.default_rng(seed)
     widths = {role: int(scores.ranks(role).max()) for role in Role}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.tokens import reader
 from headspan.errors import HeadspanError
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
-from headspan.tokens import reader
-from headspan.weights import AttentionWeights
+from headspan.models.weights import AttentionWeights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ class TokenNumbers(NamedTuple):
 
 def token_numbers(weights: AttentionWeights) -> dict[str, TokenNumbers]:
     """The numbers of all tokens, for the vectors as they are and with their mean subtracted."""
-    from headspan.projection import VocabularyRows, reciprocal, row_norms
+    from headspan.analysis.token_lengths import VocabularyRows, reciprocal, row_norms
 
     final = weights.final_norm()
     if final is None or final.bias is None or not final.bias.any():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.sources.files import Stamp
+from headspan.sources.untrusted import Stamp
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from headspan.sources.base import TensorSource
-from headspan.sources.checkpoint import LocalFiles, open_checkpoint
+from headspan.sources.huggingface import LocalFiles, open_checkpoint
 from headspan.sources.mapping import MappingSource
 
 LAYERS, HEADS, D_MODEL, VOCABULARY, CONTEXT = 2, 8, 64, 128, 64

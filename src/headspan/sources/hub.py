@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.checkpoint import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
-from headspan.sources.files import member, reason
+from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
+from headspan.sources.untrusted import member, reason
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE = re.compile(rf"(?P<repo>(?:{_PART}/)?{_PART})(?:@(?P<revision>[\w.][\w./-]{{0,200}}))?", re.ASCII)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headspan.errors import HeadspanError
-from headspan.sources.files import reason
 from headspan.sources.mapping import MappingSource
 from headspan.sources.transformer_lens import is_hooked_state, state_config
+from headspan.sources.untrusted import reason
 
 _WRAPPING = re.compile(r"\b_original_component\.|\b_orig_mod\.")
 

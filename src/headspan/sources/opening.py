@@ -8,8 +8,8 @@ from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.checkpoint import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
-from headspan.sources.files import reason
+from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
+from headspan.sources.untrusted import reason
 
 
 def open_source(ref: Any) -> TensorSource:
@@ -58,7 +58,7 @@ def _open_text(text: Any, is_path: bool) -> TensorSource:
 
 def _open_file(path: Path, text: str) -> TensorSource:
     if path.suffix == ".gguf":
-        from headspan.sources.gguf_file import GgufSource
+        from headspan.sources.gguf.file import GgufSource
 
         return GgufSource(path, text)
     if path.suffix in WEIGHT_SUFFIXES:

@@ -18,7 +18,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.sources.dtypes import SAFETENSORS_DTYPES, row_range, widen
-from headspan.sources.files import Stamp, check_allocation, open_regular, reason
+from headspan.sources.untrusted import Stamp, check_allocation, open_regular, reason
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
 

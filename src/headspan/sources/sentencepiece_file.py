@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headspan.errors import HeadspanError
-from headspan.sources.files import open_regular, reason
+from headspan.sources.untrusted import open_regular, reason
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LIMIT = 100_000_000  # bytes; real files have a few megabytes

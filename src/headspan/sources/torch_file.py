@@ -19,8 +19,8 @@ import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
 from headspan.sources.dtypes import row_range
-from headspan.sources.files import check_allocation, open_regular, reason
 from headspan.sources.mapping import widen_tensor
+from headspan.sources.untrusted import check_allocation, open_regular, reason
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 # Where trainers put the state dict when they save more than that.

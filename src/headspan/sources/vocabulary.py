@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headspan.errors import HeadspanError
-from headspan.sources.files import open_regular, read_json, reason
 from headspan.sources.sentencepiece_file import read_pieces
+from headspan.sources.untrusted import open_regular, read_json, reason
 
 Style = Literal["byte-level", "sentencepiece", "plain"]
 Encoder = Callable[[], Any]  # makes a tokenizers.Tokenizer
@@ -198,7 +198,7 @@ class Vocabulary:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary | None:
         """From GGUF metadata as plain values (``tokenizer.ggml.tokens``, ``.token_type``, ``.model`` …)."""
-        from headspan.sources.gguf_encoder import gguf_encoder
+        from headspan.sources.gguf.encoder import gguf_encoder
 
         entries = metadata.get("tokenizer.ggml.tokens")
         if entries is None:

@@ -1,0 +1,321 @@
+"""Head scores: what a head does, read off its attention when the model runs.
+
+Random tokens, said twice, separate four habits. Averaged over positions and sequences, a head's attention
+
+==================  =====================================================================
+``identity``        on the token itself
+``previous_token``  on the token before
+``duplicate_token`` on the same token, where it stood before
+``induction``       on the token that came after the same token, where it stood before
+==================  =====================================================================
+
+On random tokens those are diagonals of the attention matrix. On a text of the user's own the first two are
+too; the others are measured at the positions whose token occurred before, as the total attention on all its
+earlier places (duplicate token) or on the places right after those (induction; a place right after an earlier
+occurrence counts only when it lies before the current position).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.analysis.labels import Labels
+from headspan.errors import HeadspanError
+from headspan.heads import Head
+from headspan.models.running import RunningModel, head_names, running
+from headspan.system.atomic import atomic_path
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("identity", "previous_token", "duplicate_token", "induction")
+KIND_TITLES = {
+    "identity": "Identity",
+    "previous_token": "Previous token",
+    "duplicate_token": "Duplicate token",
+    "induction": "Induction",
+}
+ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
+TEXT_WINDOW = 512  # tokens of a text looked at together, if the model takes as many
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class BehaviourScores(Mapping[str, dict[str, float]]):
+    """Scores of every query head by kind: ``scores["induction"]["L5H1"]``; NaN where nothing could be measured.
+
+    >>> scores = BehaviourScores((Head(0, 0), Head(0, 1)), {kind: np.array([0.25, 0.5]) for kind in KINDS})
+    >>> scores.top("induction", 1)
+    [('L0H1', 0.5)]
+    """
+
+    heads: tuple[Head, ...]
+    arrays: dict[str, np.ndarray]  # kind -> (n_heads,)
+    protocol: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __getitem__(self, kind: str) -> dict[str, float]:
+        return {str(head): float(value) for head, value in zip(self.heads, self._of(kind), strict=True)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def _of(self, kind: str) -> np.ndarray:
+        if kind not in self.arrays:
+            raise HeadspanError(f"there is no head score {kind!r}: choose one of {', '.join(self.arrays)}")
+        return self.arrays[kind]
+
+    def top(self, kind: str, k: int = 10) -> list[tuple[str, float]]:
+        """The k best heads of a kind, best first, ties in head order."""
+        values = self._of(kind)
+        order = np.argsort(-values, kind="stable")  # NaN last
+        return [(str(self.heads[i]), float(values[i])) for i in order[:k] if not math.isnan(values[i])]
+
+    def grid(self, kind: str) -> np.ndarray:
+        """Scores as a (layers, heads) array for a heat map, NaN where there is no head."""
+        rows = {layer: row for row, layer in enumerate(sorted({head.layer for head in self.heads}))}
+        grid = np.full((len(rows), max(head.index for head in self.heads) + 1), np.nan)
+        for head, value in zip(self.heads, self._of(kind), strict=True):
+            grid[rows[head.layer], head.index] = value
+        return grid
+
+    def labels(self, best: int = 10, threshold: float | None = None) -> Labels:
+        """Head classes from behaviour: the best heads of each kind, or all at or above a threshold."""
+        pairs: list[tuple[str, str]] = []
+        for kind in self:
+            ranked = self.top(kind, len(self.heads))
+            chosen = ranked[:best] if threshold is None else [(h, v) for h, v in ranked if v >= threshold]
+            pairs += [(head, kind) for head, _ in chosen]
+        return Labels.from_pairs(pairs, "behaviour")
+
+    def to_dict(self) -> dict[str, dict[str, float | None]]:
+        """Plain JSON: kind -> head -> score, null where nothing could be measured."""
+        return {kind: {h: None if math.isnan(v) else v for h, v in self[kind].items()} for kind in self}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Mapping[str, float | None]]) -> BehaviourScores:
+        """The inverse of `to_dict` (for behaviour.json and the annotations of a result)."""
+        try:
+            names = list(next(iter(content.values())))
+            values = {
+                kind: np.array([math.nan if scores[n] is None else scores[n] for n in names], dtype=float)
+                for kind, scores in content.items()
+            }
+        except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
+            raise HeadspanError("these are no head scores: expected kind -> head -> number, the same heads") from None
+        return cls(tuple(Head.parse(name) for name in names), values)
+
+
+def write_labels(labels: Labels, path: str | os.PathLike[str]) -> None:
+    """A label file (columns head,label) that `Labels.load` and the option --labels read."""
+    rows = [(str(head), label) for label in labels.names for head in labels.heads(label)]
+    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("head", "label"), *rows])
+
+
+def head_scores(
+    ref: Any,
+    *,
+    sequences: int = 128,
+    length: int = 100,
+    vocab_limit: int = 20_000,
+    seed: int = 0,
+    batch: int | None = None,
+    texts: Sequence[str] | None = None,
+    special_ids: Collection[int] | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> BehaviourScores:
+    """Run a model and score every query head by what it attends to.
+
+    Parameters
+    ----------
+    ref : model reference, live transformers model, or a `RunningModel`.
+    sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
+        0…``vocab_limit`` and each sequence is said twice. A smaller vocabulary is used whole, without its special
+        tokens, and a note says so.
+    batch : sequences at a time; by default as many as keep the attention maps within 512 MiB.
+    texts : measure on these texts instead of on random tokens.
+    special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
+    device : where to run a model that is loaded here.
+    progress : called with (sequences done, sequences in all).
+    """
+    with running(ref, device=device) as model:
+        notes = list(model.notes)
+        if texts is not None:
+            samples = _text_samples(model, texts, notes)
+            protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
+        else:
+            pool = _token_pool(model, vocab_limit, special_ids, notes)
+            samples = _random_samples(model, pool, sequences, length, seed)
+            protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
+        heads, values = _measure(model, samples, batch, progress)
+    for kind in KINDS:
+        if np.isnan(values[kind]).all():
+            notes.append(f"the text has no token that comes again, so {kind} could not be measured")
+    return BehaviourScores(heads, values, protocol, notes)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Token ids, and for each kind the (query, key) places that count and how many queries they belong to."""
+
+    ids: np.ndarray
+    places: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    counts: Mapping[str, int]
+
+
+def _random_samples(model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int) -> list[_Sample]:
+    if sequences < 1 or length < 2:
+        raise HeadspanError(f"{sequences} sequences of {length} tokens cannot be measured: give at least 1 of 2 tokens")
+    if model.context is not None and 2 * length > model.context:
+        raise HeadspanError(
+            f"{model.reference} takes {model.context} tokens at most, {length} tokens said twice are {2 * length}: "
+            f"choose a length of {model.context // 2} or less"
+        )
+    drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
+    offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
+    places, counts = {}, {}
+    for kind, offset in offsets.items():
+        queries = np.arange(offset, 2 * length)
+        places[kind], counts[kind] = (queries, queries - offset), len(queries)
+    return [_Sample(np.concatenate([ids, ids]), places, counts) for ids in drawn]
+
+
+def _token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
+    """The ids to draw from: 0…limit, or all ordinary tokens of a vocabulary that is smaller."""
+    if model.vocab_size > limit:
+        return np.arange(limit + 1)
+    special = model.special_ids if special_ids is None else special_ids
+    pool = np.setdiff1d(np.arange(model.vocab_size), np.array(sorted(special), dtype=int))
+    if len(pool) < 2:
+        raise HeadspanError(f"{model.reference} has {len(pool)} ordinary tokens: too few to draw random sequences from")
+    notes.append(
+        f"the vocabulary has fewer than {limit + 1:,} tokens: drawn from its {len(pool):,} tokens that are not special"
+    )
+    return pool
+
+
+def _text_samples(model: RunningModel, texts: Sequence[str], notes: list[str]) -> list[_Sample]:
+    """Texts as windows of tokens that the model can take at once."""
+    window = min(TEXT_WINDOW, model.context or TEXT_WINDOW)
+    windows: list[list[int]] = []
+    for text in texts:
+        ids = model.encode(text)
+        windows += [ids[start : start + window] for start in range(0, len(ids), window)]
+        if len(ids) > window:
+            notes.append(f"a text of {len(ids):,} tokens is looked at in windows of {window}")
+    samples = [_text_sample(np.array(ids)) for ids in windows if len(ids) > 1]
+    if not samples:
+        raise HeadspanError("the text has fewer than two tokens: there is nothing to measure")
+    return samples
+
+
+def _text_sample(ids: np.ndarray) -> _Sample:
+    """Where the four habits show in one text."""
+    n = len(ids)
+    here = np.arange(n)
+    earlier = (ids[:, None] == ids[None, :]) & (here[None, :] < here[:, None])
+    after = np.zeros_like(earlier)
+    after[:, 1:] = earlier[:, :-1]
+    after &= here[None, :] < here[:, None]
+    places = {
+        "identity": (here, here),
+        "previous_token": (here[1:], here[:-1]),
+        "duplicate_token": np.nonzero(earlier),
+        "induction": np.nonzero(after),
+    }
+    return _Sample(ids, places, {kind: len(np.unique(queries)) for kind, (queries, _) in places.items()})
+
+
+def _measure(
+    model: RunningModel, samples: list[_Sample], batch: int | None, progress: Progress | None
+) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
+    """Mean attention on the places of every kind; no more than one batch of attention maps at a time."""
+    totals: dict[str, np.ndarray] = {}
+    heads: tuple[Head, ...] = ()
+    done, size = 0, batch or 1  # the first run tells how large the maps are
+    while done < len(samples):
+        group = _same_length(samples, done, size)
+        attentions = model.attentions(_stack(group))
+        heads = tuple(head_names(attentions))
+        for kind in KINDS:
+            part = np.concatenate([_total(pattern, group, kind) for pattern in attentions.values()])
+            totals[kind] = totals.get(kind, 0.0) + part
+        if batch is None and done == 0:
+            per_sequence = sum(p[0].numel() * p.element_size() for p in attentions.values())
+            size = max(1, min(32, ATTENTION_BUDGET // per_sequence))
+        done += len(group)
+        if progress is not None:
+            progress(done, len(samples))
+    counts = {kind: sum(sample.counts[kind] for sample in samples) for kind in KINDS}
+    means = {k: totals[k] / counts[k] if counts[k] else np.full(len(heads), np.nan) for k in KINDS}
+    return heads, means
+
+
+def _same_length(samples: list[_Sample], start: int, size: int) -> list[_Sample]:
+    """Up to ``size`` samples from ``start`` on that can be stacked: padding would change the attention."""
+    n = len(samples[start].ids)
+    group: list[_Sample] = []
+    for sample in samples[start : start + size]:
+        if len(sample.ids) != n:
+            break
+        group.append(sample)
+    return group
+
+
+def _stack(group: list[_Sample]) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(np.stack([sample.ids for sample in group]).astype(np.int64))
+
+
+def _total(pattern: torch.Tensor, group: list[_Sample], kind: str) -> np.ndarray:
+    """Attention of every head on the places of a kind, summed over places and sequences, in float64."""
+    import torch
+
+    total = np.zeros(pattern.shape[1])
+    for row, sample in zip(pattern, group, strict=True):
+        queries, keys = (torch.as_tensor(index, device=row.device) for index in sample.places[kind])
+        total += row[:, queries, keys].sum(dim=1, dtype=torch.float64).cpu().numpy()
+    return total
+
+
+@dataclass(frozen=True)
+class AttentionPatterns:
+    """Attention of some heads on one text: ``patterns[head]`` is (queries, keys)."""
+
+    tokens: list[str]
+    patterns: dict[Head, np.ndarray]
+
+
+def attention_patterns(
+    ref: Any, text: str, heads: Sequence[Head | str] | None = None, *, device: str | None = None
+) -> AttentionPatterns:
+    """The attention matrices of heads (all by default) on one text, with its readable tokens."""
+    with running(ref, device=device) as model:
+        ids = model.encode(text)
+        if not ids:
+            raise HeadspanError("the text has no tokens: there is no attention to show")
+        if model.context is not None and len(ids) > model.context:
+            raise HeadspanError(f"the text has {len(ids)} tokens, {model.reference} takes {model.context} at most")
+        attentions = model.attentions(_stack([_Sample(np.array(ids), {}, {})]))
+        assert model.vocabulary is not None  # encode would have refused
+        tokens = [model.vocabulary.readable(i) for i in ids]
+    present = head_names(attentions)
+    wanted = present if heads is None else [Head.parse(head) for head in heads]
+    unknown = [str(head) for head in wanted if head not in present]
+    if unknown:
+        raise HeadspanError(f"no such heads: {', '.join(unknown)}; this model has {present[0]} to {present[-1]}")
+    return AttentionPatterns(tokens, {h: attentions[h.layer][0, h.index].float().cpu().numpy() for h in wanted})

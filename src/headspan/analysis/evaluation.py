@@ -1,0 +1,292 @@
+"""How well do similarities find heads that are known to work together?
+
+Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
+score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are
+resampled: pairs that share a head are not independent, so resampling pairs would promise too much.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headspan.analysis.areas import Areas, Estimate, areas_under_curves, estimate_from, resampled
+from headspan.analysis.labels import Labels
+from headspan.errors import HeadspanError
+from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
+from headspan.scores import Scores
+
+_BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
+
+
+def detection(
+    scores: Scores,
+    labels: Labels,
+    metric: str = "pk",
+    *,
+    pairings: Sequence[str | Pairing] = FLOW_PAIRINGS,
+    bootstrap: int = 0,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, Estimate]:
+    """PR-AUC of finding the labelled heads by going down the list of forward pairs, both heads of a pair at once.
+
+    One estimate per pairing and their ``average``. A head is found when its highest-scoring pair is reached, so the
+    curve is that of ranking heads by their best forward pair. Pairs with equal scores enter together, whatever
+    their order. No point (0, 1) is added.
+    The bootstrap draws labelled and unlabelled heads with replacement, each kind as often as there are of it.
+    """
+    parsed = [Pairing.parse(pairing) for pairing in pairings]
+    if not parsed:
+        raise HeadspanError("detection needs at least one pairing")
+    labels = labels.for_model(scores.head_table)
+    replicates = np.array([_detection_areas(scores, labels, metric, p, bootstrap, seed) for p in parsed])
+    named = dict(zip(map(str, parsed), replicates, strict=True)) | {"average": replicates.mean(axis=0)}
+    return {name: estimate_from(r, level) for name, r in named.items()}
+
+
+def _detection_areas(
+    scores: Scores, labels: Labels, metric: str, pairing: Pairing, bootstrap: int, seed: int
+) -> np.ndarray:
+    """(1 + bootstrap,): areas of one pairing, the observed one first."""
+    matrix = scores[metric, pairing].forward()
+    rows, columns, values = matrix.pairs()
+    if not len(values):
+        raise HeadspanError(f"{pairing} has no forward pairs: detection needs heads in at least two layers")
+    best: dict[Head, float] = {}
+    for side, heads in ((rows, matrix.sources), (columns, matrix.targets)):
+        highest = np.full(len(heads), -np.inf)
+        np.maximum.at(highest, side, values)
+        for head, score in zip(heads, highest.tolist(), strict=True):
+            best[head] = max(score, best.get(head, -np.inf))
+    positive = np.array([head in labels for head in best])
+    if not positive.any():
+        raise HeadspanError(f"none of the {len(best)} heads of {pairing} has a label in {labels.source}")
+    ranking = np.array(list(best.values()))
+    observed = areas_under_curves(ranking, positive, anchored=False).pr
+    weights = resampled(positive, bootstrap, seed)
+    return np.concatenate([observed, areas_under_curves(ranking, positive, weights, anchored=False).pr])
+
+
+@dataclass(frozen=True)
+class Classification:
+    """AUCs per pairing and class, and their means; ``average`` is the name of a mean over classes.
+
+    pr_auc, roc_auc: pairing -> class (or ``average``) -> estimate, e.g. ``result.pr_auc["KK"]["induction"]``.
+    by_class: ``pr_auc`` or ``roc_auc`` -> class (or ``average``) -> mean over the pairings.
+    """
+
+    metric: str
+    pr_auc: dict[str, dict[str, Estimate]]
+    roc_auc: dict[str, dict[str, Estimate]]
+    by_class: dict[str, dict[str, Estimate]]
+
+    @property
+    def summary(self) -> dict[str, Estimate]:
+        """Means over classes and pairings."""
+        return {kind: estimates["average"] for kind, estimates in self.by_class.items()}
+
+
+def classification(
+    scores: Scores,
+    labels: Labels,
+    metric: str = "pk",
+    *,
+    pairings: Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
+    classes: Sequence[str] | None = None,
+    bootstrap: int = 0,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Classification:
+    """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
+
+    The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
+    are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
+    leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
+    therefore says little about other heads of its kind.
+    """
+    labels = labels.for_model(scores.head_table)
+    classes = labels.names if classes is None else tuple(classes)
+    parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
+    if not classes or not parsed:
+        raise HeadspanError("classification needs at least one class and one pairing")
+    # (value first, then replicates) per kind, pairing and class: means of replicates are replicates of means.
+    table = np.array([[_class_areas(scores, labels, metric, p, c, bootstrap, seed) for c in classes] for p in parsed])
+
+    def lines(replicates: np.ndarray) -> dict[str, Estimate]:
+        named = dict(zip(classes, replicates, strict=True)) | {"average": replicates.mean(axis=0)}
+        return {name: estimate_from(r, level) for name, r in named.items()}
+
+    pr, roc = table[:, :, 0], table[:, :, 1]
+    return Classification(
+        metric,
+        {str(p): lines(pr[i]) for i, p in enumerate(parsed)},
+        {str(p): lines(roc[i]) for i, p in enumerate(parsed)},
+        {"pr_auc": lines(pr.mean(axis=0)), "roc_auc": lines(roc.mean(axis=0))},
+    )
+
+
+class _ClassPairs(NamedTuple):
+    """The same-type pairs of a pairing: scores, which of them lie inside a class, their heads, its members."""
+
+    values: np.ndarray
+    positive: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    member: np.ndarray
+
+
+def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str) -> _ClassPairs:
+    if not pairing.same_type:
+        raise HeadspanError(f"classification compares heads in one role: choose QQ, KK, VV or OO, not {pairing}")
+    matrix = scores[metric, pairing]
+    rows, columns = np.nonzero(same_type_mask(matrix.sources) & ~np.isnan(matrix.values))
+    named = set(labels.heads(name))
+    member = np.array([head in named for head in matrix.sources])
+    positive = member[rows] & member[columns]
+    if not positive.any():
+        raise HeadspanError(
+            f"the class {name!r} has {np.count_nonzero(member)} of the {len(member)} heads of role {pairing.source} "
+            "and no pair of them: classification needs at least two heads in a class"
+        )
+    if positive.all():
+        raise HeadspanError(f"all pairs of {pairing} are inside the class {name!r}: there is nothing to tell apart")
+    return _ClassPairs(matrix.values[rows, columns], positive, rows, columns, member)
+
+
+def _class_areas(
+    scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str, bootstrap: int, seed: int
+) -> np.ndarray:
+    """(2, 1 + bootstrap): PR and ROC areas of one class in one pairing, the observed one first."""
+    values, positive, rows, columns, member = _class_pairs(scores, labels, metric, pairing, name)
+    areas = [np.stack(areas_under_curves(values, positive))]
+    if bootstrap:
+        # The same draws for every pairing and metric, so that their means and differences make sense.
+        weights = resampled(member, bootstrap, seed, distinct=2)
+        step = max(1, _BATCH // len(values))
+        for batch in (weights[:, start : start + step] for start in range(0, bootstrap, step)):
+            areas.append(np.stack(areas_under_curves(values, positive, batch[rows] * batch[columns])))
+    return np.concatenate(areas, axis=1)
+
+
+def near_tie_range(
+    scores: Scores, labels: Labels, metric: str, pairing: str | Pairing, name: str, error: float
+) -> tuple[Areas, Areas]:
+    """Smallest and largest areas of a class if every score may be wrong by a relative error.
+
+    Areas depend on ranks only, so a tiny error matters exactly where pairs are nearly tied: all pairs of the class
+    are moved down, or up, by the sum of both errors of a comparison.
+    """
+    pairs = _class_pairs(scores, labels.for_model(scores.head_table), metric, Pairing.parse(pairing), name)
+    values = pairs.values.astype(np.float64)
+    moved = 2 * error * np.abs(values) * pairs.positive
+    return areas_under_curves(values - moved, pairs.positive), areas_under_curves(values + moved, pairs.positive)
+
+
+def metric_agreement(
+    scores: Scores, pairing: str | Pairing, first: str = "pk", second: str = "cs", quantile: float = 0.97
+) -> tuple[float, float]:
+    """Spearman correlation of two similarities over all forward pairs, and over those high in either.
+
+    High means at or above the given quantile of that similarity. A similarity that never varies has no
+    correlation: NaN.
+    """
+    from scipy.stats import spearmanr
+
+    x, y = scores[first, pairing].forward().pairs()[2], scores[second, pairing].forward().pairs()[2]
+    if len(x) != len(y) or len(x) < 2:
+        raise HeadspanError(f"cannot correlate {len(x)} {first} with {len(y)} {second} scores of {pairing}")
+    high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about inputs that never vary, for which the answer is NaN
+        everywhere, at_the_top = spearmanr(x, y), spearmanr(x[high], y[high])
+    return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that one set of labels says about one result, by metric."""
+
+    detection: dict[str, dict[str, Estimate]]
+    classification: dict[str, Classification]
+    spearman: dict[str, dict[str, float]]  # "all" and "top3pct_of_either" -> pairing -> ρ of pk and cs
+
+    def tables(self, pick: Callable[[Estimate], Any] = lambda estimate: estimate.value) -> dict[str, Any]:
+        """Nested dictionaries with the section and key names of the published numbers; ``pick`` makes the leaves."""
+
+        def picked(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+            return {name: pick(estimate) for name, estimate in estimates.items()}
+
+        kinds = ("pr_auc", "roc_auc")
+        results = self.classification
+        by_pairing = {
+            kind: {
+                str(pairing): {metric: picked(getattr(r, kind)[str(pairing)]) for metric, r in results.items()}
+                for pairing in SAME_TYPE_PAIRINGS
+            }
+            for kind in kinds
+        }
+        found = {
+            "detection_pr_auc": {metric: picked(estimates) for metric, estimates in self.detection.items()},
+            "classification_summary": {metric: picked(r.summary) for metric, r in results.items()},
+            "classification_by_class": {
+                kind: {metric: picked(r.by_class[kind]) for metric, r in results.items()} for kind in kinds
+            },
+            "classification_by_pairing": by_pairing,
+        }
+        return found if results else {"detection_pr_auc": found["detection_pr_auc"]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per estimate: task, metric, measure, pairing, class, value, low, high."""
+        names = ("task", "metric", "measure", "pairing", "class", "value", "low", "high")
+        rows = [
+            ("detection", metric, "pr_auc", pairing, None, *estimate)
+            for metric, estimates in self.detection.items()
+            for pairing, estimate in estimates.items()
+        ]
+        for metric, result in self.classification.items():
+            for measure in ("pr_auc", "roc_auc"):
+                tables = {**getattr(result, measure), "average": result.by_class[measure]}
+                rows += [
+                    ("classification", metric, measure, pairing, name, *estimate)
+                    for pairing, estimates in tables.items()
+                    for name, estimate in estimates.items()
+                ]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def evaluate(
+    scores: Scores,
+    labels: Labels,
+    metrics: Sequence[str] | None = None,
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Evaluation:
+    """Detection, classification and PK against CS for all similarities of a result.
+
+    Classes with fewer than two heads have no pairs to classify: they are left out, and ``say`` is told.
+    """
+    metrics = scores.metrics if metrics is None else metrics
+    checked = labels.for_model(scores.head_table)
+    usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
+    left_out = [name for name in checked.names if name not in usable]
+    if left_out:
+        say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
+    found = Evaluation({}, {}, {})
+    for metric in metrics:
+        found.detection[metric] = detection(scores, labels, metric, bootstrap=bootstrap, seed=seed)
+        if usable:
+            found.classification[metric] = classification(
+                scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed
+            )
+    if {"pk", "cs"} <= set(metrics):
+        pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
+        for i, name in enumerate(("all", "top3pct_of_either")):
+            found.spearman[name] = {pairing: rhos[i] for pairing, rhos in pairs.items()}
+    return found

@@ -1,0 +1,122 @@
+"""Hub heads: targets that many sources prefer (inlets) and sources that many targets prefer (outlets)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import Head, Pairing
+from headspan.scores import ScoreMatrix, Scores
+
+
+class HubHead(NamedTuple):
+    """One line of a hub list."""
+
+    rank: int
+    head: Head
+    score: float
+
+
+@dataclass(frozen=True)
+class HubScores:
+    """One number per head; NaN for heads that no other head could choose (the first layer has no inlets).
+
+    kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
+    """
+
+    kind: str
+    corrected: bool
+    metric: str
+    pairing: Pairing
+    heads: tuple[Head, ...]
+    values: np.ndarray
+
+    def top(self, k: int = 10) -> list[HubHead]:
+        """The k heads with the largest values, ties in head order; heads without a value are left out."""
+        if k < 0:
+            raise HeadspanError(f"cannot list {k} heads: give a number of 0 or more")
+        order = self._order()[:k]
+        return [HubHead(rank, self.heads[i], float(self.values[i])) for rank, i in enumerate(order, start=1)]
+
+    def of(self, head: Head | str) -> float:
+        return float(self.values[self._find(head)])
+
+    def rank_of(self, head: Head | str) -> int:
+        """The place of a head in the list, 1 for the strongest hub."""
+        index = self._find(head)
+        if np.isnan(self.values[index]):
+            raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
+        return int(np.flatnonzero(self._order() == index)[0]) + 1
+
+    def _order(self) -> np.ndarray:
+        present = np.flatnonzero(~np.isnan(self.values))
+        return present[np.argsort(-self.values[present], kind="stable")]
+
+    def _find(self, head: Head | str) -> int:
+        head = Head.parse(head)
+        if head not in self.heads:
+            raise HeadspanError(
+                f"{head} is not among the {self.pairing} {self.kind} heads, {self.heads[0]} to {self.heads[-1]}"
+            )
+        return self.heads.index(head)
+
+
+@dataclass(frozen=True)
+class Hubs:
+    """Inlet and outlet scores of one pairing, as published and corrected for the number of candidates."""
+
+    inlet: HubScores
+    outlet: HubScores
+    inlet_corrected: HubScores
+    outlet_corrected: HubScores
+
+
+def hubs(scores: Scores, pairing: str | Pairing = "OK", metric: str = "pk") -> Hubs:
+    """Inlet and outlet scores over the forward pairs of one pairing.
+
+    inlet(h) adds up the scores of those sources whose best later target is h; outlet(h) those of the targets whose
+    best earlier source is h. Where several are equally best, each gets the score.
+
+    The corrected values are z-scores under "every chooser picks one of its candidates by lot": the sum that h got,
+    minus what it would get on average, over the standard deviation. A sum grows with the number of choosers and
+    with how few rivals h has, and so depends on the layer; this does not. Dividing by the number of choosers
+    instead would keep the second bias and let single choices decide in layers with few choosers.
+    """
+    matrix = scores[metric, pairing].forward()
+    if not len(matrix.pairs()[2]):
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs: hubs need heads in at least two layers")
+    inlet, inlet_z = _chosen(matrix.values)
+    outlet, outlet_z = _chosen(matrix.values.T)
+    return Hubs(
+        _scores_of("inlet", False, matrix, inlet),
+        _scores_of("outlet", False, matrix, outlet),
+        _scores_of("inlet", True, matrix, inlet_z),
+        _scores_of("outlet", True, matrix, outlet_z),
+    )
+
+
+def _scores_of(kind: str, corrected: bool, matrix: ScoreMatrix, values: np.ndarray) -> HubScores:
+    heads = matrix.targets if kind == "inlet" else matrix.sources
+    return HubScores(kind, corrected, matrix.metric, matrix.pairing, heads, values)
+
+
+def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and z-score per column of what the rows give to their best column; (choosers, candidates) in."""
+    values = np.asarray(values, dtype=np.float64)
+    candidate = ~np.isnan(values)
+    choosers = candidate.any(axis=1)
+    values, candidate = values[choosers], candidate[choosers]
+    best = np.nanmax(values, axis=1, keepdims=True)
+    total = np.where(candidate & (values == best), values, 0.0).sum(axis=0)
+
+    chance = candidate / candidate.sum(axis=1, keepdims=True)
+    expected = (best * chance).sum(axis=0)
+    variance = (best**2 * chance * (1 - chance)).sum(axis=0)
+    total[~candidate.any(axis=0)] = np.nan
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A head that is the only candidate of all its choosers gets everything whatever happens: no z-score.
+        z = np.where(variance > 0, (total - expected) / np.sqrt(variance), np.nan)
+    return total, z

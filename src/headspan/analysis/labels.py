@@ -1,0 +1,144 @@
+"""Classes of heads: the lists that come with the package, or a user's CSV file with the columns head,label.
+
+>>> labels = Labels.load("gpt2-ioi")
+>>> labels.of("L5H5"), len(labels), len(labels.names)
+(('induction',), 36, 7)
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headspan.errors import HeadspanError
+from headspan.heads import Head, HeadTable
+
+# Name -> the shipped files it stands for.
+SHIPPED = {
+    "gpt2-ioi": ("gpt2-ioi",),
+    "gpt2-identity": ("gpt2-identity",),
+    "gpt2": ("gpt2-ioi", "gpt2-identity"),
+}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which classes every labelled head belongs to; a head may have several."""
+
+    classes: Mapping[Head, tuple[str, ...]]
+    source: str = "given"
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[str | Head, str]], source: str = "given") -> Labels:
+        """Labels from (head, label) pairs, in order; a pair given twice counts once.
+
+        >>> Labels.from_pairs([("L0H1", "duplicate"), ("L0H1", "identity")]).of("L0H1")
+        ('duplicate', 'identity')
+        """
+        classes: dict[Head, tuple[str, ...]] = {}
+        for name, label in pairs:
+            head = Head.parse(name)
+            classes[head] = tuple(dict.fromkeys((*classes.get(head, ()), label)))
+        return cls(classes, source)
+
+    @classmethod
+    def load(cls, name: str | os.PathLike[str]) -> Labels:
+        """Shipped labels by name (``gpt2-ioi``, ``gpt2-identity``, ``gpt2`` for both), or those of a CSV file."""
+        if str(name) in SHIPPED:
+            folder = Path(__file__).parents[1] / "data" / "labels"
+            pairs = [pair for file in SHIPPED[str(name)] for pair in _read_csv(folder / f"{file}.csv")]
+            return cls.from_pairs(pairs, str(name))
+        path = Path(name)
+        if not path.is_file():
+            raise HeadspanError(
+                f"there are no labels {str(name)!r}: give one of {', '.join(SHIPPED)} or a CSV file with the "
+                "columns head,label"
+            )
+        return cls.from_pairs(_read_csv(path), str(path))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All classes, in the order they first appear."""
+        return tuple(dict.fromkeys(label for labels in self.classes.values() for label in labels))
+
+    def of(self, head: Head | str) -> tuple[str, ...]:
+        """The classes of a head; empty when it has none."""
+        return self.classes.get(Head.parse(head), ())
+
+    def heads(self, label: str) -> tuple[Head, ...]:
+        """The heads of a class, in layer order."""
+        found = tuple(sorted(head for head, labels in self.classes.items() if label in labels))
+        if not found:
+            raise HeadspanError(f"there is no class {label!r} in the labels {self.source}: they have {self._list()}")
+        return found
+
+    def __contains__(self, head: Head | str) -> bool:
+        return Head.parse(head) in self.classes
+
+    def __len__(self) -> int:
+        """How many heads have a label."""
+        return len(self.classes)
+
+    def for_model(self, table: HeadTable) -> Labels:
+        """These labels checked against a model's heads, shared key/value heads taking over their group's classes.
+
+        A KV head is one subspace used by a group of query heads: a class of any of them is a class of it.
+        Labels for heads that the model does not have are an error that names them.
+        """
+        known = {*table.query, *table.kv}
+        unknown = sorted(head for head in self.classes if head not in known)
+        if unknown:
+            raise HeadspanError(
+                f"the labels {self.source} name heads that this model does not have: "
+                f"{', '.join(map(str, unknown))}; its heads go from {table.query[0]} to {table.query[-1]}"
+            )
+        shared = {head for head in table.kv if head.kv}
+        if not shared:
+            return self
+        pairs = [(head, label) for head, labels in self.classes.items() for label in labels]
+        for head in self.classes:
+            if not head.kv:
+                n_query = sum(other.layer == head.layer for other in table.query)
+                n_kv = sum(other.layer == head.layer for other in shared)
+                served_by = Head(head.layer, head.index * n_kv // n_query, kv=True)
+                pairs += [(served_by, label) for label in self.classes[head] if served_by in shared]
+        return Labels.from_pairs(pairs, self.source)
+
+    def _list(self) -> str:
+        return ", ".join(self.names) or "none at all"
+
+
+def _read_csv(path: Path) -> list[tuple[Head, str]]:
+    """Rows of a label file; blank lines and lines that start with # are skipped."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadspanError(f"{path} cannot be read as a text file of labels: {error}") from error
+    numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
+    rows = [(n, _cells(line, n, path)) for n, line in numbered]
+    if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
+        seen = ",".join(rows[0][1]) if rows else "an empty file"
+        raise HeadspanError(f"{path} must begin with the line head,label but begins with {seen}")
+    pairs = []
+    for number, row in rows[1:]:
+        if len(row) != 2 or not all(row):
+            raise HeadspanError(
+                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is {','.join(row)!r}"
+            )
+        try:
+            pairs.append((Head.parse(row[0]), row[1]))
+        except HeadspanError as error:
+            raise HeadspanError(f"line {number} of {path}: {error}") from None
+    if not pairs:
+        raise HeadspanError(f"{path} has no labels after its first line: add lines like L5H5,induction")
+    return pairs
+
+
+def _cells(line: str, number: int, path: Path) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise HeadspanError(f"line {number} of {path} is not a line of a CSV file: {error}") from None

@@ -1,0 +1,314 @@
+"""Choose the edges worth looking at, build the graph of heads, and hand it to other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from xml.etree import ElementTree
+
+import numpy as np
+
+from headspan.analysis.baseline import Null, significance
+from headspan.analysis.hubs import HubScores, hubs
+from headspan.errors import HeadspanError, missing_extra
+from headspan.heads import Head, Pairing, parse_pairings
+from headspan.scores import Edge, Edges, ScoreMatrix, Scores
+from headspan.system.atomic import atomic_path
+
+if TYPE_CHECKING:
+    import networkx
+
+    from headspan.analysis.labels import Labels
+
+SCHEMA = 1
+Rule = Literal["top", "top-per-target", "significance", "threshold"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+class HeadCounts(NamedTuple):
+    """How many heads of a wiring carry a label, and how many carry none."""
+
+    in_class: int
+    out_of_class: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A head of the graph, with its labels and its hub values by pairing."""
+
+    head: Head
+    labels: tuple[str, ...] = ()
+    inlet: Mapping[str, float] = field(default_factory=dict)
+    outlet: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
+
+    metric: str
+    pairings: tuple[Pairing, ...]
+    rule: str
+    edges: Edges
+    nodes: tuple[Node, ...]
+    label_names: tuple[str, ...]
+    scores: Scores = field(repr=False)
+
+    def node(self, head: Head | str) -> Node:
+        """The node of one head."""
+        wanted = Head.parse(head)
+        for node in self.nodes:
+            if node.head == wanted:
+                return node
+        raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
+
+    def between(self, pairing: str | Pairing) -> Edges:
+        """The edges of one pairing, best first."""
+        wanted = Pairing.parse(pairing)
+        return Edges(edge for edge in self.edges if edge.pairing == wanted)
+
+    def head_counts(self, labels: Labels | None = None) -> HeadCounts:
+        """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
+        labelled = sum(bool(node.labels if labels is None else labels.of(node.head)) for node in self.nodes)
+        return HeadCounts(labelled, len(self.nodes) - labelled)
+
+    def strengths(self) -> list[float]:
+        """Every edge's score divided by the largest score of its pairing in this wiring: its opacity."""
+        largest: dict[Pairing, float] = {}
+        for edge in self.edges:
+            largest[edge.pairing] = max(edge.score, largest.get(edge.pairing, 0.0))
+        return [edge.score / largest[edge.pairing] if largest[edge.pairing] > 0 else 0.0 for edge in self.edges]
+
+    # ---------------------------------------------------------------- exports
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``."""
+        try:
+            import networkx
+        except ImportError:
+            raise missing_extra("networkx", "graph", "a graph") from None
+        graph = networkx.MultiDiGraph()
+        graph.graph.update(self._about())
+        for node in self.nodes:
+            graph.add_node(str(node.head), **_node_fields(node))
+        for edge in self.edges:
+            graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **_edge_fields(edge))
+        return graph
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Nodes and edges as JSON with a schema version."""
+        nodes = [
+            {
+                "head": str(node.head),
+                "layer": node.head.layer,
+                "labels": list(node.labels),
+                "inlet": dict(node.inlet),
+                "outlet": dict(node.outlet),
+            }
+            for node in self.nodes
+        ]
+        edges = [{"source": str(e.source), "target": str(e.target), **_edge_fields(e)} for e in self.edges]
+        content = {"schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
+        _write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """One row per edge, with the labels of both heads (several are joined by ``;``)."""
+        labels = {node.head: ";".join(node.labels) for node in self.nodes}
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["metric", "pairing", "rank", "source", "target", "score", "source_labels", "target_labels"])
+        for edge in self.edges:
+            ends = (edge.source, edge.target)
+            writer.writerow([*edge[:3], *ends, repr(edge.score), *(labels[head] for head in ends)])
+        _write(path, text.getvalue())
+
+    def to_graphml(self, path: str | os.PathLike[str]) -> None:
+        """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
+        root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
+        graph = ElementTree.Element("graph", id="wiring", edgedefault="directed")
+        keys: dict[tuple[str, str], str] = {}
+        _graphml_data(root, keys, "graph", graph, self._about())
+        for node in self.nodes:
+            element = ElementTree.SubElement(graph, "node", id=str(node.head))
+            _graphml_data(root, keys, "node", element, _node_fields(node))
+        for edge in self.edges:
+            ends = {"source": str(edge.source), "target": str(edge.target)}
+            element = ElementTree.SubElement(
+                graph, "edge", id=f"{edge.pairing}-{edge.source}-{edge.target}", attrib=ends
+            )
+            _graphml_data(root, keys, "edge", element, _edge_fields(edge))
+        root.append(graph)
+        ElementTree.indent(root, " ")
+        _write(path, '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n")
+
+    def _about(self) -> dict[str, str]:
+        return {
+            "metric": self.metric,
+            "pairings": ",".join(map(str, self.pairings)),
+            "rule": self.rule,
+            "model": str(self.scores.provenance.get("reference", "")),
+            "folding": str(self.scores.provenance.get("folding", "none")),
+        }
+
+    def _repr_svg_(self) -> str:
+        from headspan.figures import wiring_svg
+
+        return wiring_svg(self)
+
+
+def wiring(
+    scores: Scores,
+    pairings: str | Iterable[str | Pairing] = "flow",
+    metric: str = "pk",
+    k: int = 20,
+    rule: Rule = "top",
+    q: float = 0.01,
+    null: Null = "random",
+    minimum: float | None = None,
+    labels: Labels | None = None,
+) -> Wiring:
+    """The graph of the strongest forward pairs.
+
+    Parameters
+    ----------
+    pairings
+        ``"flow"`` (OQ, OK, OV), ``"all"``, or a list; every pairing chooses its own edges.
+    k
+        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
+    rule
+        ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` under ``null`` (random
+        subspaces, for ``pk``, or the reversed pairs; see :mod:`headspan.analysis.baseline`); ``threshold``: the score
+        is at least ``minimum``.
+    minimum
+        With any rule, leave out pairs that score less than this.
+    labels
+        Head classes to attach to the nodes.
+    """
+    chosen = parse_pairings(pairings)
+    _check(rule, k, q, minimum)
+    edges = Edges()
+    for pairing in chosen:
+        matrix = scores[metric, pairing].forward()
+        allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
+        if rule == "significance":
+            allowed &= significance(scores, pairing, null=null, metric=metric).q <= q
+        edges += _choose(matrix, allowed, k, rule)
+    names = tuple(labels.names) if labels is not None else ()
+    nodes = _nodes(edges, scores, metric, chosen, labels)
+    return Wiring(metric, chosen, _describe(rule, k, q, null, minimum), edges, nodes, names, scores)
+
+
+def _check(rule: str, k: int, q: float, minimum: float | None) -> None:
+    if rule not in RULES:
+        raise HeadspanError(f"unknown edge rule {rule!r}: choose one of {', '.join(RULES)}")
+    if k < 0:
+        raise HeadspanError(f"cannot choose {k} edges: give a number of 0 or more")
+    if rule == "significance" and not 0 < q <= 1:
+        raise HeadspanError(f"a q-value lies between 0 and 1, not {q}: give for example 0.01")
+    if rule == "threshold" and minimum is None:
+        raise HeadspanError("the rule threshold needs the smallest score to show: give minimum, for example 20")
+
+
+def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
+    """The edges of one pairing, best first; a rank always counts all pairs of the pairing."""
+    rows, columns, values = matrix.pairs()
+    order = np.argsort(-values, kind="stable")
+    rows, columns, values = rows[order], columns[order], values[order]
+    keep = allowed[rows, columns]
+    if rule == "top":
+        keep &= np.arange(len(values)) < k
+    elif rule == "top-per-target":
+        keep &= occurrence(columns) < k
+    for i in np.flatnonzero(keep):
+        source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
+        yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
+
+
+def occurrence(items: np.ndarray) -> np.ndarray:
+    """How often each item has been seen before it.
+
+    >>> occurrence(np.array([4, 2, 4, 4, 2])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order = np.argsort(items, kind="stable")
+    first = np.searchsorted(items[order], items[order], side="left")
+    seen = np.empty(len(items), dtype=np.int64)
+    seen[order] = np.arange(len(items)) - first
+    return seen
+
+
+def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> str:
+    text = {
+        "top": f"top {k} per pairing",
+        "top-per-target": f"top {k} per target",
+        "significance": f"q ≤ {q:g} ({null} null)",
+        "threshold": "",
+    }[rule]
+    return ", ".join(part for part in (text, "" if minimum is None else f"score ≥ {minimum:g}") if part)
+
+
+def _nodes(
+    edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
+) -> tuple[Node, ...]:
+    """Every head that is an end of an edge, in layer order, query heads before shared ones."""
+    heads = {edge.source for edge in edges} | {edge.target for edge in edges}
+    found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if edges else {}
+    inlets = {pairing: _by_head(hub.inlet) for pairing, hub in found.items()}
+    outlets = {pairing: _by_head(hub.outlet) for pairing, hub in found.items()}
+    return tuple(
+        Node(
+            head,
+            labels.of(head) if labels is not None else (),
+            {pairing: values[head] for pairing, values in inlets.items() if head in values},
+            {pairing: values[head] for pairing, values in outlets.items() if head in values},
+        )
+        for head in sorted(heads, key=lambda head: (head.layer, head.kv, head.index))
+    )
+
+
+def _by_head(hub: HubScores) -> dict[Head, float]:
+    return {head: float(value) for head, value in zip(hub.heads, hub.values, strict=True) if not np.isnan(value)}
+
+
+def _node_fields(node: Node) -> dict[str, str | int | float]:
+    fields: dict[str, str | int | float] = {"layer": node.head.layer, "labels": ";".join(node.labels)}
+    fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
+    return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
+
+
+def _edge_fields(edge: Edge) -> dict[str, str | int | float]:
+    return {"metric": edge.metric, "pairing": str(edge.pairing), "rank": edge.rank, "score": edge.score}
+
+
+def _graphml_data(
+    root: ElementTree.Element,
+    keys: dict[tuple[str, str], str],
+    kind: str,
+    element: ElementTree.Element,
+    fields: Mapping[str, Any],
+) -> None:
+    """Attach fields to an element, declaring each one at the head of the document when it first comes."""
+    types = {int: "long", float: "double", str: "string"}
+    for name, value in fields.items():
+        if (kind, name) not in keys:
+            keys[kind, name] = f"{kind}-{name}"
+            declaration = {"id": f"{kind}-{name}", "for": kind, "attr.name": name, "attr.type": types[type(value)]}
+            ElementTree.SubElement(root, "key", declaration)
+        ElementTree.SubElement(element, "data", key=keys[kind, name]).text = _xml_text(str(value))
+
+
+def _xml_text(text: str) -> str:
+    """XML has no way to write control characters and lone surrogates: replace them."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text

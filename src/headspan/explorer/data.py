@@ -1,0 +1,325 @@
+"""Collect everything a report shows into one JSON-able payload with a schema version."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from importlib import resources
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+import headspan
+from headspan.analysis.baseline import PairingSummary, significance, summarise
+from headspan.analysis.evaluation import Estimate, classification, detection, metric_agreement
+from headspan.analysis.hubs import hubs
+from headspan.analysis.labels import Labels
+from headspan.errors import HeadspanError
+from headspan.explorer.details import check_same_model, pair_details, tokens_by_role
+from headspan.explorer.encode import Limits, encode_edges, encode_matrices, pack
+from headspan.explorer.findings import find, metric_order
+from headspan.figures.style import METRIC_SHORT, SEQUENTIAL, label_colours
+from headspan.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
+from headspan.models.weights import AttentionWeights
+from headspan.scores import Scores
+from headspan.scoring.metrics import METRIC_TITLES
+
+SCHEMA = 1
+DEFAULT_K = 20
+_BINS = 255
+
+Progress = Callable[[str, int, int], None]
+HeadScores = Mapping[str, Mapping[str, "float | None"]]
+
+CITATION = {
+    "text": (
+        "The Projection Kernel between head subspaces is the work of Hiroaki Yamagiwa, Yusuke Takase and "
+        "Hidetoshi Shimodaira. Please cite their paper, and name headspan and its version for the numbers."
+    ),
+    "bibtex": (
+        "@misc{yamagiwa-projection-kernel,\n"
+        "  title = {Measuring Affinity between Attention-Head Weight Subspaces via the Projection Kernel},\n"
+        "  author = {Yamagiwa, Hiroaki and Takase, Yusuke and Shimodaira, Hidetoshi},\n"
+        "  note = {Preprint}\n}"
+    ),
+}
+
+
+def collect(
+    scores: Scores,
+    weights: AttentionWeights | None = None,
+    *,
+    labels: Labels | None = None,
+    behaviour: HeadScores | None = None,
+    tokens: int = 10,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """The payload of a report; parts that the result or the weights do not allow are left out, with a reason."""
+    if not scores.arrays:
+        raise HeadspanError("this result holds no scores: score the model with at least one similarity and pairing")
+    if weights is not None:
+        check_same_model(scores, weights)
+    if labels is not None:
+        labels = labels.for_model(scores.head_table)
+    limits, matrices = Limits.of(scores), encode_matrices(scores)
+    summaries = _summaries(scores)
+    evaluated = _evaluation(scores, labels)
+    missing: dict[str, str] = {}
+    payload: dict[str, Any] = {
+        "schema": SCHEMA,
+        "generator": {"name": "headspan", "version": headspan.__version__},
+        "model": _model(scores, weights),
+        "heads": {"query": list(map(str, scores.head_table.query)), "kv": list(map(str, scores.head_table.kv))},
+        "ranks": {str(role): scores.ranks(role).tolist() for role in ROLES},
+        "metrics": [_metric(scores, metric) for metric in metric_order(scores)],
+        "pairings": [str(pairing) for pairing in _ordered(scores)],
+        "compared": sum(int(np.count_nonzero(~np.isnan(values))) for values in scores.arrays.values()),
+        "default_k": min(DEFAULT_K, limits.overall),
+        "limits": {"overall": limits.overall, "per_head": limits.per_head},
+        "edges": {f"{m}/{p}": encode_edges(scores[m, p], limits, _statistics(scores, m, p)) for m, p in scores.arrays},
+        "matrices": matrices,
+        "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
+        "agreement": _agreement(scores, matrices),
+        "labels": _labels(labels),
+        "behaviour": _behaviour(scores, behaviour),
+        "evaluation": evaluated,
+        "findings": [finding._asdict() for finding in find(scores, summaries, evaluated)],
+        "notes": [str(note) for note in weights.notes] if weights is not None else [],
+        "provenance": _provenance(scores),
+        "citation": CITATION,
+        "palette": {"sequential": _colour_stops()},
+        "missing": missing,
+    }
+    payload["nulls"] = [n for n in ("reversed", "random") if any(f"q_{n}" in e for e in payload["edges"].values())]
+    payload["hubs"] = _hubs(scores)
+    payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
+    missing["evaluation"] = "No labels were given. Add --labels with a CSV of head,label, or one of the shipped lists."
+    missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
+    payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)
+    return payload
+
+
+def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
+    table, about = scores.head_table, scores.provenance
+    layers = sorted({head.layer for head in table.query})
+    reference = str(about.get("reference") or "arrays")
+    return {
+        "reference": reference,
+        "name": _short_name(reference),
+        "architecture": str(about.get("architecture") or (weights.architecture if weights is not None else "")),
+        "folding": str(about.get("folding", "none")),
+        "d_model": scores.d_model,
+        "layers": layers,
+        "n_heads": max(head.index for head in table.query) + 1,
+        "n_kv_heads": max(head.index for head in table.kv) + 1,
+        "shared": any(head.kv for head in table.kv),
+    }
+
+
+def _short_name(reference: str) -> str:
+    """A path's last part; a hub id as it is.
+
+    >>> _short_name("/models/gpt2/"), _short_name("openai-community/gpt2")
+    ('gpt2', 'openai-community/gpt2')
+    """
+    parts = [part for part in reference.replace("\\", "/").split("/") if part]
+    is_path = reference.startswith((".", "/", "~")) or len(parts) > 2 or "\\" in reference
+    return parts[-1] if is_path and parts else reference
+
+
+def _metric(scores: Scores, metric: str) -> dict[str, Any]:
+    largest = max(float(scores.ranks(role).max(initial=1)) for role in ROLES) if metric == "pk" else 1.0
+    return {
+        "key": metric,
+        "title": METRIC_TITLES.get(metric, metric),
+        "short": METRIC_SHORT.get(metric, metric),
+        "max": largest,
+    }
+
+
+def _ordered(scores: Scores) -> list[Pairing]:
+    """Pairings by source role, then target role, as the grid of heat maps shows them."""
+    return sorted(scores.pairings, key=lambda p: (ROLES.index(p.source), ROLES.index(p.target)))
+
+
+# ------------------------------------------------------------------ statistics
+
+
+def _statistics(scores: Scores, metric: str, pairing: Pairing) -> dict[str, np.ndarray]:
+    """z and q of every pair, under the nulls that exist for this similarity and pairing."""
+    found: dict[str, np.ndarray] = {}
+    if metric == "pk":
+        random = significance(scores, pairing)
+        found |= {"z": random.z, "q_random": random.q}
+    if _has_reverse(scores, metric, pairing):
+        found["q_reversed"] = significance(scores, pairing, null="reversed", metric=metric).q
+    return found
+
+
+def _has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
+    back = Pairing(pairing.target, pairing.source)
+    if pairing not in FLOW_PAIRINGS or (metric, back) not in scores:
+        return False
+    return len(scores[metric, back].forward().pairs()[2]) > 1
+
+
+def _summaries(scores: Scores) -> list[PairingSummary]:
+    try:
+        found = {line.pairing: line for line in summarise(scores)}
+    except HeadspanError:  # no pk scores, one layer only, or subspaces that fill the space
+        return []
+    return [found[pairing] for pairing in _ordered(scores) if pairing in found]
+
+
+def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
+    """Histogram over the bins of the KL divergence, without the empty ones at both ends."""
+    values = scores["pk", summary.pairing].forward().pairs()[2]
+    high = float(np.minimum(scores.ranks(summary.pairing.source).max(), scores.ranks(summary.pairing.target).max()))
+    counts = np.histogram(np.clip(values, 0, high), np.linspace(0, high, _BINS + 1))[0]
+    used = np.flatnonzero(counts)
+    line = {key: _finite(value) for key, value in summary._asdict().items() if key != "pairing"}
+    return line | {
+        "high": high,
+        "bins": _BINS,
+        "first": int(used[0]),
+        "counts": counts[used[0] : used[-1] + 1].tolist(),
+    }
+
+
+def _agreement(scores: Scores, matrices: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:
+    """Spearman's correlations of every two similarities, for the pairings that the scatter plot can show."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for pairing in scores.pairings:
+        drawn = [
+            m for m in metric_order(scores) if matrices.get(f"{m}/{pairing}", {}).get("pairs", "layers") != "layers"
+        ]
+        for first, second in combinations(drawn, 2):
+            sizes = {len(scores[m, pairing].forward().pairs()[2]) for m in (first, second)}
+            if len(sizes) == 1 and sizes.pop() > 2:
+                both = metric_agreement(scores, pairing, first, second)
+                found.setdefault(str(pairing), {})[f"{first},{second}"] = [_finite(value) for value in both]
+    return found
+
+
+def _hubs(scores: Scores) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for metric, pairing in scores.arrays:
+        if pairing in FLOW_PAIRINGS and len(scores[metric, pairing].forward().pairs()[2]):
+            hub = hubs(scores, pairing, metric)
+            kinds = ("outlet", "inlet", "outlet_corrected", "inlet_corrected")
+            found[f"{metric}/{pairing}"] = {kind: pack(getattr(hub, kind).values, "f4") for kind in kinds}
+    return found
+
+
+# ------------------------------------------------------- labels and head scores
+
+
+def _labels(labels: Labels | None) -> dict[str, Any] | None:
+    if labels is None:
+        return None
+    return {
+        "source": labels.source,
+        "count": len(labels),
+        "colours": label_colours(labels.names),
+        "heads": {str(head): list(names) for head, names in labels.classes.items()},
+    }
+
+
+def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
+    """Head scores given, kept with the result or shipped with the demo model; only numbers of heads of this model."""
+    kept = given or scores.annotations.get("behaviour") or _shipped_behaviour(scores)
+    if not isinstance(kept, Mapping):
+        return None
+    known = {str(head) for head in scores.head_table.query}
+    found: dict[str, dict[str, float]] = {}
+    for kind, by_head in kept.items():
+        if isinstance(by_head, Mapping):
+            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
+            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
+            if values:
+                found[str(kind)] = values
+    return found or None
+
+
+def _shipped_behaviour(scores: Scores) -> Any:
+    file = resources.files("headspan") / "data" / "demo" / "behaviour.json"
+    if scores.provenance.get("reference") != "demo" or not file.is_file():
+        return None
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
+    if labels is None:
+        return None
+    found: dict[str, Any] = {"detection": [], "pr_auc": [], "roc_auc": [], "note": None}
+    query = scores.head_table.query
+    found["base_rate"] = sum(head in labels for head in query) / len(query)
+    same_type = [p for p in SAME_TYPE_PAIRINGS if p in scores.pairings]
+    for metric in metric_order(scores):
+        title = METRIC_TITLES.get(metric, metric)
+        flow = [p for p in FLOW_PAIRINGS if (metric, p) in scores]
+        try:
+            if flow:
+                found["detection"].append(
+                    {"metric": title, **_values(detection(scores, labels, metric, pairings=flow))}
+                )
+            if same_type:
+                classes = classification(scores, labels, metric, pairings=same_type).by_class
+                for kind in ("pr_auc", "roc_auc"):
+                    found[kind].append({"metric": title, **_values(classes[kind])})
+        except HeadspanError as error:
+            found["note"] = str(error)
+    return found
+
+
+def _values(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    return {name: _finite(estimate.value) for name, estimate in estimates.items()}
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _provenance(scores: Scores) -> list[tuple[str, str]]:
+    """What the result says about itself, as text."""
+    rows = [("report", f"headspan {headspan.__version__}, page schema {SCHEMA}")]
+    for key, value in scores.provenance.items():
+        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        rows.append((str(key).replace("_", " "), text or "none"))
+    return rows
+
+
+def _from_weights(
+    scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Progress, missing: dict[str, str]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Tokens and pair details; a model without an unembedding has no tokens, and the page says so."""
+    if weights is None:
+        missing["tokens"] = "A result alone holds no tokens: make the report from the model to have them."
+        missing["angles"] = (
+            "A result alone holds no angles: make the report from the model to have them. For one pair run"
+        )
+        return None, None
+    by_role = None
+    if tokens < 1:
+        missing["tokens"] = "This report was made without tokens."
+    else:
+        try:
+            by_role = tokens_by_role(weights, tokens, lambda done, total: progress("tokens", done, total))
+        except HeadspanError as error:
+            missing["tokens"] = f"No tokens: {error}."
+    details = pair_details(scores, weights, by_role is not None, lambda done, total: progress("pairs", done, total))
+    return by_role, details
+
+
+def _colour_stops(count: int = 17) -> list[str]:
+    """The colour map of the figures, at even steps."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps[SEQUENTIAL](i / (count - 1))) for i in range(count)]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return None if value is None or not math.isfinite(value) else value

@@ -1,0 +1,166 @@
+"""Numbers as the page reads them: base64 arrays, quantised where a model is too large for exact ones."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headspan.analysis.wiring import occurrence
+from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
+from headspan.scores import ScoreMatrix, Scores
+
+# How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
+EXACT_VALUES = 60_000
+FINE_VALUES = 600_000
+COARSE_VALUES = 3_300_000
+_INDEX = np.int16  # numpy sorts 16-bit integers many times faster than wider ones; no model has 32,768 heads
+
+
+def pack(values: np.ndarray, dtype: str) -> str:
+    """Little-endian base64 of an array.
+
+    >>> pack(np.array([1, 2]), "u2")
+    'AQACAA=='
+    """
+    return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
+
+
+def whole(count: int) -> str:
+    """The smallest unsigned type for numbers below ``count``; the page chooses its reader by the same rule.
+
+    >>> whole(144), whole(9504), whole(70_000)
+    ('u1', 'u2', 'u4')
+    """
+    return next(f"u{size}" for size in (1, 2, 4) if count <= 256**size)
+
+
+def mask_kind(matrix: ScoreMatrix) -> str | None:
+    """The name of the pair set that a matrix holds, when it is one that the page can enumerate by itself."""
+    present = ~np.isnan(matrix.values)
+    if np.array_equal(present, forward_mask(matrix.sources, matrix.targets)):
+        return "forward"
+    if matrix.pairing.same_type and np.array_equal(present, same_type_mask(matrix.sources)):
+        return "same-type"
+    return None
+
+
+def quantise(values: np.ndarray, encoding: str) -> dict[str, Any]:
+    """Values (no NaN) as ``f4`` exactly, or as ``u2``/``u1`` steps between the smallest and the largest one.
+
+    >>> quantise(np.array([0.0, 1.0]), "u1")
+    {'encoding': 'u1', 'low': 0.0, 'high': 1.0, 'data': 'AP8='}
+    """
+    if encoding == "f4" or not len(values):
+        return {"encoding": "f4", "low": 0.0, "high": 0.0, "data": pack(values, "f4")}
+    low, high = float(values.min()), float(values.max())
+    steps = {"u2": 65535, "u1": 255}[encoding]
+    scaled = (values.astype(np.float64) - low) * (steps / (high - low) if high > low else 0.0)
+    return {"encoding": encoding, "low": low, "high": high, "data": pack(np.rint(scaled), encoding)}
+
+
+def encode_matrices(scores: Scores) -> dict[str, dict[str, Any]]:
+    """Heat-map data by ``metric/pairing``: exact for small models, quantised for larger ones.
+
+    Of a very large model only the most useful pairings are kept pair by pair (OQ, OK and OV come first);
+    the others keep the largest score between every two layers.
+    """
+    keys = sorted(scores.arrays, key=lambda key: key[1] not in FLOW_PAIRINGS)
+    sizes = {key: int(np.count_nonzero(~np.isnan(scores.arrays[key]))) for key in keys}
+    total = sum(sizes.values())
+    encoding = "f4" if total <= EXACT_VALUES else "u2" if total <= FINE_VALUES else "u1"
+    budget = COARSE_VALUES
+    encoded: dict[str, dict[str, Any]] = {}
+    for key in keys:
+        matrix = scores[key]
+        if encoding == "u1" and sizes[key] > budget:
+            encoded[f"{key[0]}/{key[1]}"] = _layer_map(matrix)
+            continue
+        budget -= sizes[key]
+        encoded[f"{key[0]}/{key[1]}"] = _one_matrix(matrix, encoding)
+    return encoded
+
+
+def _one_matrix(matrix: ScoreMatrix, encoding: str) -> dict[str, Any]:
+    kind = mask_kind(matrix)
+    present = ~np.isnan(matrix.values)
+    content = {"pairs": kind or "bits", **quantise(matrix.values[present], encoding)}
+    if kind is None:
+        content["bits"] = base64.b64encode(np.packbits(present, bitorder="little").tobytes()).decode("ascii")
+    return content
+
+
+def _layer_map(matrix: ScoreMatrix) -> dict[str, Any]:
+    """The largest score between every two layers, for a matrix too large to keep."""
+    layers = sorted({head.layer for head in (*matrix.sources, *matrix.targets)})
+    place = {layer: i for i, layer in enumerate(layers)}
+    best = np.full((len(layers), len(layers)), -np.inf, dtype=np.float32)
+    rows = np.array([place[head.layer] for head in matrix.sources])
+    columns = np.array([place[head.layer] for head in matrix.targets])
+    values = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
+    np.maximum.at(best, (rows[:, None], columns[None, :]), values)
+    return {"pairs": "layers", "encoding": "f4", "data": pack(np.where(np.isinf(best), np.nan, best), "f4")}
+
+
+# ---------------------------------------------------------------------- edges
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many edges the page keeps per metric and pairing, and per head of it."""
+
+    overall: int
+    per_head: int
+
+    @classmethod
+    def of(cls, scores: Scores) -> Limits:
+        heads = len(scores.head_table.query)
+        return cls(overall=400, per_head=10 if heads <= 64 else 5 if heads <= 400 else 3)
+
+
+def kept_pairs(matrix: ScoreMatrix, limits: Limits) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and ranks of the pairs worth keeping, best first.
+
+    They are the best ``overall`` forward pairs, and every head's best ``per_head`` as source and as target:
+    with them the page can apply each edge rule, and name each head's best partners.
+    """
+    rows, columns, values = matrix.pairs()
+    order = np.argsort(-values, kind="stable")  # the order of ScoreMatrix.top
+    rows, columns = rows[order], columns[order]
+    forward = forward_mask(matrix.sources, matrix.targets)[rows, columns]
+    keep = np.zeros(len(rows), dtype=bool)
+    keep[np.flatnonzero(forward)[: limits.overall]] = True
+    for ends in (rows.astype(_INDEX), columns.astype(_INDEX)):
+        keep |= occurrence(ends) < limits.per_head
+        keep |= forward & (occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
+    kept = np.flatnonzero(keep)
+    return rows[kept], columns[kept], kept + 1
+
+
+def encode_edges(
+    matrix: ScoreMatrix, limits: Limits, statistics: dict[str, np.ndarray] | None = None
+) -> dict[str, Any]:
+    """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q) to carry along."""
+    rows, columns, ranks = kept_pairs(matrix, limits)
+    forward = forward_mask(matrix.sources, matrix.targets)
+    count = int(np.count_nonzero(~np.isnan(matrix.values)))
+    content: dict[str, Any] = {
+        "count": count,
+        "forward": int(np.count_nonzero(~np.isnan(matrix.values) & forward)),
+        "source": pack(rows, whole(len(matrix.sources))),
+        "target": pack(columns, whole(len(matrix.targets))),
+        "rank": pack(ranks, whole(count + 1)),
+        "score": pack(matrix.values[rows, columns], "f4"),
+    }
+    for name, values in (statistics or {}).items():
+        content[name] = pack(values[rows, columns], "f4")
+    return content
+
+
+def best_pairs(matrix: ScoreMatrix, count: int) -> list[tuple[int, int]]:
+    """(row, column) of the best forward pairs."""
+    rows, columns, values = matrix.forward().pairs()
+    order = np.argsort(-values, kind="stable")[:count]
+    return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))

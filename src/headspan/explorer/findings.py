@@ -1,0 +1,172 @@
+"""The five findings that open a report, in words and numbers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headspan.analysis.baseline import PairingSummary
+from headspan.analysis.evaluation import metric_agreement
+from headspan.analysis.hubs import HubHead, HubScores, hubs
+from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
+from headspan.scores import Scores
+from headspan.scoring.metrics import METRICS
+
+_READS = {"Q": "queries", "K": "keys", "V": "values"}
+WANTED = 5
+
+
+class Finding(NamedTuple):
+    """A title, one or two sentences, and the state of the page that shows it."""
+
+    title: str
+    text: str
+    view: dict[str, str]
+
+
+def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, Any] | None) -> list[Finding]:
+    """At most five findings; what a result does not hold is left out."""
+    flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
+    found = [
+        *strongest_pair(scores, flow),
+        *largest_hub(scores, flow),
+        *labelled_heads(evaluation),
+        *above_reversed(summaries),
+        *against_chance(summaries),
+        *agreement(scores, flow),
+        *compared(scores),
+    ]
+    return found[:WANTED]
+
+
+def metric_order(scores: Scores) -> list[str]:
+    """The similarities of a result, Projection Kernel first, unknown ones last."""
+    return sorted(scores.metrics, key=lambda metric: METRICS.index(metric) if metric in METRICS else len(METRICS))
+
+
+def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
+    metric = metric_order(scores)[0]
+    best = [edge for pairing in flow for edge in scores[metric, pairing].forward().top(1)]
+    if not best:
+        return []
+    edge = max(best, key=lambda edge: edge.score)
+    view = {"at": "wiring", "metric": metric, "pair": f"{edge.source}.O-{edge.target}.{edge.pairing.target}"}
+    title = f"{edge.source} writes what the {_READS[edge.pairing.target]} of {edge.target} read"
+    if metric != "pk":
+        return [Finding(title, f"With {metric} {edge.score:.3f} it is the strongest pair of OQ, OK and OV.", view)]
+    rank = scores.ranks("O")[scores.heads("O").index(edge.source)]
+    other = scores.ranks(edge.pairing.target)[scores.heads(edge.pairing.target).index(edge.target)]
+    chance = float(rank) * float(other) / scores.d_model
+    times = f", {edge.score / chance:.1f} times the {chance:.2f} of two random subspaces" if chance > 0 else ""
+    text = f"Their subspaces overlap by {edge.score:.2f} of {min(rank, other)} dimensions{times}."
+    return [Finding(title, text, view)]
+
+
+def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
+    """The hub farthest from what choosing by lot would give: a plain sum would favour layers with many choosers."""
+    metric = metric_order(scores)[0]
+    best: tuple[float, HubHead, HubScores] | None = None
+    for pairing in flow:
+        if not len(scores[metric, pairing].forward().pairs()[2]):
+            continue
+        both = hubs(scores, pairing, metric)
+        for corrected, plain in ((both.outlet_corrected, both.outlet), (both.inlet_corrected, both.inlet)):
+            for top in corrected.top(1):
+                if best is None or top.score > best[0]:
+                    best = (top.score, top, plain)
+    if best is None or best[0] <= 0:
+        return []
+    z, top, plain = best
+    what = "source" if plain.kind == "outlet" else "target"
+    title = f"{top.head} is a preferred {what} in {plain.pairing}"
+    text = (
+        f"Its {plain.kind} adds up to {plain.of(top.head):.1f} (rank {plain.rank_of(top.head)}), {z:.1f} standard "
+        "deviations above choosing by lot: more than any other head here."
+    )
+    view = {"at": "hubs", "hubs": str(plain.pairing), "head": str(top.head)}
+    return [Finding(title, text, view)]
+
+
+def labelled_heads(evaluation: dict[str, Any] | None) -> list[Finding]:
+    if not evaluation or not evaluation["detection"]:
+        return []
+    best = max(evaluation["detection"], key=lambda row: row["average"] if row["average"] is not None else -1.0)
+    area, base = best["average"], evaluation["base_rate"]
+    if area is None:
+        return []
+    title = "The strongest pairs lead to labelled heads" if area > base else "Labelled heads are not found"
+    text = (
+        f"Going down the list of pairs by {best['metric']} finds the labelled heads with a mean PR-AUC of {area:.3f}; "
+        f"heads in random order would give about {base:.3f}."
+    )
+    return [Finding(title, text, {"at": "evaluation"})]
+
+
+def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
+    rows = [s for s in summaries if s.pairing in FLOW_PAIRINGS and s.reversed_significant is not None]
+    if not rows:
+        return []
+    total = sum(s.reversed_significant or 0 for s in rows)
+    pairs = sum(s.pairs for s in rows)
+    if not total:
+        text = f"At q ≤ 0.05 none of {pairs:,} forward pairs exceeds the pairs in the impossible direction."
+        return [Finding("No single connection stands out from reversed pairs", text, {"at": "wiring"})]
+    parts = ", ".join(f"{s.reversed_significant:,} in {s.pairing}" for s in rows)
+    text = (
+        f"Of {pairs:,} forward pairs these exceed the pairs in the impossible direction at q ≤ 0.05: {parts}. "
+        "Only they stand above what all heads have in common."
+    )
+    view = {"at": "wiring", "rule": "significance", "q": "0.05", "null": "reversed", "metric": "pk"}
+    return [Finding(f"{total:,} connections stand out", text, view)]
+
+
+ENOUGH_PAIRS = 1000  # for a histogram of 255 bins to mean something
+
+
+def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
+    rows = [s for s in summaries if np.isfinite(s.kl)]
+    if len(rows) < 2:
+        return []
+    if min(s.pairs for s in rows) >= ENOUGH_PAIRS:
+        most, least = max(rows, key=lambda s: s.kl), min(rows, key=lambda s: s.kl)
+        amounts = (f"KL {most.kl:.2f}, mean {most.mean:.2f}", f"KL {least.kl:.2f}, mean {least.mean:.2f}")
+    else:  # KL counts only bins that hold a pair: a few pairs far from chance can have a KL of 0
+        most, least = (choose(rows, key=lambda s: abs(s.mean - s.random_mean)) for choose in (max, min))
+        amounts = (f"mean {most.mean:.2f}", f"mean {least.mean:.2f}")
+    text = (
+        f"{amounts[0][0].upper()}{amounts[0][1:]} where random subspaces have {most.random_mean:.2f}. "
+        f"The closest to chance is {least.pairing}: {amounts[1]}."
+    )
+    return [Finding(f"{most.pairing} is farthest from chance", text, {"at": "distributions"})]
+
+
+def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
+    """Spearman's correlation of the first two similarities, where both have the same pairs."""
+    if len(scores.metrics) < 2:
+        return []
+    first, second = metric_order(scores)[:2]
+    rows = []
+    for pairing in flow:
+        pairs = [scores[m, pairing].forward().pairs()[2] for m in (first, second) if (m, pairing) in scores]
+        if len(pairs) == 2 and len(pairs[0]) == len(pairs[1]) > 2:
+            rows.append((pairing, *metric_agreement(scores, pairing, first, second)))
+    rows = [row for row in rows if np.isfinite(row[1]) and np.isfinite(row[2])]
+    if not rows:
+        return []
+    everywhere, high = np.mean([row[1] for row in rows]), np.mean([row[2] for row in rows])
+    text = (
+        f"Spearman ρ is {everywhere:.2f} over all forward pairs and {high:.2f} over those in the top 3 % of either "
+        f"(means of {', '.join(str(row[0]) for row in rows)})."
+    )
+    verdict = (
+        "agree" if min(everywhere, high) > 0.5 else "part ways at the top" if everywhere > 0.3 else "rank differently"
+    )
+    return [Finding(f"{first.upper()} and {second.upper()} {verdict}", text, {"at": "scatter"})]
+
+
+def compared(scores: Scores) -> list[Finding]:
+    """Always true, so that no report opens with nothing."""
+    heads = " and ".join(f"{len(scores.heads(role))} {role}" for role in (ROLES[0], ROLES[1]))
+    text = f"{heads} subspaces in {scores.d_model} dimensions, {len(scores.pairings)} pairings."
+    return [Finding("What was compared", text, {"at": "wiring"})]

@@ -1,0 +1,91 @@
+"""Put payload, scripts and styles into one HTML file that needs nothing else and may load nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import headspan
+from headspan.figures.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
+
+STYLES = ("base.css", "parts.css")
+SCRIPTS = (
+    "core.js", "model.js", "table.js", "controls.js", "wiring.js", "inspector.js", "heatmap.js", "scatter.js",
+    "distribution.js", "tables.js", "main.js",
+)  # fmt: skip
+
+_DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
+# Characters that could end the data block, open a tag or break an older script parser; all legal as JSON escapes.
+_ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def render(payload: dict[str, Any]) -> str:
+    """The whole page as text."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    style, script = _palette_css() + _read(STYLES), _read(SCRIPTS)
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    template = Environment(autoescape=True, keep_trailing_newline=True).from_string(_read(("page.html",)))
+    return template.render(
+        title=payload["model"]["name"],
+        version=headspan.__version__,
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        payload=Markup(escaped_json(payload)),
+    )
+
+
+def escaped_json(value: Any) -> str:
+    """JSON that is harmless inside a script element, whatever its strings hold.
+
+    >>> escaped_json({"token": "</script>"})
+    '{"token":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character, escape in _ESCAPES.items():
+        text = text.replace(character, escape)
+    # Lone surrogates, which some vocabularies hold, cannot be written as UTF-8.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+@cache
+def _read(names: tuple[str, ...]) -> str:
+    folder = resources.files("headspan.explorer") / "static"
+    return "".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
+
+
+def _palette_css() -> str:
+    """The palette of the figures as CSS variables, adapted on a dark page, and the look of every kind of edge."""
+    colours = {f"role-{role}": colour for role, colour in ROLE_COLOURS.items()}
+    groups = {"both": "both", "first only": "first", "second only": "second", "neither": "neither"}
+    colours |= {f"group-{short}": GROUP_COLOURS[name] for name, short in groups.items()}
+    colours |= {"histogram": HISTOGRAM, "density": DENSITY}
+    light = "".join(f"--{name}:{colour};" for name, colour in colours.items())
+    quiet = ("group-neither", "histogram")  # backgrounds: on a dark page they must step back, not shine
+    dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
+    edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
+    dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_DASHES[dash]}}}\n" for role, dash in SOURCE_DASHES.items())
+    return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n{edges}{dashes}'
+
+
+def _mixed(colour: str, grey: int, share: float = 0.35) -> str:
+    """A colour mixed with white (255) or black (0).
+
+    >>> _mixed("#000000", 255, 0.5)
+    '#808080'
+    """
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (grey - part) * share):02x}" for part in parts)

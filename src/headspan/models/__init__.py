@@ -1,0 +1,1 @@
+"""Named tensors become the d×m weights of every head."""

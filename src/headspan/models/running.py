@@ -1,0 +1,205 @@
+"""Run a model and look at its attention: any reference, or a live model, with torch and transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headspan.errors import HeadspanError, missing_extra
+from headspan.heads import Head
+from headspan.sources.untrusted import reason
+
+if TYPE_CHECKING:
+    import torch
+
+    from headspan.sources.vocabulary import Vocabulary
+
+# Weights that no attention pattern depends on: a checkpoint may lack them.
+_UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
+
+
+@dataclass
+class RunningModel:
+    """A model ready to run, with what is needed to feed it and to name its heads."""
+
+    model: Any
+    reference: str
+    vocabulary: Vocabulary | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.model.config.is_encoder_decoder:
+            raise HeadspanError(
+                f"{self.reference} is an encoder-decoder model: head scores are defined for one stack of layers"
+            )
+
+    @property
+    def config(self) -> Any:
+        """The config of the text model (models with several parts nest it)."""
+        return self.model.config.get_text_config()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that are safe to feed: rows of the embedding that the tokenizer (where there is one) knows."""
+        rows = int(self.model.get_input_embeddings().weight.shape[0])
+        return rows if self.vocabulary is None else min(rows, self.vocabulary.size)
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence the model takes, where its config says so."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text: those of the tokenizer, or those the config names."""
+        if self.vocabulary is not None:
+            return self.vocabulary.special_ids
+        found: set[int] = set()
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self.config, name, None)
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        return frozenset(found)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens around it."""
+        if self.vocabulary is None:
+            raise HeadspanError(f"{self.reference} has no tokenizer, so text cannot be turned into its tokens")
+        return self.vocabulary.encode(text)
+
+    def attentions(self, ids: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Attention weights (batch, heads, queries, keys) by layer number, for token ids (batch, tokens)."""
+        import torch
+
+        try:
+            with torch.inference_mode():
+                found = self.model(input_ids=ids.to(self.model.device), output_attentions=True, return_dict=True)
+            patterns = getattr(found, "attentions", None)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise self._no_attention(reason(error)) from error
+        patterns = [p for p in patterns or () if p is not None]
+        layers = self._layers(len(patterns))
+        return dict(zip(layers, patterns, strict=True))
+
+    def _layers(self, found: int) -> list[int]:
+        """Layer numbers of the attention maps; a hybrid model returns them for its attention layers only."""
+        expected = int(self.config.num_hidden_layers)
+        if found == expected:
+            return list(range(expected))
+        kinds = getattr(self.config, "layer_types", None) or getattr(self.config, "layers_block_type", None) or ()
+        layers = [i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind]
+        if not found or len(layers) != found:
+            raise self._no_attention(f"{found} attention maps for {expected} layers")
+        return layers
+
+    def _no_attention(self, seen: str) -> HeadspanError:
+        return HeadspanError(
+            f"{self.reference} ({self.config.model_type}) does not return its attention weights ({seen}): "
+            "head scores need a model of transformers that supports output_attentions with eager attention"
+        )
+
+
+def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
+    """The query heads behind attention maps, in layer order."""
+    return [Head(layer, i) for layer, pattern in attentions.items() for i in range(pattern.shape[1])]
+
+
+@contextmanager
+def running(ref: Any, *, device: str | None = None) -> Iterator[RunningModel]:
+    """A reference or live model, ready to run; a live model gets its settings back afterwards.
+
+    Parameters
+    ----------
+    ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, a transformers model, or a `RunningModel`.
+    device : where to put a model that is loaded here, for example ``"cuda"``.
+    """
+    if isinstance(ref, RunningModel):
+        yield ref
+    elif isinstance(ref, (str, os.PathLike)):
+        yield load(ref, device=device)
+    else:
+        with _eager(ref) as model:
+            yield RunningModel(model, type(ref).__name__)
+
+
+@contextmanager
+def _eager(live: Any) -> Iterator[Any]:
+    """The body of a live transformers model in evaluation mode, with the attention that can be looked at."""
+    if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
+        raise HeadspanError(
+            f"a {type(live).__name__} cannot be run here: give a transformers model, a model directory, a .gguf "
+            "file or a hub id"
+        )
+    before, training = live.config._attn_implementation, live.training
+    live.eval()
+    live.set_attn_implementation("eager")
+    try:
+        yield live.base_model
+    finally:
+        live.set_attn_implementation(before)
+        live.train(training)
+
+
+def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningModel:
+    """Load a model for running, in float32; weights it needs and does not find are an error."""
+    try:
+        import torch
+        from transformers import AutoModel
+        from transformers.utils import logging
+    except ImportError:
+        raise missing_extra("transformers", "torch", "running a model") from None
+    from headspan.sources import open_source
+
+    with open_source(ref) as source:
+        reference, vocabulary, notes = source.reference, source.vocabulary(), list(source.notes)
+        where = _where(ref, source.files())
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what is missing is reported below, in one sentence
+    try:
+        model, info = AutoModel.from_pretrained(
+            **where, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, NotImplementedError) as error:
+        raise HeadspanError(f"{reference} cannot be run by transformers: {reason(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    _check_complete(reference, info)
+    return RunningModel(model.to(device or "cpu").eval(), reference, vocabulary, notes)
+
+
+def _where(ref: str | os.PathLike[str], files: list[Path]) -> dict[str, Any]:
+    """How transformers wants to hear of a reference."""
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": str(path)}
+    if path.suffix == ".gguf" and path.exists():
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    if path.exists():
+        raise HeadspanError(f"{path} is one file of weights, without a config: to run the model, give its directory")
+    if str(ref) == "demo":
+        if not files:
+            raise HeadspanError("the trained demo model is not in this installation: install headspan again")
+        return {"pretrained_model_name_or_path": str(files[0].parent)}
+    from headspan.sources.hub import HubReference
+
+    hub = HubReference.parse(str(ref))
+    if hub is None:
+        raise HeadspanError(f"{ref} is neither a path nor the id of a model on the hub")
+    return {"pretrained_model_name_or_path": hub.repo, "revision": hub.revision}
+
+
+def _check_complete(reference: str, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint with weights missing: transformers would fill them with random numbers."""
+    missing = [name for name in info["missing_keys"] if not any(part in name for part in _UNUSED)]
+    missing.sort(key=lambda name: (name.count("."), name))  # the embedding before the parts of layers
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise HeadspanError(
+            f"{reference} cannot be run: its checkpoint lacks {shown}; head scores need the complete model"
+        )

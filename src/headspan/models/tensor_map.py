@@ -1,0 +1,254 @@
+"""Where in one checkpoint everything is: the table entry of its family made concrete with its config and names.
+
+Only names, shapes and the config are looked at; no tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headspan.errors import HeadspanError
+from headspan.heads import ROLES, Role
+from headspan.models.architectures import BODY_PREFIXES, find_architecture
+from headspan.sources.base import TensorSource
+
+# The names that configs use for the same number, in the order they are looked up.
+_SIZES = {
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_key_value_heads"),
+    "d_head": ("head_dim", "d_head"),
+}
+_SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
+_UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
+
+
+class TensorMap:
+    """Names of the tensors of a checkpoint by what they are, and its sizes, checked against the shapes."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.source = source
+        self.names = frozenset(source.names())
+        self.architecture, self.entry, self.config = find_architecture(source.config, self.names)
+        self._headless: set[int] = set()  # layers for which the config counts 0 heads
+        self._read_sizes()
+        self.prefix = self._find_prefix()
+        self.layers = self._find_layers()
+        self._check_shapes()
+        self.unembedding, self.tied = self._find_unembedding()
+
+    # -- sizes -----------------------------------------------------------------------------------------------
+
+    def _read_sizes(self) -> None:
+        self.d_model, self.n_layers, self.n_heads = (
+            self._size("d_model"), self._size("n_layers"), self._size("n_heads")
+        )  # fmt: skip
+        rule = self.entry.kv_heads
+        self.n_kv_heads = (rule and rule(self.config, self.n_heads)) or self._size("n_kv_heads", self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise HeadspanError(
+                f"{self.source.reference} has {self.n_heads} query heads and {self.n_kv_heads} key/value heads: "
+                "the second must divide the first"
+            )
+        if self.d_model % self.n_heads == 0:
+            self.d_head = self._size("d_head", self.d_model // self.n_heads)
+        elif any(self.config.get(key) is not None for key in _SIZES["d_head"]):
+            self.d_head = self._size("d_head")
+        else:
+            raise HeadspanError(
+                f"{self.source.reference} has d_model {self.d_model} and {self.n_heads} heads: the second must divide "
+                f"the first where the config says none of {', '.join(_SIZES['d_head'])}"
+            )
+
+    def _size(self, what: str, default: int | None = None) -> int:
+        """A size from the config. Where it is listed per layer, 0 means a layer without attention."""
+        keys = _SIZES[what]
+        key = next((key for key in keys if self.config.get(key) is not None), None)
+        if key is None:
+            if default is not None:
+                return default
+            raise HeadspanError(
+                f"the config of {self.source.reference} does not say {what}: one of {', '.join(keys)} is needed"
+            )
+        value = self.config[key]
+        counts = list(value) if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
+            raise HeadspanError(
+                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: an integer is needed"
+            )
+        if isinstance(value, (list, tuple)):
+            self._headless |= {layer for layer, count in enumerate(counts) if count == 0}
+        different = sorted(set(counts) - {0})
+        if len(different) != 1:
+            raise HeadspanError(
+                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: "
+                + ("the same number for all layers is needed" if different else "a positive number is needed")
+            )
+        return different[0]
+
+    def _find_layers(self) -> tuple[int, ...]:
+        """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""
+        held = [layer for layer in self._numbered_layers() if layer < self.n_layers]
+        kinds = self.config.get("layer_types") or self.config.get("layers_block_type") or ()
+        if not isinstance(kinds, (list, tuple)):
+            raise HeadspanError(f"the config of {self.source.reference} has layer_types that are not a list")
+        other = {layer for layer, kind in enumerate(kinds) if kind not in _SOFTMAX_LAYERS} | self._headless
+        if self.entry.hybrid and not other:
+            return tuple(held)  # the config has its own way to say which layers attend
+        if self.n_layers > len(held) + len(other):
+            missing = next(layer for layer in range(self.n_layers) if layer not in held and layer not in other)
+            raise self._incomplete(self.weight(Role.Q, missing))
+        layers = tuple(layer for layer in held if layer not in other)
+        if not layers:
+            raise HeadspanError(f"{self.source.reference} has no layer with softmax attention")
+        return layers
+
+    # -- names -----------------------------------------------------------------------------------------------
+
+    def _find_prefix(self) -> str:
+        """What stands in front of the layers: the body's own name, nothing, or that of a wrapper."""
+        entry = self.entry
+        for prefix in dict.fromkeys((entry.body, *BODY_PREFIXES, *(outer + entry.body for outer in BODY_PREFIXES))):
+            self.prefix = prefix
+            if self._numbered_layers():
+                return prefix
+        packed = next((name for name in sorted(self.names) if name.endswith((".qweight", ".weight_packed"))), None)
+        if packed:
+            raise self._quantised(packed)
+        self.prefix = entry.body
+        raise HeadspanError(
+            f"{self.source.reference} says it is {self.architecture}, but for no layer N it has a tensor "
+            f"{weight_of(self.module(Role.Q, 'N'))}: are the attention weights in this checkpoint?"
+        )
+
+    def _numbered_layers(self) -> list[int]:
+        """The layers for which there is a query weight."""
+        start, _, end = weight_of(self.module(Role.Q, "\0")).partition("\0")
+        found = (name[len(start) : len(name) - len(end)] for name in self.names
+                 if name.startswith(start) and name.endswith(end))  # fmt: skip
+        return sorted(int(number) for number in found if number.isdecimal() and len(number) < 7)
+
+    def in_layer(self, layer: int | str, module: str) -> str:
+        """The full name of a module of a layer."""
+        return self._under(self.prefix + self.entry.layer.format(layer), module)
+
+    def in_body(self, module: str) -> str:
+        """The full name of a module of the body, such as the embedding."""
+        return self._under(self.prefix, module)
+
+    @staticmethod
+    def _under(start: str, module: str) -> str:
+        return "|".join(start + part if part else "" for part in module.split("|"))
+
+    def module(self, role: Role, layer: int | str) -> str:
+        """The module that holds a role's weights, alone or with others."""
+        entry = self.entry
+        name = {Role.Q: entry.q, Role.K: entry.k, Role.V: entry.v, Role.O: entry.o}[role]
+        if entry.fused and role is not Role.O:
+            name = entry.fused
+        elif entry.layout == "heads" and role.shared and self.n_kv_heads < self.n_heads:
+            name = name.replace("attn.", "attn._")  # TransformerLens' name for heads that are shared
+        return self.in_layer(layer, name)
+
+    def weight(self, role: Role, layer: int) -> str:
+        return weight_of(self.module(role, layer))
+
+    def bias(self, role: Role, layer: int) -> str | None:
+        name = bias_of(self.module(role, layer))
+        return name if name in self.names else None
+
+    def first_present(self, modules: Sequence[str]) -> str:
+        """The first of several modules whose weight is in the checkpoint."""
+        for module in modules:
+            if weight_of(module) in self.names:
+                return module
+        raise self._incomplete(weight_of(modules[-1]))
+
+    def _find_unembedding(self) -> tuple[str | None, bool | None]:
+        """The tensor of the unembedding and whether it is the embedding itself; None where there is none."""
+        tie = self.config.get("tie_word_embeddings")
+        own = self._first_of(weight_of(module) for module in self.entry.unembedding)
+        if own:
+            return own, bool(tie)  # files of tied models may hold a copy
+        embedding = weight_of(self.in_body(self.entry.embedding))
+        return (embedding, True) if tie is not False and embedding in self.names else (None, None)
+
+    def unembedding_bias(self) -> str | None:
+        """The bias of the logits, which may stand one level above the unembedding (BERT)."""
+        modules = self.entry.unembedding
+        return self._first_of(bias_of(m) for module in modules for m in (module, module.rpartition(".")[0]) if m)
+
+    def _first_of(self, names: Iterable[str]) -> str | None:
+        """The first of several names outside the body that is in the checkpoint."""
+        wrapped = (wrapper + name for name in names for wrapper in _UNEMBEDDING_WRAPPERS if name)
+        return next((name for name in wrapped if name in self.names), None)
+
+    # -- shapes ----------------------------------------------------------------------------------------------
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.names:
+            raise self._incomplete(name)
+        return self.source.shape(name)
+
+    def _incomplete(self, name: str) -> HeadspanError:
+        return HeadspanError(f"{self.source.reference} has no tensor {name}: the checkpoint is incomplete")
+
+    def _check_shapes(self) -> None:
+        """Every weight of every layer is there and has the shape that the config promises."""
+        self._check_not_packed()
+        for layer in self.layers:
+            for name, expected in {self.weight(role, layer): self._expected(role) for role in ROLES}.items():
+                seen = self.shape(name)
+                if seen != expected:
+                    raise HeadspanError(
+                        f"{name} of {self.source.reference} has shape {seen}, expected {expected} for "
+                        f"{self.architecture} with d_model {self.d_model}, {self.n_heads} heads, {self.n_kv_heads} "
+                        f"key/value heads and d_head {self.d_head}"
+                    )
+
+    def _check_not_packed(self) -> None:
+        """Formats that keep packed integers or scales beside a weight (GPTQ, AWQ, FP8, bitsandbytes) are not read."""
+        for role in ROLES:
+            start = weight_of(self.module(role, self.layers[0])).removesuffix("weight")
+            packed = next((start + end for end in _PACKED if start + end in self.names), None)
+            if packed:
+                raise self._quantised(packed)
+
+    def _quantised(self, name: str) -> HeadspanError:
+        return HeadspanError(
+            f"{self.source.reference} holds quantised weights ({name}) in a format that is not read: "
+            "give the unquantised model or a GGUF file"
+        )
+
+    def _expected(self, role: Role) -> tuple[int, ...]:
+        n, n_kv, m, d = self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+        if self.entry.layout == "heads":
+            return (n, m, d) if role is Role.O else (n_kv if role.shared else n, d, m)
+        shape = (d, n * m) if role is Role.O else (self.rows(role), d)
+        return shape[::-1] if self.entry.transposed else shape
+
+    def rows(self, role: Role) -> int:
+        """Rows of the tensor that holds the Q, K or V weights of a layer."""
+        if self.entry.fused:
+            heads = self.n_heads + 2 * self.n_kv_heads
+        elif role is Role.Q:
+            heads = self.n_heads * (2 if self.entry.gated else 1)
+        else:
+            heads = self.n_kv_heads
+        return heads * self.d_head
+
+
+def weight_of(module: str) -> str:
+    """The name of a module's weight.
+
+    >>> weight_of("lm_head"), weight_of("ln1.w|ln1.b")
+    ('lm_head.weight', 'ln1.w')
+    """
+    return module.partition("|")[0] if "|" in module else f"{module}.weight"
+
+
+def bias_of(module: str) -> str:
+    """The name of a module's bias, which need not exist."""
+    return module.partition("|")[2] if "|" in module else f"{module}.bias"

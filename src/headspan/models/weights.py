@@ -1,0 +1,218 @@
+"""`AttentionWeights`: the d×m weights of every head of a model, read one layer at a time, with its norms.
+
+The interface is the same for a checkpoint (:mod:`headspan.models.checkpoint`), for plain arrays
+(:mod:`headspan.models.arrays`) and
+for folded weights (:mod:`headspan.models.folding`); nothing to the right of it in the design knows which one it has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import ROLES, Head, HeadRole, HeadTable, Role
+from headspan.models.architectures import NormKind
+
+if TYPE_CHECKING:
+    from headspan.sources.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One normalisation: (centre for "layer",) divide by the root mean square, times gain, plus bias.
+
+    ``gain`` (d,) has the 1 already added where the family stores γ − 1.
+    """
+
+    kind: NormKind
+    gain: np.ndarray
+    bias: np.ndarray | None
+    eps: float
+
+
+class AttentionWeights(ABC):
+    """The attention weights of one model. Shapes: d = d_model, m = d_head of the role, n = heads of the role."""
+
+    d_model: int
+    n_layers: int  # as the model counts them; layers without attention included
+    n_heads: int
+    n_kv_heads: int
+    layers: tuple[int, ...]  # those with attention, by their number in the model
+    head_table: HeadTable
+    architecture: str
+    reference: str
+    norm_kind: str  # "layer", "rms" or "none"
+    norm_place: str  # "pre" where folding is exact; else "post", "output", "sandwich", "residual", "partial", "none"
+    not_foldable_reason: str | None
+    vocab_size: int | None
+    tied_embedding: bool | None  # None where there is no unembedding at all
+    value_bias_is_constant: bool  # attention rows sum to 1 and values are not clipped
+    notes: list[str]
+
+    @property
+    def foldable(self) -> bool:
+        """True where the norm in front of attention can be moved into the weights exactly."""
+        return self.not_foldable_reason is None
+
+    def heads(self, role: Role | str) -> tuple[Head, ...]:
+        """The heads of a role in layer order; a shared KV head stands once."""
+        return self.head_table.of(Role(role))
+
+    def heads_in(self, role: Role | str, layer: int) -> tuple[Head, ...]:
+        """The heads of a role in one layer."""
+        self._check_layer(layer)
+        heads = self.heads(role)
+        count = len(heads) // len(self.layers)
+        start = self.layers.index(layer) * count
+        return heads[start : start + count]
+
+    def read_head(self, head_role: HeadRole | str) -> np.ndarray:
+        """The (d, m) weight of one head, for example of ``"L4H11.O"``."""
+        head, role = HeadRole.parse(head_role) if isinstance(head_role, str) else head_role
+        self.head_table.find(head, role)
+        return self.read(role, head.layer)[head.index]
+
+    @abstractmethod
+    def d_head(self, role: Role | str) -> int:
+        """Columns of the weights of a role."""
+
+    @abstractmethod
+    def read(self, role: Role | str, layer: int) -> np.ndarray:
+        """All weights of a role in a layer, (n, d, m): W_Qᵀ, W_Kᵀ, W_Vᵀ or W_O; columns span the subspace."""
+
+    @abstractmethod
+    def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
+        """(n, m) for Q, K and V, (d,) for O, or None."""
+
+    @abstractmethod
+    def storage_dtype(self, role: Role | str, layer: int) -> str:
+        """The dtype the weight is stored in, which bounds its accuracy."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, int]:
+        """The tensors that hold the heads, with their bytes as stored."""
+
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Bytes of all tensors of the model."""
+
+    @abstractmethod
+    def norm(self, layer: int) -> Norm | None:
+        """The norm between the stream and this layer's attention."""
+
+    @abstractmethod
+    def final_norm(self) -> Norm | None:
+        """The norm in front of the unembedding."""
+
+    @abstractmethod
+    def embedding(self) -> np.ndarray:
+        """(vocabulary, d)."""
+
+    @abstractmethod
+    def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows of the unembedding, for working through a large vocabulary piece by piece."""
+
+    def unembedding(self) -> np.ndarray:
+        """(vocabulary, d): one direction of the stream per token."""
+        return self.unembedding_rows(0, self.vocab_size or 0)
+
+    @abstractmethod
+    def unembedding_bias(self) -> np.ndarray | None:
+        """(vocabulary,) or None."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the content."""
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of the model's tokenizer, where there is one."""
+        return None
+
+    @property
+    def folding(self) -> str:
+        return "none"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What these weights are and where they come from, as JSON-able values."""
+        dtypes = {self.storage_dtype(role, layer) for role in ROLES for layer in self.layers}
+        return {
+            "reference": self.reference,
+            "architecture": self.architecture,
+            "fingerprint": self.fingerprint(),
+            "folding": self.folding,
+            "storage_dtypes": sorted(dtypes),
+            "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
+        }
+
+    @property
+    def reopenable(self) -> bool:
+        """True where another process can open the same weights by their reference."""
+        return False
+
+    def check_unchanged(self) -> None:  # noqa: B027 - arrays do not change behind our back
+        """Raise when a file behind these weights was changed or deleted since it was opened."""
+
+    def close(self) -> None:  # noqa: B027 - arrays have nothing to close
+        """Let go of open files."""
+
+    def __enter__(self) -> AttentionWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_layer(self, layer: int) -> None:
+        if layer not in self.layers:
+            raise HeadspanError(
+                f"{self.reference} has no attention weights in layer {layer}: {len(self.layers)} of its layers have, "
+                f"from {self.layers[0]} to {self.layers[-1]}"
+            )
+
+
+def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: str) -> np.ndarray:
+    """The (n, d, m) weights unchanged, or an error that names the first head with NaN or infinity."""
+    # A sum is finite only if every term is, and costs no temporary of the size of the weights.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = ~np.isfinite(weights.sum(axis=(1, 2), dtype=np.float64))
+    for index in map(int, np.flatnonzero(suspicious)):
+        bad = int(np.count_nonzero(~np.isfinite(weights[index])))
+        if bad:
+            raise HeadspanError(
+                f"the weight {role} of head {heads[index]} (layer {heads[index].layer}) in {where} holds {bad} NaN or "
+                "infinite numbers, so it spans nothing meaningful"
+            )
+    return weights
+
+
+def open(ref: Any) -> AttentionWeights:
+    """Open a model's attention weights, lazily.
+
+    ``ref`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
+    ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
+    (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
+    See :class:`headspan.models.arrays.ArrayWeights`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> weights = open({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
+    >>> weights.read("O", 1).shape
+    (4, 16, 3)
+    """
+    if isinstance(ref, AttentionWeights):
+        return ref
+    from headspan.models.arrays import ArrayWeights
+
+    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
+        return ArrayWeights(ref)
+    if isinstance(ref, (list, tuple)) and len(ref) == 4:
+        return ArrayWeights(dict(zip("QKVO", ref, strict=True)))
+    from headspan.models.checkpoint import CheckpointWeights
+    from headspan.sources import open_source
+    from headspan.sources.base import TensorSource
+
+    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref))

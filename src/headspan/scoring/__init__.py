@@ -1,0 +1,1 @@
+"""Weights become scores of all pairs."""

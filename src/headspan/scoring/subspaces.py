@@ -1,0 +1,154 @@
+"""Two subspaces: orthonormal bases that report their rank, principal angles and vectors, Projection Kernel.
+
+All arithmetic is float64: these functions are for looking closely; :mod:`headspan.scoring.contraction` does all pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.system.threads import one_thread
+
+# Spacing of numbers next to 1 in the dtype that a weight was stored in: the noise every entry carries.
+# Quantised formats carry far more, but their noise fills dimensions rather than hiding them, so their scales'
+# float16 precision is what limits a rank decision.
+_STORAGE_EPS = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
+_QUANTISED_EPS = 2.0**-10
+
+# Below this condition number a basis made by Cholesky from the float64 Gram matrix is orthonormal to 1e-8.
+_SAFE_CONDITION = 1e4
+
+
+class Basis(NamedTuple):
+    """An orthonormal basis of a column span.
+
+    vectors: (d, rank), orthonormal columns, float64.
+    rank: how many directions stand above the noise of the storage dtype.
+    singular_values: of the weight, descending.
+    tolerance: singular values at or below it count as noise.
+    """
+
+    vectors: np.ndarray
+    rank: int
+    singular_values: np.ndarray
+    tolerance: float
+
+
+def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, storage_dtype: str) -> np.ndarray:
+    """Largest singular value that rounding alone can explain, for a (d, m) weight of Frobenius norm ``norm``.
+
+    Rounding moves an entry by up to ε/2 of itself, and a weight that was computed in float32 carries a few ε of
+    float32 besides. Independent errors of size δ·rms(entry) make a matrix of spectral norm δ·rms·(√d + √m).
+    """
+    d, m = shape[-2:]
+    eps = _STORAGE_EPS.get(storage_dtype, _QUANTISED_EPS)
+    rounding = (eps / 2 + 8 * min(eps, 2.0**-23)) * (np.sqrt(d) + np.sqrt(m)) / np.sqrt(d * m)
+    return np.asarray(norm) * max(rounding, 2.0**-52 * max(d, m))
+
+
+def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
+    """Orthonormal basis of the column span of a (d, m) weight, by SVD, with its numerical rank.
+
+    >>> orthonormal_basis(np.array([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0]])).rank
+    1
+    """
+    weight = np.asarray(weight, dtype=np.float64)
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise HeadspanError(f"a subspace needs a d×m matrix with d, m ≥ 1, not an array of shape {weight.shape}")
+    if not np.isfinite(weight).all():
+        raise HeadspanError("a subspace needs finite numbers, but this weight holds NaN or infinity")
+    scale = np.abs(weight).max()
+    with one_thread():
+        left, values, _ = np.linalg.svd(weight / scale if scale else weight, full_matrices=False)
+    tolerance = float(rank_tolerance(weight.shape, np.linalg.norm(values), storage_dtype))
+    rank = int(np.count_nonzero(values > tolerance))
+    return Basis(np.ascontiguousarray(left[:, :rank]), rank, values * scale, tolerance * float(scale))
+
+
+def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bases of many (d, m) weights at once, and their ranks: (n, d, m) float64 and (n,).
+
+    Columns beyond a head's rank are zero, so that ‖UᵀU'‖² needs no special case. Well-conditioned heads go
+    through one batched Cholesky factorisation, the others one by one through the SVD.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    n, _, m = weights.shape
+    good = np.zeros(n, dtype=bool)
+    with one_thread(), np.errstate(all="ignore"):
+        grams = np.matmul(weights.transpose(0, 2, 1), weights)
+        norms = np.sqrt(np.trace(grams, axis1=1, axis2=2))
+        try:
+            inverse = np.linalg.inv(np.linalg.cholesky(grams))
+        except np.linalg.LinAlgError:
+            bases = np.zeros_like(weights)  # a singular head is among them: all of this layer take the careful way
+        else:
+            smallest = 1 / np.linalg.norm(inverse, axis=(1, 2))  # at most the smallest singular value
+            noise = rank_tolerance(weights.shape, norms, storage_dtype)
+            good = (smallest > noise) & (norms < _SAFE_CONDITION * smallest)
+            bases = np.matmul(weights, inverse.transpose(0, 2, 1))
+    ranks = np.full(n, m, dtype=np.int32)
+    for i in np.flatnonzero(~good):
+        basis = orthonormal_basis(weights[i], storage_dtype)
+        ranks[i] = basis.rank
+        bases[i] = 0.0
+        bases[i, :, : basis.rank] = basis.vectors
+    return bases, ranks
+
+
+def principal_angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Principal angles between the spans of two orthonormal bases, in radians, ascending.
+
+    Angles below 45° come from their sines, the others from their cosines, so that small angles keep their
+    digits (Björck & Golub 1973, as in ``scipy.linalg.subspace_angles``).
+
+    >>> principal_angles(np.eye(3)[:, :2], np.eye(3)[:, 1:]).round(6)
+    array([0.      , 1.570796])
+    """
+    _check_same_space(first, second)
+    if first.shape[1] < second.shape[1]:
+        first, second = second, first
+    with one_thread():
+        overlap = first.T @ second
+        cosines = np.linalg.svd(overlap, compute_uv=False)
+        sines = np.linalg.svd(second - first @ overlap, compute_uv=False)[::-1]
+    by_cosine = np.arccos(np.clip(cosines, -1.0, 1.0))
+    by_sine = np.arcsin(np.clip(sines, -1.0, 1.0))
+    return np.where(cosines**2 >= 0.5, by_sine, by_cosine)
+
+
+def principal_vectors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Principal vectors of both spans, (d, k) each with k = min(m, m'), and their cosines, descending.
+
+    Vectors whose cosines are equal are determined only up to a rotation among themselves.
+    """
+    _check_same_space(first, second)
+    with one_thread():
+        left, cosines, right = np.linalg.svd(first.T @ second, full_matrices=False)
+    return first @ left, second @ right.T, np.clip(cosines, 0.0, 1.0)
+
+
+def projection_kernel(first: np.ndarray, second: np.ndarray) -> float:
+    """PK = Σ cos²θ = ‖UᵀU'‖_F² of two orthonormal bases; their dimensions may differ.
+
+    >>> projection_kernel(np.eye(4)[:, :3], np.eye(4)[:, 2:])
+    1.0
+    """
+    _check_same_space(first, second)
+    return float(np.square(first.T @ second).sum())
+
+
+def _check_same_space(first: np.ndarray, second: np.ndarray) -> None:
+    if first.ndim != 2 or second.ndim != 2 or first.shape[0] != second.shape[0]:
+        raise HeadspanError(
+            f"two subspaces must lie in one space: got bases of shapes {first.shape} and {second.shape}"
+        )

@@ -1,0 +1,243 @@
+"""Checkpoints in Hugging Face layout: config.json beside one weight file or several shards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.sources.base import TensorSource
+from headspan.sources.dtypes import apply_scale, row_range
+from headspan.sources.safetensors_file import SafetensorsFile
+from headspan.sources.transformer_lens import is_hooked_state, state_config
+from headspan.sources.untrusted import Stamp, member, read_json, reason, update_with_samples
+
+if TYPE_CHECKING:
+    from headspan.sources.vocabulary import Vocabulary
+
+TORCH_SUFFIXES = (".bin", ".pth", ".pt")
+WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+# In the order in which transformers looks for them.
+STANDARD_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+# Files of trainers and adapters that end like weight files.
+NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "adapter", "consolidated")
+
+
+class WeightFile(Protocol):
+    """One opened file of tensors: `SafetensorsFile` or `TorchFile`."""
+
+    path: Path
+    stamp: Stamp
+    header_digest: bytes
+
+    def names(self) -> Collection[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> str: ...
+    def nbytes(self, name: str) -> int: ...
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
+
+
+def open_weight_file(path: Path) -> WeightFile:
+    """Open one weight file by its suffix."""
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    from headspan.sources.torch_file import TorchFile
+
+    return TorchFile(path)
+
+
+class LocalFiles:
+    """The files of one directory. Links that lead out of it are refused, but for a file the user named himself."""
+
+    commit: str | None = None  # set where the content is known by a name of its own: see HubFiles
+
+    def __init__(self, directory: Path, given: str | None = None) -> None:
+        self.directory = directory
+        self._given = given
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.directory.iterdir())
+        except OSError as error:
+            raise HeadspanError(f"{self.directory} cannot be listed: {reason(error)}") from None
+
+    def path(self, name: str) -> Path:
+        return self.directory / name if name == self._given else member(self.directory, name)
+
+
+class CheckpointSource(TensorSource):
+    """Tensors spread over the weight files of one checkpoint.
+
+    A shard is located, checked and opened when one of its tensors is first asked for, so a shard that holds
+    nothing we need may be missing, and is not downloaded.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        config: dict[str, Any],
+        files: LocalFiles,
+        weight_map: dict[str, str],
+        opened: dict[str, WeightFile] | None = None,
+    ) -> None:
+        super().__init__(reference, config)
+        self._files = files
+        self._weight_map = weight_map
+        self._opened: dict[str, WeightFile] = {}
+        for shard, file in (opened or {}).items():
+            self._add(shard, file)
+
+    def names(self) -> Collection[str]:
+        return self._weight_map.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file_of(name).shape(name)
+
+    def dtype(self, name: str) -> str:
+        return self._file_of(name).dtype(name)
+
+    def nbytes(self, name: str) -> int:
+        return self._file_of(name).nbytes(name)
+
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        file = self._file_of(name)
+        array = file.read(name, rows)
+        if array.size == 0 or not file.dtype(name).startswith("float8"):
+            return array
+        scale = next((name + end for end in ("_scale_inv", "_scale") if name + end in self._weight_map), None)
+        if scale is None:
+            return array
+        first, _ = row_range(rows, file.shape(name), name)
+        return apply_scale(array, self._file_of(scale).read(scale), self._scale_block(), first, name)
+
+    def files(self) -> list[Path]:
+        """The weight files opened so far."""
+        return sorted(self._stamps)
+
+    def vocabulary(self) -> Vocabulary | None:
+        from headspan.sources.vocabulary import TOKENIZER_FILES, Vocabulary
+
+        present = set(self._files.names())
+        for name in TOKENIZER_FILES:
+            if name in present:
+                self._files.path(name)  # refuses a link that leads away; downloads from the hub
+        return Vocabulary.from_directory(self._files.directory)
+
+    def close(self) -> None:
+        super().close()
+        self._opened.clear()
+
+    def _scale_block(self) -> tuple[int, int]:
+        """Rows and columns that share one scale in a float8 checkpoint."""
+        quantization = self.config.get("quantization_config")
+        block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+            return block[0], block[1]
+        return 128, 128
+
+    def _add(self, shard: str, file: WeightFile) -> WeightFile:
+        self._opened[shard] = file
+        self._stamps[file.path] = file.stamp
+        return file
+
+    def _open(self, shard: str) -> WeightFile:
+        if shard not in self._opened:
+            return self._add(shard, open_weight_file(self._files.path(shard)))
+        return self._opened[shard]
+
+    def _file_of(self, name: str) -> WeightFile:
+        if name not in self._weight_map:
+            raise self._missing(name)
+        shard = self._weight_map[name]
+        file = self._open(shard)
+        if name not in file.names():
+            raise HeadspanError(f"the index of {self.reference} says {name[:80]!r} is in {shard}, but it is not there")
+        return file
+
+    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
+        digest.update((self._files.commit or "").encode())
+        for shard in sorted(set(self._weight_map.values())):
+            digest.update(shard.encode("utf-8", "surrogatepass"))
+            if self._files.commit:  # names the content already: nothing need be downloaded
+                continue
+            try:
+                file = self._open(shard)
+            except HeadspanError:
+                digest.update(b"absent")  # a shard with nothing we need may be missing or broken
+                continue
+            digest.update(file.header_digest)
+            update_with_samples(digest, file.path, file.stamp.size)
+
+
+def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = ()) -> TensorSource:
+    """Open a checkpoint from its files; ``weights`` names the weight files if they are known already."""
+    present = files.names()
+    chosen = list(weights) or choose_weights(present, reference)
+    if chosen[0].endswith(".gguf"):
+        from headspan.sources.gguf.file import GgufSource
+
+        paths = [files.path(name) for name in chosen]  # of a split file all parts must be there
+        return GgufSource(paths[0], reference)
+    config = read_json(files.path("config.json")) if "config.json" in present else None
+    if chosen[0].endswith(".json"):
+        weight_map = read_index(files.path(chosen[0]))
+        return CheckpointSource(reference, _required(config, reference), files, weight_map)
+    opened = {shard: open_weight_file(files.path(shard)) for shard in chosen}
+    weight_map = {name: shard for shard, file in opened.items() for name in file.names()}
+    if not is_hooked_state(weight_map):
+        return CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
+    source = CheckpointSource(reference, {}, files, weight_map, opened)
+    source.config = state_config(source, config or {})
+    return source
+
+
+def choose_weights(present: Sequence[str], reference: str) -> list[str]:
+    """The weight files (or the index of the shards) among the files of a checkpoint.
+
+    >>> choose_weights(["config.json", "pytorch_model.bin", "training_args.bin"], "x")
+    ['pytorch_model.bin']
+    """
+    for standard in STANDARD_FILES:
+        if standard in present:
+            return [standard]
+    for suffix in (*WEIGHT_SUFFIXES, ".gguf"):
+        names = [name for name in present if name.endswith(suffix) and not name.startswith(NOT_WEIGHTS)]
+        if len(names) == 1 or (names and all("-of-" in name for name in names)):
+            return names
+        if names:
+            raise HeadspanError(
+                f"{reference} holds several models ({', '.join(names[:5])}): give the path of one of these files"
+            )
+    raise HeadspanError(
+        f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"
+        " pytorch_model.bin or a .gguf file"
+    )
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The tensor → shard map of an index file, every shard name checked before any is opened."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise HeadspanError(f"{path} has no weight_map: it is not the index of a sharded checkpoint")
+    if not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise HeadspanError(f"{path} has a weight_map whose values are not all file names")
+    for shard in dict.fromkeys(weight_map.values()):
+        member(path.parent, shard)
+        if not shard.endswith(WEIGHT_SUFFIXES):
+            raise HeadspanError(f"{path} names the shard {shard[:80]!r}, which is not a weight file")
+    return weight_map
+
+
+def _required(config: dict[str, Any] | None, reference: str) -> dict[str, Any]:
+    if config is None:
+        raise HeadspanError(f"{reference} has no config.json: put the model's config.json beside its weights")
+    return config

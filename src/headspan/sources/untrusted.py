@@ -1,0 +1,129 @@
+"""Careful access to files that a stranger may have written: JSON, paths, sizes, samples of the content."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headspan.errors import HeadspanError
+from headspan.system.memory import total_memory
+
+if TYPE_CHECKING:
+    import hashlib
+
+JSON_LIMIT = 100_000_000  # bytes; the largest index of a real checkpoint has a few megabytes
+SAMPLES, SAMPLE_BYTES = 64, 4096
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size, time and inode of a file: if they are the same, nobody has replaced or rewritten it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path | int) -> Stamp:
+        found = os.stat(path)
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def check(self, path: Path) -> None:
+        try:
+            now = Stamp.of(path)
+        except OSError as error:
+            raise HeadspanError(f"{path} vanished while it was in use: {reason(error)}") from None
+        if now != self:
+            raise HeadspanError(f"{path} changed while it was in use: run again on the finished file")
+
+
+def reason(error: BaseException) -> str:
+    """An exception's message on one line, for the end of a sentence.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x"))
+    'no such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    lines = str(error).strip().splitlines()
+    return lines[0][:200].rstrip(".:") if lines else type(error).__name__
+
+
+def open_regular(path: Path) -> Stamp:
+    """The stamp of a readable ordinary file; pipes, devices and directories are refused unopened."""
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise HeadspanError(f"{path} is not an ordinary file: give a checkpoint file")
+        if not os.access(path, os.R_OK):
+            raise HeadspanError(f"{path} cannot be read: permission denied")
+        return Stamp.of(path)
+    except (OSError, ValueError) as error:
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of reasonable size."""
+    size = open_regular(path).size
+    if size > JSON_LIMIT:
+        raise HeadspanError(f"{path} has {size} bytes, more than any real JSON file of a model")
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise HeadspanError(f"{path} is not valid JSON: {reason(error)}") from None
+    if not isinstance(value, dict):
+        raise HeadspanError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+def member(directory: Path, name: object) -> Path:
+    """The path of a file that belongs to a checkpoint directory, or a refusal if it leads out of it.
+
+    The hub's cache keeps ``models--x/snapshots/<commit>/file`` as links to ``models--x/blobs/<hash>``, so
+    links that stay in the same cached repository are followed.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise HeadspanError(f"{directory} names a weight file {name!r}, which is not a file name")
+    if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
+        raise HeadspanError(f"{directory} names a weight file {name[:80]!r}, which leads out of the directory: refused")
+    path = directory / name
+    try:
+        home, target = directory.resolve(), path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no file system can hold
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+    if target.is_relative_to(home):
+        return path
+    in_cache = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
+    if in_cache and target.is_relative_to(home.parent.parent / "blobs"):
+        return path
+    raise HeadspanError(
+        f"{path} is a link to {target}, outside its directory: refused; copy the file or give the real directory"
+    )
+
+
+def update_with_samples(digest: hashlib._Hash, path: Path, size: int) -> None:
+    """Add a file's size and evenly spaced blocks of it (all of it when small) to a digest."""
+    digest.update(f"{size}:".encode())
+    step = max(SAMPLE_BYTES, (size - SAMPLE_BYTES) // (SAMPLES - 1))
+    try:
+        with path.open("rb") as file:
+            for offset in range(0, size, step):
+                file.seek(offset)
+                digest.update(file.read(SAMPLE_BYTES))
+    except OSError as error:
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def check_allocation(what: str, nbytes: int) -> None:
+    """Refuse to make an array larger than the memory of this machine, before trying."""
+    limit = total_memory() or 64 << 30
+    if nbytes > limit:
+        raise HeadspanError(
+            f"{what} would need {nbytes / 2**30:.0f} GiB, more than the {limit / 2**30:.0f} GiB of this machine"
+        )

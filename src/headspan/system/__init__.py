@@ -1,0 +1,1 @@
+"""The machine: files that are whole or not there, threads, memory."""
