@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, HeadTable, pair_mask
+from headspan.heads import PAIRINGS, ROLES, PortTable, pair_mask
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 
@@ -26,7 +26,7 @@ def array_model(layers: int = 4, heads: int = 4, kv_heads: int = 4, d: int = 24,
 
 def synthetic_scores(layers: int, heads: int, reference: str = "synthetic") -> Scores:
     """A result of any size without a model: gamma-distributed pk, beta-distributed cs."""
-    table = HeadTable.regular(range(layers), heads, heads)
+    table = PortTable.regular(range(layers), heads, heads)
     rng = np.random.default_rng(0)
     shape = (layers * heads, layers * heads)
     arrays = {}

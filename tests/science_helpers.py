@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headspan.heads import HeadTable, Pairing, Role, pair_mask
+from headspan.heads import Pairing, PortTable, Role, pair_mask
 from headspan.scores import Scores
 
 
@@ -20,7 +20,7 @@ def make_scores(
     rank: int = 8,
 ) -> Scores:
     """Scores with the default pair set from full matrices, all subspaces of one dimension."""
-    table = HeadTable.regular(range(layers), heads, heads if kv_heads is None else kv_heads)
+    table = PortTable.regular(range(layers), heads, heads if kv_heads is None else kv_heads)
     masked = {}
     for (metric, name), values in arrays.items():
         pairing = Pairing.parse(name)

@@ -136,7 +136,7 @@ def test_short_training_run_learns_and_saves(script, tmp_path: Path) -> None:
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name, parameter in model.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], parameter)
-    assert len(hs.open(tmp_path / "model").head_table.query) == 8
+    assert len(hs.open(tmp_path / "model").ports.query) == 8
     assert set(json.loads((tmp_path / "model" / "behaviour.json").read_text())) == set(KINDS)
 
 

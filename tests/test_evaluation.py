@@ -95,7 +95,7 @@ def test_detection_counts_query_and_kv_heads_once() -> None:
     matrix = scores["pk", "OK"]
     best = {h: np.nanmax(np.append(matrix.values[i], -1)) for i, h in enumerate(matrix.sources)}
     best |= {h: np.nanmax(np.append(matrix.values[:, j], -1)) for j, h in enumerate(matrix.targets)}
-    positive = np.array([h in {Head(0, 0), Head(2, 3), Head(0, 0, True), Head(2, 1, True)} for h in best])
+    positive = np.array([h in {Head(0, 0), Head(2, 3), Head(0, 0, "KV"), Head(2, 1, "KV")} for h in best])
     precision, recall, _ = precision_recall_curve(positive, np.array(list(best.values())))
     assert detection(scores, labels, pairings=["OK"])["OK"].value == pytest.approx(auc(recall[:-1], precision[:-1]))
 

@@ -29,7 +29,7 @@ from headspan.figures.norms import circuit_norms
 from headspan.figures.scatter import groups
 from headspan.figures.twolayer import random_level, strengths
 from headspan.figures.unembedding import token_numbers
-from headspan.heads import PAIRINGS, ROLES, Head, HeadTable, Pairing, Role, pair_mask
+from headspan.heads import PAIRINGS, ROLES, Head, Pairing, PortTable, Role, pair_mask
 from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
 
@@ -60,7 +60,7 @@ def complete_context(layers: int, heads: int = 4) -> Context:
     weights = arrays(layers, heads)
     scores = hs.score(weights)
     random = np.random.default_rng(1)
-    query = weights.head_table.query
+    query = weights.ports.query
     behaviour = BehaviourScores(query, {kind: random.uniform(size=len(query)) for kind in KINDS})
     scores.annotations["behaviour"] = behaviour.to_dict()
     names = [("L0H0", "first"), ("L0H0", "second"), ("L0H1", "first"), (f"L{layers - 1}H2", "a$b^{"), ("L1H3", "_x")]
@@ -258,7 +258,7 @@ def test_names_of_heads_fit_their_boxes_and_titles_do_not_meet(figures: dict[str
 def large_scores() -> Scores:
     """32 layers of 32 heads, with random numbers for scores."""
     random = np.random.default_rng(0)
-    table = HeadTable.regular(range(32), 32, 32)
+    table = PortTable.regular(range(32), 32, 32)
     shown = [Pairing.parse(p) for p in ("OQ", "OK", "OV")]
     masks = {p: pair_mask(p, table.query, table.query, "default") for p in shown}
     values = {

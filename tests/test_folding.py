@@ -124,7 +124,7 @@ def test_sizes_and_provenance(run: Run) -> None:
     folded = fold(run.weights)
     assert folded.provenance == run.weights.provenance | {"folding": "folded"}
     assert run.weights.provenance["folding"] == "none"
-    assert folded.head_table == run.weights.head_table
+    assert folded.ports == run.weights.ports
     for role in ROLES:
         assert folded.read(role, 1).shape == run.weights.read(role, 1).shape
         assert folded.read(role, 1).dtype == np.float32

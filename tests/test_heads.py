@@ -9,22 +9,26 @@ from hypothesis import strategies as st
 
 from headspan.errors import HeadspanError
 from headspan.heads import (
+    EMBEDDING_POSITION,
     FLOW_PAIRINGS,
+    HEAD_KINDS,
     PAIRINGS,
     ROLES,
     SAME_TYPE_PAIRINGS,
     Head,
     HeadRole,
-    HeadTable,
+    Node,
     Pairing,
+    PortTable,
     Role,
     forward_mask,
+    mlp_position,
     pair_mask,
     parse_pairings,
     same_type_mask,
 )
 
-heads = st.builds(Head, st.integers(0, 999_999), st.integers(0, 999_999), st.booleans())
+heads = st.builds(Head, st.integers(0, 999_999), st.integers(0, 999_999), st.sampled_from(HEAD_KINDS))
 
 
 @given(heads, st.sampled_from(ROLES))
@@ -73,25 +77,60 @@ def test_partners_are_the_two_circuits() -> None:
 
 
 def test_gpt2_small_has_as_many_pairs_as_published() -> None:
-    table = HeadTable.regular(range(12), 12, 12)
+    table = PortTable.regular(range(12), 12, 12)
     assert len(table.query) == len(table.kv) == 144
     assert forward_mask(table.query, table.kv).sum() == 9_504
     assert same_type_mask(table.query).sum() == 10_296
 
 
 def test_shared_heads_stand_once() -> None:
-    table = HeadTable.regular([0, 3], 6, 2)
+    table = PortTable.regular([0, 3], 6, 2)
     assert list(map(str, table.of(Role.K))) == ["L0KV0", "L0KV1", "L3KV0", "L3KV1"]
     assert len(table.of(Role.O)) == 12
     assert table.find("L3KV1", Role.V) == 3
-    for head, role in (("L3H1", Role.K), ("L3KV0", Role.Q), ("L1H0", Role.O), ("L0H6", Role.O)):
+    for head, role in (("L3KV0", Role.Q), ("L1H0", Role.O), ("L0H6", Role.O), ("L0H6", Role.K)):
         with pytest.raises(HeadspanError, match="no head"):
             table.find(head, role)
 
 
+def test_keys_of_a_query_head_are_those_of_its_group() -> None:
+    table = PortTable.regular([0, 3], 6, 2)
+    assert table.find("L3H4", "K") == table.find("l3kv1", "K") == 3
+    assert str(table.resolve("L3H2", Role.V)) == "L3KV0"
+    assert (
+        table.note("L3H2", "V") == "L3H2 shares its keys and values: L3H2.V is L3KV0.V, which serves L3H0, L3H1, L3H2"
+    )
+    assert table.note("L3KV0", "V") is None and table.note("L3H2", "Q") is None
+    assert all(table.kv_of(head) in table.kv and head in table.group_of(table.kv_of(head)) for head in table.query)
+    plain = PortTable.regular(range(2), 3, 3)
+    assert not plain.shared and plain.kv_of("L1H2") == Head(1, 2) and plain.group_of("L1H2") == (Head(1, 2),)
+
+
+def test_layers_may_differ_in_their_heads() -> None:
+    table = PortTable.of_heads(
+        [Head(0, 0), Head(0, 1), *(Head(4, i) for i in range(4))],
+        [Head(0, 0, "KV"), Head(4, 0, "KV"), Head(4, 1, "KV")],
+    )
+    assert table.span(Role.Q, 4) == slice(2, 6) and table.span(Role.K, 4) == slice(1, 3)
+    assert table.span(Role.K, 2) == slice(0, 0)
+    assert [str(table.kv_of(head)) for head in table.query] == ["L0KV0", "L0KV0", "L4KV0", "L4KV0", "L4KV1", "L4KV1"]
+
+
+def test_nodes_have_their_place_in_the_stream() -> None:
+    early, late = Node(EMBEDDING_POSITION, -1, "Paris", "token"), Node(mlp_position(1), 1, "L1N7", "neuron")
+    heads = PortTable.regular(range(3), 2, 2)
+    table = PortTable({**heads.ports, Role.W: (early, late), Role.R: (late,)})
+    np.testing.assert_array_equal(forward_mask(table.of("W"), table.of("Q")), [[True] * 6, [False] * 4 + [True] * 2])
+    np.testing.assert_array_equal(forward_mask(table.of("O"), table.of("R"))[:, 0], [True] * 4 + [False] * 2)
+    assert table.find("paris", "W") == 0 and table.find(late, "R") == 0 and table.nodes == (early, late)
+    assert mlp_position(1, parallel=True) == Head(1, 0).position
+    with pytest.raises(HeadspanError, match="no node Rome with role W"):
+        table.find("Rome", "W")
+
+
 @given(st.integers(1, 5), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]), st.sampled_from(PAIRINGS))
 def test_masks_follow_their_definition(layers: int, counts: tuple[int, int], pairing: Pairing) -> None:
-    table = HeadTable.regular(range(layers), *counts)
+    table = PortTable.regular(range(layers), *counts)
     sources, targets = table.of(pairing.source), table.of(pairing.target)
     forward = np.array([[a.layer < b.layer for b in targets] for a in sources])
     np.testing.assert_array_equal(pair_mask(pairing, sources, targets, "forward"), forward)

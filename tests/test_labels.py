@@ -9,9 +9,9 @@ import pytest
 from headspan.analysis.labels import SHIPPED, Labels
 from headspan.analysis.reproduction import published
 from headspan.errors import HeadspanError
-from headspan.heads import Head, HeadTable
+from headspan.heads import Head, PortTable
 
-GPT2 = HeadTable.regular(range(12), 12, 12)
+GPT2 = PortTable.regular(range(12), 12, 12)
 
 
 def test_the_ioi_labels_are_the_published_classes() -> None:
@@ -93,7 +93,7 @@ def test_unknown_heads_are_named() -> None:
 
 
 def test_a_shared_kv_head_takes_over_the_classes_of_its_group() -> None:
-    table = HeadTable.regular(range(2), 6, 2)  # query heads 0–2 share KV0, 3–5 share KV1
+    table = PortTable.regular(range(2), 6, 2)  # query heads 0–2 share KV0, 3–5 share KV1
     labels = Labels.from_pairs([("L0H2", "a"), ("L0H3", "b"), ("L1KV0", "c"), ("L1H1", "d")]).for_model(table)
     assert labels.of("L0KV0") == ("a",)
     assert labels.of("L0KV1") == ("b",)

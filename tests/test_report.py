@@ -184,7 +184,7 @@ def test_unknown_labels_are_one_sentence(made: Made) -> None:
 
 def test_behaviour_is_taken_from_the_result(made: Made) -> None:
     _, scores, _ = made
-    annotated = Scores(scores.arrays, scores.head_table, scores.d_model, scores.role_ranks, scores.provenance)
+    annotated = Scores(scores.arrays, scores.ports, scores.d_model, scores.role_ranks, scores.provenance)
     annotated.annotations["behaviour"] = {"induction": {"L1H2": 0.75, "L0H0": float("nan")}, "note": "ignored"}
     assert report(annotated).payload["behaviour"] == {"induction": {"L1H2": 0.75}}
 
@@ -216,7 +216,7 @@ def test_the_policy_allows_exactly_what_is_in_the_page(made: Made) -> None:
 
 
 def test_the_scripts_never_turn_data_into_markup() -> None:
-    static = Path(hs.__file__).parent / "report" / "static"
+    static = Path(hs.__file__).parent / "explorer" / "static"
     scripts = list(static.glob("*.js"))
     assert len(scripts) >= 10
     for path in scripts:

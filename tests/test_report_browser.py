@@ -459,7 +459,7 @@ def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> N
 def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -> None:
     full = hs.score(array_model(), metrics=["pk", "cs"])
     arrays = {key: values for key, values in full.arrays.items() if key[0] == "pk" or str(key[1]) in ("OK", "QQ")}
-    scores = Scores(arrays, full.head_table, full.d_model, full.role_ranks, full.provenance)
+    scores = Scores(arrays, full.ports, full.d_model, full.role_ranks, full.provenance)
     report(scores, path=tmp_path / "uneven.html")
     view = open_page(tmp_path / "uneven.html", scores)
     view.page.select_option("#control-metric", "cs")

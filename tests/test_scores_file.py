@@ -27,7 +27,7 @@ def test_round_trip_keeps_everything(scores: hs.Scores, tmp_path: Path) -> None:
     scores.save(tmp_path / "r.safetensors")
     back = hs.load(tmp_path / "r.safetensors")
     assert back.metrics == ("pk", "cs") and set(back.pairings) == set(scores.pairings)
-    assert back.head_table == scores.head_table and back.d_model == 20
+    assert back.ports == scores.ports and back.d_model == 20
     assert back.provenance == json.loads(json.dumps(scores.provenance))
     assert back.annotations == scores.annotations
     for key in scores.arrays:
@@ -49,7 +49,7 @@ def test_top_and_rank_agree(scores: hs.Scores) -> None:
     assert matrix.top(0) == []
     with pytest.raises(hs.HeadspanError, match="not among the OK pairs"):
         matrix.rank_of("L2H0", "L1KV0")
-    with pytest.raises(hs.HeadspanError, match="L9H9 is not a head of this result"):
+    with pytest.raises(hs.HeadspanError, match="no head L9H9 with role O"):
         matrix.rank_of("L9H9", "L1KV0")
 
 
@@ -105,8 +105,8 @@ def rewrite(path: Path, change) -> None:
     ("change", "words"),
     [
         (lambda head, tensors: head.update(schema=SCHEMA + 1), "newer headspan"),
-        (lambda head, tensors: head.pop("heads"), "damaged"),
-        (lambda head, tensors: head.update(heads={"query": ["L0"], "kv": []}), "not a head name"),
+        (lambda head, tensors: head.pop("ports"), "damaged"),
+        (lambda head, tensors: head["ports"].update(Q=["L0"]), "damaged"),
         (lambda head, tensors: tensors.update({"pk/OK": np.zeros((2, 2), np.float32)}), r"shape \(2, 2\)"),
         (lambda head, tensors: tensors.update({"pk/XX": np.zeros((2, 2), np.float32)}), "unknown pairing"),
         (lambda head, tensors: head.update(d_model="many"), "damaged"),
@@ -118,6 +118,18 @@ def test_damaged_files_are_refused(scores: hs.Scores, tmp_path: Path, change, wo
     rewrite(path, change)
     with pytest.raises(hs.HeadspanError, match=words):
         hs.load(path)
+
+
+def test_results_of_version_0_1_load() -> None:
+    """Written by headspan 0.1.0: 3 layers of 4 query heads and 2 KV heads, seed 0."""
+    old = hs.load(Path(__file__).parent / "data" / "result-0.1.safetensors")
+    assert old.metrics == ("pk", "cs") and list(map(str, old.pairings)) == ["OQ", "OK", "KK"]
+    assert old.annotations == {"note": "kept"} and str(old.ports.kv_of("L2H3")) == "L2KV1"
+    rng = np.random.default_rng(0)
+    arrays = {role: rng.normal(size=(3, n, 20, 3)) for role, n in zip("QKVO", (4, 2, 2, 4), strict=True)}
+    new = hs.score(hs.open(arrays), ["pk", "cs"], ["OQ", "OK", "KK"])
+    for key in old.arrays:
+        np.testing.assert_allclose(new[key].values, old[key].values, rtol=1e-6)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

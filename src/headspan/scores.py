@@ -9,14 +9,14 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
-from headspan.heads import ROLES, Head, HeadTable, Pairing, Role, forward_mask
+from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Port, PortTable, Role, forward_mask
 from headspan.system.atomic import write_safetensors
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
-SCHEMA = 1
+SCHEMA = 2  # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores
 
 
 class Edge(NamedTuple):
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
     metric: str
     pairing: Pairing
     rank: int
-    source: Head
+    source: Head  # or a Node, where the result has some
     target: Head
     score: float
 
@@ -59,14 +59,15 @@ class ScoreMatrix:
 
     metric: str
     pairing: Pairing
-    sources: tuple[Head, ...]
+    sources: tuple[Head, ...]  # or Nodes, where the result has some
     targets: tuple[Head, ...]
     values: np.ndarray
+    ports: PortTable | None = None  # knows that L17H3.K is L17KV1.K
 
     def forward(self) -> ScoreMatrix:
         """Only the pairs whose source layer comes before the target layer."""
         values = np.where(forward_mask(self.sources, self.targets), self.values, np.nan)
-        return ScoreMatrix(self.metric, self.pairing, self.sources, self.targets, values.astype(self.values.dtype))
+        return replace(self, values=values.astype(self.values.dtype))
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Row indices, column indices and scores of the pairs that are present, in row order."""
@@ -84,28 +85,23 @@ class ScoreMatrix:
             for rank, i in enumerate(order, start=1)
         )
 
-    def at(self, source: Head | str, target: Head | str) -> float:
+    def at(self, source: Port | str, target: Port | str) -> float:
         """The score of one pair (NaN where the pair is not in the pair set)."""
-        return float(self.values[self._find(source, self.sources), self._find(target, self.targets)])
+        return float(self.values[self.find(source, target)])
 
-    def rank_of(self, source: Head | str, target: Head | str) -> int:
+    def rank_of(self, source: Port | str, target: Port | str) -> int:
         """The place of a pair among all pairs of this pairing, 1 for the largest score."""
-        score = self.at(source, target)
-        if math.isnan(score):
+        row, column = self.find(source, target)
+        if math.isnan(self.values[row, column]):
             raise HeadspanError(f"the pair {source} → {target} is not among the {self.pairing} pairs of this result")
-        row, column = self._find(source, self.sources), self._find(target, self.targets)
         values = self.values.ravel()
         earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
         return int(np.count_nonzero(values > self.values[row, column]) + earlier_ties) + 1
 
-    def _find(self, head: Head | str, heads: tuple[Head, ...]) -> int:
-        head = Head.parse(head)
-        try:
-            return heads.index(head)
-        except ValueError:
-            raise HeadspanError(
-                f"{head} is not a head of this result: heads here go from {heads[0]} to {heads[-1]}"
-            ) from None
+    def find(self, source: Port | str, target: Port | str) -> tuple[int, int]:
+        """Row and column of a pair; under GQA a query head's K and V are those of its KV head."""
+        table = self.ports or PortTable({self.pairing.source: self.sources, self.pairing.target: self.targets})
+        return table.find(source, self.pairing.source), table.find(target, self.pairing.target)
 
     def _repr_html_(self) -> str:
         return f"<p>{self.metric} {self.pairing}, {len(self.pairs()[2]):,} pairs</p>{self.top(10)._repr_html_()}"
@@ -116,11 +112,12 @@ class Scores:
     """All scores of a run, by ``scores["pk", "OK"]``."""
 
     arrays: dict[tuple[str, Pairing], np.ndarray]
-    head_table: HeadTable
+    ports: PortTable
     d_model: int
     role_ranks: dict[Role, np.ndarray]
     provenance: dict[str, Any] = field(default_factory=dict)
     annotations: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are no scores, such as "effect/OK"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -131,11 +128,14 @@ class Scores:
         return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
 
     def heads(self, role: Role | str) -> tuple[Head, ...]:
-        return self.head_table.of(Role(role))
+        return self.ports.of(role)
 
     def ranks(self, role: Role | str) -> np.ndarray:
         """Dimension of every head's subspace in that role (what the random baseline needs)."""
-        return self.role_ranks[Role(role)]
+        role = Role(role)
+        if role not in self.role_ranks:
+            raise HeadspanError(f"this result has no pairing with the role {role}, and so no ranks of it")
+        return self.role_ranks[role]
 
     def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
         return (key[0], Pairing.parse(key[1])) in self.arrays
@@ -150,7 +150,7 @@ class Scores:
                 "run headspan score again with that metric and pairing"
             )
         values = self.arrays[metric, pairing]
-        return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values)
+        return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)
 
     # ------------------------------------------------------------------ files
 
@@ -158,10 +158,14 @@ class Scores:
         """Write everything to one safetensors file; it appears only when complete."""
         tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in self.arrays.items()}
         tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in self.role_ranks.items()}
+        tensors |= self.extra
         head = {
             "schema": SCHEMA,
             "d_model": self.d_model,
-            "heads": {"query": [str(h) for h in self.head_table.query], "kv": [str(h) for h in self.head_table.kv]},
+            "ports": {str(role): [str(port) for port in ports] for role, ports in self.ports.ports.items()},
+            "served_by": {str(head): str(kv) for head, kv in self.ports.served_by.items()},
+            "nodes": [[node.name, node.kind, node.layer, node.position] for node in self.ports.nodes],
+            "extra": list(self.extra),
             "order": [f"{metric}/{pairing}" for metric, pairing in self.arrays],  # safetensors sorts by name
             "provenance": self.provenance,
             "annotations": self.annotations,
@@ -192,12 +196,12 @@ class Scores:
 
     @classmethod
     def _assemble(cls, head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Scores:
-        table = HeadTable(
-            tuple(Head.parse(h) for h in head["heads"]["query"]), tuple(Head.parse(h) for h in head["heads"]["kv"])
-        )
+        table = _port_table(head, path)
         arrays: dict[tuple[str, Pairing], np.ndarray] = {}
-        ranks = {role: np.zeros(len(table.of(role)), dtype=np.int32) for role in ROLES}
-        for name in [*filter(tensors.__contains__, head["order"]), *(n for n in tensors if n not in head["order"])]:
+        ranks: dict[Role, np.ndarray] = {}
+        extra = {name: tensors[name] for name in head.get("extra", ()) if name in tensors}
+        listed = [name for name in dict.fromkeys(head["order"]) if name in tensors]
+        for name in dict.fromkeys([*listed, *(name for name in tensors if name not in extra)]):
             metric, _, rest = name.rpartition("/")
             if metric == "rank":
                 role = _role(rest, path)
@@ -206,7 +210,7 @@ class Scores:
                 pairing = Pairing.parse(rest)
                 shape = (len(table.of(pairing.source)), len(table.of(pairing.target)))
                 arrays[metric, pairing] = _checked_array(tensors[name], shape, np.float32, name, path)
-        return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"])
+        return cls(arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"], extra)
 
     # ---------------------------------------------------------------- exports
 
@@ -234,7 +238,11 @@ class Scores:
         return pandas.concat(frames, ignore_index=True)
 
     def to_networkx(self, metric: str = "pk", pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
-        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``."""
+        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
+
+        A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and
+        out by outputs.
+        """
         try:
             import networkx
         except ImportError:
@@ -243,11 +251,14 @@ class Scores:
         for pairing in pairings if pairings is not None else self.pairings:
             matrix = self[metric, pairing]
             for head in (*matrix.sources, *matrix.targets):
-                graph.add_node(str(head), layer=head.layer)
+                graph.add_node(str(head), layer=head.layer, kind=head.kind)
             for i, j, value in zip(*matrix.pairs(), strict=True):
                 graph.add_edge(
                     str(matrix.sources[i]), str(matrix.targets[j]), key=str(matrix.pairing), score=float(value)
                 )
+        for head, kv in self.ports.served_by.items():
+            if graph.has_node(str(head)) and graph.has_node(str(kv)):
+                graph.add_edge(str(kv), str(head), key="serves")
         return graph
 
     def to_xarray(self) -> xarray.Dataset:
@@ -273,7 +284,7 @@ class Scores:
         model = escape(str(self.provenance.get("reference", "arrays")))
         metrics, pairings = ", ".join(map(escape, self.metrics)), ", ".join(map(str, self.pairings))
         return (
-            f"<p><b>headspan scores</b> of {model}: {len(self.head_table.query)} heads, d_model {self.d_model}; "
+            f"<p><b>headspan scores</b> of {model}: {len(self.ports.query)} heads, d_model {self.d_model}; "
             f"{metrics} for {pairings}</p>"
         )
 
@@ -304,13 +315,10 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
         )
-    lists = head.get("heads") if isinstance(head, dict) else None
     sound = (
-        schema == SCHEMA
+        schema in range(1, SCHEMA + 1)
         and type(head.get("d_model")) is int
         and head["d_model"] >= 1
-        and isinstance(lists, dict)
-        and all(isinstance(lists.get(k), list) and all(isinstance(h, str) for h in lists[k]) for k in ("query", "kv"))
         and isinstance(head.get("order"), list)
         and all(isinstance(name, str) for name in head["order"])
         and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
@@ -318,6 +326,31 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     if not sound:
         raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
     return head
+
+
+def _port_table(head: dict[str, Any], path: Path) -> PortTable:
+    """The heads and nodes that a result file lists, in the way of its schema."""
+    damaged = HeadspanError(f"{path} is damaged: its lists of heads are not such lists; make it again")
+    try:
+        if head["schema"] == 1:
+            return PortTable.of_heads(*(list(map(Head.parse, head["heads"][key])) for key in ("query", "kv")))
+        nodes = {name: Node(position, layer, name, kind) for name, kind, layer, position in head["nodes"]}
+        ports = {
+            Role(role): tuple(nodes[name] if role in ("R", "W") else Head.parse(name) for name in names)
+            for role, names in head["ports"].items()
+        }
+        served_by = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
+    except (HeadspanError, KeyError, TypeError, ValueError, AttributeError):
+        raise damaged from None
+    sound = (
+        set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
+        and all(type(n.position) is int and type(n.layer) is int and isinstance(n.kind, str) for n in nodes.values())
+        and {*served_by} <= {*ports[Role.Q]}
+        and {*served_by.values()} <= {*ports[Role.K]}
+    )
+    if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
+        raise damaged
+    return PortTable(ports, served_by)
 
 
 def _role(name: str, path: Path) -> Role:

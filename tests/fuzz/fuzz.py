@@ -105,7 +105,7 @@ class Exerciser:
         labels = Labels.load(path)
         if not labels.names or not all(labels.heads(name) for name in labels.names):
             raise WrongAnswer("a class without heads")
-        self._try(lambda: labels.for_model(hs.load(self.seed / "result.safetensors").head_table))
+        self._try(lambda: labels.for_model(hs.load(self.seed / "result.safetensors").ports))
 
     def _result(self, path: Path) -> None:
         from headspan.analysis.baseline import summarise

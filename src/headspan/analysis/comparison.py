@@ -27,10 +27,10 @@ def compare(
     first: Scores, second: Scores, k: int = 20, metrics: tuple[str, ...] | None = None
 ) -> list[PairingComparison]:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing."""
-    if first.head_table != second.head_table:
+    if first.ports != second.ports:
         raise HeadspanError(
-            f"the two results have different heads ({len(first.head_table.query)} query heads against "
-            f"{len(second.head_table.query)}, or other layers): only models of one shape can be compared"
+            f"the two results have different heads ({len(first.ports.query)} query heads against "
+            f"{len(second.ports.query)}, or other layers): only models of one shape can be compared"
         )
     keys = [key for key in first.arrays if key in second.arrays and (metrics is None or key[0] in metrics)]
     if not keys:

@@ -43,7 +43,7 @@ def detection(
     parsed = [Pairing.parse(pairing) for pairing in pairings]
     if not parsed:
         raise HeadspanError("detection needs at least one pairing")
-    labels = labels.for_model(scores.head_table)
+    labels = labels.for_model(scores.ports)
     replicates = np.array([_detection_areas(scores, labels, metric, p, bootstrap, seed) for p in parsed])
     named = dict(zip(map(str, parsed), replicates, strict=True)) | {"average": replicates.mean(axis=0)}
     return {name: estimate_from(r, level) for name, r in named.items()}
@@ -109,7 +109,7 @@ def classification(
     leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
     therefore says little about other heads of its kind.
     """
-    labels = labels.for_model(scores.head_table)
+    labels = labels.for_model(scores.ports)
     classes = labels.names if classes is None else tuple(classes)
     parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
     if not classes or not parsed:
@@ -181,7 +181,7 @@ def near_tie_range(
     Areas depend on ranks only, so a tiny error matters exactly where pairs are nearly tied: all pairs of the class
     are moved down, or up, by the sum of both errors of a comparison.
     """
-    pairs = _class_pairs(scores, labels.for_model(scores.head_table), metric, Pairing.parse(pairing), name)
+    pairs = _class_pairs(scores, labels.for_model(scores.ports), metric, Pairing.parse(pairing), name)
     values = pairs.values.astype(np.float64)
     moved = 2 * error * np.abs(values) * pairs.positive
     return areas_under_curves(values - moved, pairs.positive), areas_under_curves(values + moved, pairs.positive)
@@ -273,7 +273,7 @@ def evaluate(
     Classes with fewer than two heads have no pairs to classify: they are left out, and ``say`` is told.
     """
     metrics = scores.metrics if metrics is None else metrics
-    checked = labels.for_model(scores.head_table)
+    checked = labels.for_model(scores.ports)
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]
     if left_out:

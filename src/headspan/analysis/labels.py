@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headspan.errors import HeadspanError
-from headspan.heads import Head, HeadTable
+from headspan.heads import Head, PortTable
 
 # Name -> the shipped files it stands for.
 SHIPPED = {
@@ -82,29 +82,23 @@ class Labels:
         """How many heads have a label."""
         return len(self.classes)
 
-    def for_model(self, table: HeadTable) -> Labels:
+    def for_model(self, table: PortTable) -> Labels:
         """These labels checked against a model's heads, shared key/value heads taking over their group's classes.
 
         A KV head is one subspace used by a group of query heads: a class of any of them is a class of it.
         Labels for heads that the model does not have are an error that names them.
         """
-        known = {*table.query, *table.kv}
+        known = set(table.heads)
         unknown = sorted(head for head in self.classes if head not in known)
         if unknown:
             raise HeadspanError(
                 f"the labels {self.source} name heads that this model does not have: "
                 f"{', '.join(map(str, unknown))}; its heads go from {table.query[0]} to {table.query[-1]}"
             )
-        shared = {head for head in table.kv if head.kv}
-        if not shared:
+        if not table.shared:
             return self
-        pairs = [(head, label) for head, labels in self.classes.items() for label in labels]
-        for head in self.classes:
-            if not head.kv:
-                n_query = sum(other.layer == head.layer for other in table.query)
-                n_kv = sum(other.layer == head.layer for other in shared)
-                served_by = Head(head.layer, head.index * n_kv // n_query, kv=True)
-                pairs += [(served_by, label) for label in self.classes[head] if served_by in shared]
+        groups = {head: (head, table.kv_of(head)) for head in self.classes}
+        pairs = [(each, label) for head, both in groups.items() for each in both for label in self.classes[head]]
         return Labels.from_pairs(pairs, self.source)
 
     def _list(self) -> str:

@@ -69,8 +69,8 @@ def head_tokens(
     >>> [token.id for token in head_tokens(weights, "L0H0", "O", k=2)]
     [1, 2]
     """
-    head, role = Head.parse(head), parse_role(role)
-    weights.head_table.find(head, role)
+    role = parse_role(role)
+    head = weights.ports.resolve(head, role)
     search = _Search(VocabularyRows.unembedding(weights), k, preprocess)
     return search.best(head_stack(weights, head, role), reader(weights))[0].tokens
 

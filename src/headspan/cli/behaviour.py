@@ -99,8 +99,8 @@ def _load_result(path: Path) -> Any:
 
 def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
     """Put head scores into a result of the same model and write it back whole."""
-    if set(scores.heads) != set(result.head_table.query):
-        ours, theirs = len(scores.heads), len(result.head_table.query)
+    if set(scores.heads) != set(result.ports.query):
+        ours, theirs = len(scores.heads), len(result.ports.query)
         raise HeadspanError(
             f"{path} is a result of another model: it has {theirs} query heads where {model} has {ours}, or others"
         )

@@ -169,7 +169,7 @@ def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
     opened = open(reference)
     if scores.provenance.get("folding", "none") != "none":
         opened = fold(opened)
-    if opened.head_table != scores.head_table or opened.d_model != scores.d_model:
+    if opened.ports != scores.ports or opened.d_model != scores.d_model:
         raise HeadspanError(
             f"{reference} is not the model of this result: its heads or its width differ; "
             f"the result was made from {scores.provenance.get('reference', 'arrays')}"
@@ -186,7 +186,7 @@ def _labels(name: str | None, context: Context) -> Labels | None:
     if name is None:
         return None
     found = context.behaviour.labels(threshold=_BEHAVES) if name == "behaviour" else Labels.load(name)
-    return found.for_model(context.scores.head_table)
+    return found.for_model(context.scores.ports)
 
 
 def _read_behaviour(path: Path) -> object:

@@ -62,7 +62,7 @@ def collect(
     if weights is not None:
         check_same_model(scores, weights)
     if labels is not None:
-        labels = labels.for_model(scores.head_table)
+        labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     summaries = _summaries(scores)
     evaluated = _evaluation(scores, labels)
@@ -71,7 +71,7 @@ def collect(
         "schema": SCHEMA,
         "generator": {"name": "headspan", "version": headspan.__version__},
         "model": _model(scores, weights),
-        "heads": {"query": list(map(str, scores.head_table.query)), "kv": list(map(str, scores.head_table.kv))},
+        "heads": {"query": list(map(str, scores.ports.query)), "kv": list(map(str, scores.ports.kv))},
         "ranks": {str(role): scores.ranks(role).tolist() for role in ROLES},
         "metrics": [_metric(scores, metric) for metric in metric_order(scores)],
         "pairings": [str(pairing) for pairing in _ordered(scores)],
@@ -102,7 +102,7 @@ def collect(
 
 
 def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
-    table, about = scores.head_table, scores.provenance
+    table, about = scores.ports, scores.provenance
     layers = sorted({head.layer for head in table.query})
     reference = str(about.get("reference") or "arrays")
     return {
@@ -232,7 +232,7 @@ def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, 
     kept = given or scores.annotations.get("behaviour") or _shipped_behaviour(scores)
     if not isinstance(kept, Mapping):
         return None
-    known = {str(head) for head in scores.head_table.query}
+    known = {str(head) for head in scores.ports.query}
     found: dict[str, dict[str, float]] = {}
     for kind, by_head in kept.items():
         if isinstance(by_head, Mapping):
@@ -254,7 +254,7 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
     if labels is None:
         return None
     found: dict[str, Any] = {"detection": [], "pr_auc": [], "roc_auc": [], "note": None}
-    query = scores.head_table.query
+    query = scores.ports.query
     found["base_rate"] = sum(head in labels for head in query) / len(query)
     same_type = [p for p in SAME_TYPE_PAIRINGS if p in scores.pairings]
     for metric in metric_order(scores):

@@ -27,7 +27,7 @@ _STEPS = 65535 / (np.pi / 2)
 
 def check_same_model(scores: Scores, weights: AttentionWeights) -> None:
     """Refuse weights that cannot be those of the result: cards would then mix two models."""
-    theirs, ours = weights.head_table, scores.head_table
+    theirs, ours = weights.ports, scores.ports
     if theirs != ours or weights.d_model != scores.d_model:
         raise HeadspanError(
             f"these weights have {len(theirs.query)} heads and d_model {weights.d_model}, but the result has "

@@ -116,7 +116,7 @@ class Limits:
 
     @classmethod
     def of(cls, scores: Scores) -> Limits:
-        heads = len(scores.head_table.query)
+        heads = len(scores.ports.query)
         return cls(overall=400, per_head=10 if heads <= 64 else 5 if heads <= 400 else 3)
 
 

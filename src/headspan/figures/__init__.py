@@ -56,7 +56,7 @@ def _grid(context: Context) -> Named:
 def _two_layer(context: Context) -> Named:
     from headspan.figures.twolayer import two_layer_figure
 
-    layers = {head.layer for head in context.scores.head_table.query}
+    layers = {head.layer for head in context.scores.ports.query}
     if len(layers) != 2:
         raise HeadspanError(f"it is for models with two layers of attention, and this one has {len(layers)}")
     try:

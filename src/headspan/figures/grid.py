@@ -48,10 +48,10 @@ class _Cells:
 
     @classmethod
     def of(cls, wiring: Wiring, with_tokens: bool) -> _Cells:
-        table = wiring.scores.head_table
+        table = wiring.scores.ports
         wired = [node.head for node in wiring.nodes]
         kv_used = any(head.kv for head in wired)
-        everyone = [head for head in dict.fromkeys((*table.query, *table.kv)) if kv_used or not head.kv]
+        everyone = [head for head in table.heads if kv_used or not head.kv]
         layers, rows = {head.layer for head in everyone}, {_row(head) for head in everyone}
         small = len(layers) > _MANY or len(rows) > _MANY
         if len(layers) > _MANY:  # a large model: layers and heads without an edge are left out
@@ -87,9 +87,9 @@ class _Cells:
 
     def unwired(self) -> list[Point]:
         """Places of the heads that are on the grid but on no edge."""
-        table = self.wiring.scores.head_table
+        table = self.wiring.scores.ports
         wired = {node.head for node in self.wiring.nodes}
-        rest = [head for head in dict.fromkeys((*table.query, *table.kv)) if head not in wired]
+        rest = [head for head in table.heads if head not in wired]
         return [self.place(head) for head in rest if head.layer in self.layers and _row(head) in self.rows]
 
 
@@ -100,7 +100,7 @@ def fits_tokens(wiring: Wiring) -> bool:
 
 
 def _row(head: Head) -> Head:
-    return Head(0, head.index, head.kv)
+    return Head(0, head.index, head.kind)
 
 
 def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None = None) -> Figure:
@@ -138,8 +138,8 @@ def _frame(axes: Axes, cells: _Cells) -> None:
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=min(8.0, cells.fontsize + 1))
     axes.set_xticks([i * cell_x for i in range(len(cells.layers))], [str(layer) for layer in cells.layers])
-    row_names = [f"{'KV' if head.kv else 'H'}{head.index}" for head in cells.rows]
-    axes.set_yticks([cells.place(Head(cells.layers[0], h.index, h.kv))[1] for h in cells.rows], row_names)
+    row_names = [f"{head.kind}{head.index}" for head in cells.rows]
+    axes.set_yticks([cells.place(Head(cells.layers[0], h.index, h.kind))[1] for h in cells.rows], row_names)
     axes.set_xlabel("layer")
     if points := cells.unwired():
         axes.scatter(*zip(*points, strict=True), s=5, color=style.FAINT, linewidths=0, zorder=1, gid="unwired")

@@ -48,7 +48,7 @@ def two_layer_figure(
 ) -> Figure:
     """One row per similarity, one panel per pairing; the best previous-token and induction heads are shaded."""
     shades = _shades(behaviour)
-    most = max(sum(head.layer == layer for head in scores.head_table.query) for layer in _layers(scores))
+    most = max(sum(head.layer == layer for head in scores.ports.query) for layer in _layers(scores))
     width = max(2.4, 0.36 * most)
     figure = new_figure(width * len(pairings) + 0.9, 2.2 * len(metrics) + (0.55 if shades else 0.1))
     bottom = 0.6 if shades else 0.1
@@ -67,7 +67,7 @@ def two_layer_figure(
 
 
 def _layers(scores: Scores) -> list[int]:
-    return sorted({head.layer for head in scores.head_table.query})
+    return sorted({head.layer for head in scores.ports.query})
 
 
 def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
@@ -106,7 +106,7 @@ def _head(axes: Axes, head: Head, where: tuple[float, float], shade: float | Non
 
     fill = style.UNLABELLED if shade is None else colormaps[style.SEQUENTIAL](shade)
     box = {"boxstyle": "round,pad=0.35", "facecolor": fill, "edgecolor": style.MUTED, "linewidth": 0.7}
-    name = f"{'KV' if head.kv else 'H'}{head.index}"
+    name = f"{head.kind}{head.index}"
     text = axes.text(*where, name, ha="center", va="center", fontsize=6.5, zorder=3, gid=f"node:{head}", bbox=box)
     if shade is not None:
         text.set(fontweight="bold", color=style.PAPER if shade < 0.5 else style.INK)

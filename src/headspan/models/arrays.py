@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, HeadTable, Role
+from headspan.heads import ROLES, PortTable, Role
 from headspan.models.weights import AttentionWeights, Norm, check_finite
 
 _BIASES = {f"b{role}": role for role in ROLES}
@@ -77,7 +77,7 @@ class ArrayWeights(AttentionWeights):
             )  # fmt: skip
         self.d_model, self.n_layers, self.n_heads, self.n_kv_heads = d_model, n_layers, n_heads, n_kv
         self.layers = tuple(range(n_layers))
-        self.head_table = HeadTable.regular(self.layers, n_heads, n_kv)
+        self.ports = PortTable.regular(self.layers, n_heads, n_kv)
         vocab = len(self._arrays["unembedding"]) if "unembedding" in self._arrays else 0
         others = {
             **{name: (n_layers, expected[r][1], expected[r][3]) for name, r in _BIASES.items() if r is not Role.O},

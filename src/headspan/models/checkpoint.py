@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, HeadTable, Role
+from headspan.heads import ROLES, PortTable, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, check_finite
@@ -31,7 +31,7 @@ class CheckpointWeights(AttentionWeights):
         self.d_model, self.n_layers = self._map.d_model, self._map.n_layers
         self.n_heads, self.n_kv_heads = self._map.n_heads, self._map.n_kv_heads
         self.layers = self._map.layers
-        self.head_table = HeadTable.regular(self.layers, self.n_heads, self.n_kv_heads)
+        self.ports = PortTable.regular(self.layers, self.n_heads, self.n_kv_heads)
         self.norm_place = self._entry.norm_place
         self.norm_kind = "none" if self.norm_place == "none" else self._entry.norm_kind
         self.not_foldable_reason = WHY_NOT_FOLDABLE.get(self._entry.norm_place)

@@ -51,7 +51,7 @@ class FoldedWeights(AttentionWeights):
         self.unfolded = weights
         self.reference, self.architecture = weights.reference, weights.architecture
         self.d_model, self.n_layers, self.layers = weights.d_model, weights.n_layers, weights.layers
-        self.n_heads, self.n_kv_heads, self.head_table = weights.n_heads, weights.n_kv_heads, weights.head_table
+        self.n_heads, self.n_kv_heads, self.ports = weights.n_heads, weights.n_kv_heads, weights.ports
         self.norm_kind, self.norm_place = weights.norm_kind, weights.norm_place
         self.not_foldable_reason = "it is folded already"
         self.vocab_size, self.tied_embedding = weights.vocab_size, False if weights.vocab_size else None

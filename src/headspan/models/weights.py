@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, HeadRole, HeadTable, Role
+from headspan.heads import ROLES, Head, HeadRole, PortTable, Role
 from headspan.models.architectures import NormKind
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class AttentionWeights(ABC):
     n_heads: int
     n_kv_heads: int
     layers: tuple[int, ...]  # those with attention, by their number in the model
-    head_table: HeadTable
+    ports: PortTable
     architecture: str
     reference: str
     norm_kind: str  # "layer", "rms" or "none"
@@ -61,21 +61,19 @@ class AttentionWeights(ABC):
 
     def heads(self, role: Role | str) -> tuple[Head, ...]:
         """The heads of a role in layer order; a shared KV head stands once."""
-        return self.head_table.of(Role(role))
+        return self.ports.of(role)
 
     def heads_in(self, role: Role | str, layer: int) -> tuple[Head, ...]:
         """The heads of a role in one layer."""
         self._check_layer(layer)
-        heads = self.heads(role)
-        count = len(heads) // len(self.layers)
-        start = self.layers.index(layer) * count
-        return heads[start : start + count]
+        role = Role(role)
+        return self.heads(role)[self.ports.span(role, layer)]
 
     def read_head(self, head_role: HeadRole | str) -> np.ndarray:
-        """The (d, m) weight of one head, for example of ``"L4H11.O"``."""
-        head, role = HeadRole.parse(head_role) if isinstance(head_role, str) else head_role
-        self.head_table.find(head, role)
-        return self.read(role, head.layer)[head.index]
+        """The (d, m) weight of one head, for example of ``"L4H11.O"``; K and V of a query head are its KV head's."""
+        name, role = HeadRole.parse(head_role)
+        head = self.ports.resolve(name, role)
+        return self.read(role, head.layer)[self.heads_in(role, head.layer).index(head)]
 
     @abstractmethod
     def d_head(self, role: Role | str) -> int:

@@ -218,7 +218,7 @@ def _assemble(weights: AttentionWeights, plan: Plan, finished: dict[str, dict[st
                     ranks[role][np.isin(layer_of[role], blocks[block])] = parts[f"rank-{role}{block}"]
         for pairing in plan.pairings:
             arrays[metric, pairing] = _matrix(weights, plan, kernels, pairing)
-    return Scores(arrays, weights.head_table, weights.d_model, ranks, _provenance(weights, plan, ranks))
+    return Scores(arrays, weights.ports, weights.d_model, ranks, _provenance(weights, plan, ranks))
 
 
 def _matrix(
