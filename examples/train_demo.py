@@ -2,6 +2,7 @@
 
     python examples/train_demo.py --out my-demo            # the shipped settings, about 6 minutes on two cores
     python examples/train_demo.py --out short --steps 100  # a quick look
+    python examples/train_demo.py --out my-demo --checkpoints series   # and 40 models on the way, for headspan track
 
 The result is an ordinary Hugging Face directory of type ``gpt2``. Its MLPs have width one and weights that
 are zero and frozen, so it computes exactly what an attention-only transformer computes: token and position
@@ -217,8 +218,18 @@ def held_out_losses(model: Any, batches: Batches) -> tuple[float, float]:
     return float(model(input_ids=stories, labels=stories).loss), float(repeats)
 
 
-def train(settings: Settings, log: Log = print) -> tuple[Any, Any, list[float]]:
-    """The trained model, its tokenizer and the training loss of every step."""
+def checkpoint_steps(steps: int) -> list[int]:
+    """After how many steps a checkpoint is saved: often in the first quarter, where the heads form, then four times
+    more rarely; the untrained model and the last one are among them."""
+    fine = max(1, steps // 88)
+    quarter = range(0, steps // 4 + 1, fine)
+    return sorted({*quarter, *range(0, steps + 1, 4 * fine), steps})
+
+
+def train(
+    settings: Settings, log: Log = print, keep: Callable[[int, Any, Any], None] = lambda step, model, tokenizer: None
+) -> tuple[Any, Any, list[float]]:
+    """The trained model, its tokenizer and the training loss of every step; ``keep`` sees every checkpoint."""
     torch.manual_seed(settings.seed)
     tokenizer = build_tokenizer()
     batches = Batches(settings, tokenizer)
@@ -227,7 +238,10 @@ def train(settings: Settings, log: Log = print) -> tuple[Any, Any, list[float]]:
     log(f"vocabulary {tokenizer.get_vocab_size()}, training text {len(batches.corpus)} tokens, {asdict(settings)}")
     losses: list[float] = []
     started = time.perf_counter()
+    kept = set(checkpoint_steps(settings.steps))
     for step in range(settings.steps):
+        if step in kept:
+            keep(step, model, tokenizer)
         for group in optimiser.param_groups:
             group["lr"] = group["rate"] * learning_rate(step, settings)
         loss = model(**batches.next(step)).loss
@@ -238,6 +252,7 @@ def train(settings: Settings, log: Log = print) -> tuple[Any, Any, list[float]]:
         losses.append(float(loss.detach()))
         if step % 50 == 49 or step + 1 == settings.steps:
             log(progress_line(model, batches, step, losses, time.perf_counter() - started))
+    keep(settings.steps, model, tokenizer)
     return model.eval(), tokenizer, losses
 
 
@@ -253,6 +268,15 @@ def progress_line(model: Any, batches: Batches, step: int, losses: list[float], 
 
 def save(model: Any, tokenizer: Any, settings: Settings, out: Path, log_lines: list[str]) -> BehaviourScores:
     """Write the model directory: weights, tokenizer, head scores measured on the saved files, and the model card."""
+    save_model(model, tokenizer, settings, out)
+    scores = head_scores(out, length=min(100, settings.length // 2))
+    (out / "behaviour.json").write_text(json.dumps(rounded(scores), indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(model_card(settings, scores, model, log_lines), encoding="utf-8")
+    return scores
+
+
+def save_model(model: Any, tokenizer: Any, settings: Settings, out: Path) -> None:
+    """Weights, config and tokenizer in Hugging Face layout."""
     from transformers import PreTrainedTokenizerFast
 
     model.save_pretrained(out)
@@ -261,10 +285,6 @@ def save(model: Any, tokenizer: Any, settings: Settings, out: Path, log_lines: l
         model_max_length=settings.length, clean_up_tokenization_spaces=False,
     )  # fmt: skip
     wrapped.save_pretrained(out)
-    scores = head_scores(out, length=min(100, settings.length // 2))
-    (out / "behaviour.json").write_text(json.dumps(rounded(scores), indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(model_card(settings, scores, model, log_lines), encoding="utf-8")
-    return scores
 
 
 def rounded(scores: BehaviourScores) -> dict[str, dict[str, float]]:
@@ -331,6 +351,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--checkpoints", type=Path, help="directory for the models on the way, step0, step25, …")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settings = Settings(seed=arguments.seed, steps=arguments.steps)
@@ -340,7 +361,11 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
 
-    model, tokenizer, _ = train(settings, log)
+    def keep(step: int, model: Any, tokenizer: Any) -> None:
+        if arguments.checkpoints is not None:
+            save_model(model, tokenizer, settings, arguments.checkpoints / f"step{step}")
+
+    model, tokenizer, _ = train(settings, log, keep)
     scores = save(model, tokenizer, settings, arguments.out, lines)
     for kind in scores:
         log(f"{kind:16s}" + " ".join(f"{head}={value:.3f}" for head, value in scores.top(kind, 5)))
