@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import BASE, FAMILIES, GPT2, GQA
 from safetensors.numpy import load_file, save_file
 
 import headspan as hs
+from families import BASE, GPT2, GQA
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES
 from headspan.models.adapters import adapt, is_adapter
@@ -95,3 +95,144 @@ def test_weights_are_those_that_peft_merges(case: str, tmp_path: Path) -> None:
     assert np.abs(weights.unembedding_rows(7, 19) - expected.unembedding_rows(7, 19)).max() < 1e-5
     assert weights.fingerprint() != original.fingerprint()
     assert not weights.reopenable
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["llama qkvo", "llama rslora", "gpt2 fused", "neox fused", "phi3 fused"])
+@pytest.mark.parametrize("fold", [False, True])
+def test_diff_with_the_adapter_is_diff_with_the_merged_model(case: str, fold: bool, tmp_path: Path) -> None:
+    base, adapter, merged = make(tmp_path, *LORAS[case])
+    one, two = hs.diff(str(base), str(adapter), fold=fold), hs.diff(str(base), merged, fold=fold)
+    assert max(line.drift for line in one.drift) > 0.01
+    for a, b in zip(one.drift, two.drift, strict=True):
+        assert (a.head, a.role, a.moved) == (b.head, b.role, b.moved)
+        assert a.drift == pytest.approx(b.drift, abs=1e-5) and a.angle == pytest.approx(b.angle, abs=1e-2)
+    assert [e[:4] for e in one.edges] == [e[:4] for e in two.edges]
+    for a, b in zip(one.edges, two.edges, strict=True):
+        assert (a.before, a.after) == (pytest.approx(b.before, abs=1e-5), pytest.approx(b.after, abs=1e-5))
+        assert a[7:] == b[7:]
+    assert [h[:4] + h[7:] for h in one.hubs] == [h[:4] + h[7:] for h in two.hubs]
+
+
+def test_what_the_adapter_does_not_touch_does_not_move(tmp_path: Path) -> None:
+    base, adapter, _ = make(tmp_path, *LORAS["llama q only"])
+    for line in hs.diff(base, adapter).drift:
+        assert line.moved == (str(line.role) == "Q")
+        assert (line.drift > 1e-4) == line.moved
+
+
+def test_an_adapter_on_a_half_precision_base_is_judged_by_arithmetic_alone(llama: tuple[Path, ...]) -> None:
+    base, adapter, _ = llama
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    model.save_pretrained(base.with_name("half"))
+    change = hs.diff(base.with_name("half"), adapter)
+    assert max(line.floor for line in change.drift) < 1e-10
+
+
+def test_torch_files_and_prefixes(llama: tuple[Path, ...]) -> None:
+    base, adapter, merged = llama
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, adapter / "adapter_model.bin")
+    bare = load_file(base / "model.safetensors")
+    save_file({name.removeprefix("model."): array for name, array in bare.items()}, base / "model.safetensors")
+    weights, expected = adapt(hs.open(base), adapter), hs.open(merged)
+    assert np.abs(weights.read("O", 1) - expected.read("O", 1)).max() < 1e-5
+
+
+def test_folded_weights_take_an_adapter_too(llama: tuple[Path, ...]) -> None:
+    base, adapter, merged = llama
+    weights, expected = adapt(hs.fold(hs.open(base)), adapter), hs.fold(hs.open(merged))
+    assert weights.folding == "folded"
+    assert np.abs(weights.read("K", 1) - expected.read("K", 1)).max() < 1e-5
+
+
+def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
+    _, adapter, _ = llama
+    for kind, config, sentence in [
+        ("gpt2", GPT2, "was made for another base"),
+        ("llama", GQA | {"num_hidden_layers": 1}, "has 1 layers: it was made for another base"),
+        ("llama", GQA | {"hidden_size": 32}, "does not fit .* has factors of shapes"),
+    ]:
+        folder = tmp_path / f"{kind}{len(config)}{config.get('hidden_size')}"
+        transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(kind, **config)
+        ).save_pretrained(folder)
+        with pytest.raises(HeadspanError, match=sentence):
+            hs.diff(folder, adapter)
+    with pytest.raises(HeadspanError, match="changes named tensors of a checkpoint"):
+        hs.diff({role: np.ones((1, 1, 4, 2)) for role in "QKVO"}, adapter)
+
+
+def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
+    base, adapter, _ = llama
+    config_of(adapter, base_model_name_or_path="someone/else")
+    assert any("its base is someone/else" in note for note in hs.diff(base, adapter).notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"peft_type": "LOHA"}, "of the kind 'LOHA', and only LORA is understood"),
+        ({"peft_type": "IA3"}, "of the kind 'IA3'"),
+        ({"peft_type": None}, "of the kind 'None'"),
+        ({"use_dora": True}, "DoRA"),
+        ({"use_qalora": True}, "QALoRA"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer replication"),
+        ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4: its start was subtracted"),
+        ({"init_lora_weights": "olora"}, "olora"),
+        ({"lora_alpha": "seven"}, "has α = 'seven'"),
+        ({"lora_alpha": None}, "has α = 'None'"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern that is not an object"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "alpha_pattern .* that cannot be used"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "alpha_pattern .* that cannot be used"),
+        ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "alpha_pattern .* that cannot be used"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused_by_name(
+    change: dict[str, Any], sentence: str, llama: tuple[Path, ...]
+) -> None:
+    base, adapter, _ = llama
+    config_of(adapter, **change)
+    with pytest.raises(HeadspanError, match=sentence) as caught:
+        hs.diff(base, adapter)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_real_dora_is_refused(tmp_path: Path) -> None:
+    kind, config, lora = LORAS["llama qkvo"]
+    base, adapter, _ = make(tmp_path, kind, config, lora | {"use_dora": True})
+    with pytest.raises(HeadspanError, match="DoRA"):
+        hs.diff(base, adapter)
+    config_of(adapter, use_dora=False)  # its tensors give it away as well
+    with pytest.raises(HeadspanError, match=r"lora_magnitude_vector.* is no part of a plain LoRA"):
+        hs.diff(base, adapter)
+
+
+@pytest.mark.parametrize("damage", ["half a pair", "no tensors", "no file", "not finite", "vector", "bad json", "two"])
+def test_damaged_adapters_are_one_sentence(damage: str, llama: tuple[Path, ...]) -> None:
+    base, adapter, _ = llama
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "q_proj.lora_B" in name)
+    if damage == "half a pair":
+        del tensors[name]
+    elif damage == "no tensors":
+        tensors = {}
+    elif damage == "not finite":
+        tensors[name][0, 0] = np.nan
+    elif damage == "vector":
+        tensors[name] = tensors[name].reshape(-1)
+    save_file(tensors, path)
+    if damage == "no file":
+        path.unlink()
+    if damage == "bad json":
+        (adapter / "adapter_config.json").write_text("{")
+    if damage == "two":
+        (adapter / "model.safetensors").write_bytes(b"")
+    assert is_adapter(adapter)
+    with pytest.raises(HeadspanError) as caught:
+        hs.diff(base, adapter)
+    assert "\n" not in str(caught.value)

@@ -30,6 +30,7 @@ COMMANDS = {
     "score": "score {ref} --out {out}.safetensors",
     "top": "top {ref}",
     "compare": "compare {ref} {ref}",
+    "diff": "diff {ref} {ref}",
     "hubs": "hubs {ref}",
     "baseline": "baseline {ref}",
     "evaluate": "evaluate {ref} --labels {labels}",

@@ -28,6 +28,8 @@ _EXPORTS = {
     "Scores": "scores",
     "load": "scores",
     "compare": "analysis.comparison",
+    "adapt": "models.adapters",
+    "diff": "analysis.drift",
     "significance": "analysis.baseline",
     "kl_divergence": "analysis.baseline",
     "hubs": "analysis.hubs",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from headspan.analysis.baseline import kl_divergence, significance, summarise
     from headspan.analysis.behaviour import BehaviourScores, attention_patterns, head_scores
     from headspan.analysis.comparison import compare
+    from headspan.analysis.drift import diff
     from headspan.analysis.evaluation import classification, detection, evaluate
     from headspan.analysis.hubs import hubs
     from headspan.analysis.labels import Labels
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from headspan.errors import HeadspanError
     from headspan.explorer import report
     from headspan.heads import Head, HeadRole, Pairing, Role
+    from headspan.models.adapters import adapt
     from headspan.models.folding import fold
     from headspan.models.weights import AttentionWeights, open
     from headspan.scores import Scores, load
@@ -80,12 +84,14 @@ __all__ = [
     "Pairing",
     "Role",
     "Scores",
+    "adapt",
     "all_tokens",
     "attention_patterns",
     "classification",
     "compare",
     "compare_pair",
     "detection",
+    "diff",
     "evaluate",
     "fold",
     "head_scores",

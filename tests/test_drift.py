@@ -1,0 +1,260 @@
+"""What changed between two models: planted changes are found as large as they are, and rounding is not a change."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+import headspan as hs
+from headspan.analysis.rounding import rounding_variance
+from headspan.cli import app
+from headspan.errors import HeadspanError
+from headspan.heads import ROLES, Role
+from headspan.scoring.subspaces import orthonormal_basis
+
+Arrays = dict[str, Any]
+
+
+def random_model(seed: int = 0, layers: int = 3, heads: int = 4, kv: int | None = None, d: int = 48, m: int = 6,
+                 condition: float = 10.0) -> Arrays:  # fmt: skip
+    """Weights whose singular values spread as those of real heads do."""
+    rng = np.random.default_rng(seed)
+    spread = np.geomspace(1.0, 1 / condition, m)
+    arrays: Arrays = {}
+    for role in "QKVO":
+        shape = (layers, (kv or heads) if role in "KV" else heads)
+        turns = np.linalg.qr(rng.normal(size=(*shape, m, m)))[0]
+        arrays[role] = ((rng.normal(size=(*shape, d, m)) * spread) @ turns).astype(np.float32)
+    return arrays
+
+
+def with_norm(arrays: Arrays, kind: str, seed: int = 5) -> Arrays:
+    layers, _, d, _ = arrays["Q"].shape
+    gain = np.exp(np.random.default_rng(seed).normal(0, 0.5, size=(layers, d))).astype(np.float32)
+    return {**arrays, "norm": kind, "gain": gain}
+
+
+def rounded(arrays: Arrays, dtype: Any, times: int = 1) -> Arrays:
+    """Every number moved by its rounding error, once or several times."""
+
+    def move(value: Any) -> Any:
+        return value if isinstance(value, str) else value + times * (value.astype(dtype).astype(np.float32) - value)
+
+    moved = {name: move(value) for name, value in arrays.items()}
+    return {k: v if isinstance(v, str) else v.astype(dtype) for k, v in moved.items()} if times == 1 else moved
+
+
+@pytest.mark.parametrize("degrees", [0.001, 0.5, 20.0, 45.0, 80.0, 90.0])
+def test_planted_rotations_are_recovered(degrees: float) -> None:
+    base = random_model(layers=2)
+    other = {role: array.astype(np.float64).copy() for role, array in base.items()}
+    planted = {("K", 1, 2), ("O", 0, 3)}
+    rng = np.random.default_rng(1)
+    for role, layer, head in planted:
+        weight = other[role][layer, head]
+        basis = orthonormal_basis(weight).vectors
+        outside = rng.normal(size=len(weight))
+        outside -= basis @ (basis.T @ outside)
+        outside /= np.linalg.norm(outside)
+        angle, first = math.radians(degrees), basis[:, 0].copy()
+        turned = math.cos(angle) * first + math.sin(angle) * outside
+        other[role][layer, head] = weight + np.outer(turned - first, first @ weight)
+    change = hs.diff(base, other)
+    for line in change.drift:
+        if (str(line.role), line.head.layer, line.head.index) in planted:
+            assert line.angle == pytest.approx(degrees, rel=1e-4)
+            assert line.drift == pytest.approx(math.sin(math.radians(degrees)) ** 2 / 6, rel=1e-4)
+            assert line.moved
+        else:
+            assert line.drift < 1e-20 and not line.moved
+    assert {f"{p.role}{p.head}" for p in change.top(2)} == {"KL1H2", "OL0H3"}
+    assert change.of("L1H2.K").drift > 0
+
+
+@pytest.mark.parametrize("norm", [None, "layer", "rms"])
+def test_another_basis_inside_each_head_is_no_change(norm: str | None) -> None:
+    base = random_model(kv=2) if norm is None else with_norm(random_model(), norm)
+    rng = np.random.default_rng(2)
+    other = dict(base)
+    for role in "QKVO":
+        # Any invertible map of the columns, which the partner weight would undo in a running model.
+        maps = rng.normal(size=(*base[role].shape[:2], 6, 6)) + 3 * np.eye(6)
+        other[role] = base[role].astype(np.float64) @ maps
+    change = hs.diff(base, other, fold=norm is not None)
+    assert max(line.drift for line in change.drift) < 1e-10
+    assert all(edge.kind in ("strengthened", "weakened") and abs(edge.change) < 1e-4 for edge in change.edges)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("condition", [2.0, 30.0])
+@pytest.mark.parametrize("norm", [None, "layer", "rms"])
+def test_rounding_stays_under_the_floor_and_twice_that_does_not(dtype: Any, condition: float, norm: str | None) -> None:
+    base = random_model(seed=3, layers=2, d=96, condition=condition)
+    base = base if norm is None else with_norm(base, norm)
+    fold = norm is not None
+    once = hs.diff(base, rounded(base, dtype), fold=fold)
+    twice = hs.diff(base, rounded(base, dtype, times=2), fold=fold)
+    below = [line.drift / line.floor for line in once.drift]
+    assert max(below) < 1 and np.mean(below) > 0.4  # the floor is near, not far above
+    assert not any(line.moved for line in once.drift)
+    floors = {(line.head, line.role): line.floor for line in once.drift}
+    assert min(line.drift / floors[line.head, line.role] for line in twice.drift) > 1
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("role", [Role.K, Role.O])
+def test_variance_of_quantisation_is_that_of_the_gguf_package(kind: str, role: Role) -> None:
+    gguf = pytest.importorskip("gguf")
+    from gguf import quants
+
+    weights = np.random.default_rng(4).normal(size=(2, 64, 32)).astype(np.float32)
+    n, d, m = weights.shape
+    rows = weights.transpose(1, 0, 2).reshape(d, n * m) if role is Role.O else weights.transpose(0, 2, 1).reshape(-1, d)
+    stored = quants.quantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType[kind])
+    back = quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
+    read = back.reshape(d, n, m).transpose(1, 0, 2) if role is Role.O else back.reshape(n, m, d).transpose(0, 2, 1)
+    expected = rounding_variance(read, kind, role)
+    assert expected is not None
+    assert np.mean(np.square(read - weights)) == pytest.approx(expected.mean(), rel=0.15)
+
+
+def test_a_format_without_a_known_step_has_no_floor() -> None:
+    assert rounding_variance(np.ones((1, 32, 32)), "IQ2_XS", Role.Q) is None
+
+
+def test_edges_and_hubs_that_came_and_went() -> None:
+    base = random_model(seed=6, layers=3, heads=4)
+    other = {role: array.copy() for role, array in base.items()}
+    before = hs.score(hs.open(base), "pk", "OK")["pk", "OK"].forward()
+    i, j = np.unravel_index(np.nanargmin(before.values), before.values.shape)  # the weakest edge becomes the strongest
+    source, target = before.sources[i], before.targets[j]
+    other["K"][target.layer, target.index] = base["O"][source.layer, source.index]
+    other["K"][target.layer, target.index] += 0.01 * base["K"][target.layer, target.index]
+    change = hs.diff(base, other, k=5)
+    edge = next(e for e in change.edges if e.kind == "gained" and e.rank_after == 1)
+    assert (edge.source, edge.target) == (source, target)
+    after = hs.score(hs.open(other), "pk", "OK")["pk", "OK"].forward()
+    assert edge.before == pytest.approx(before.at(source, target), abs=1e-5)
+    assert edge.after == pytest.approx(after.at(source, target), abs=1e-5) and edge.after > 5.5
+    assert edge.rank_before == before.rank_of(source, target) == len(before.pairs()[2])
+    assert edge.change == pytest.approx(edge.after - edge.before)
+    assert {str(edge.pairing) for edge in change.edges} == {"OK"}
+    lost = {(str(e.source), str(e.target)) for e in change.edges if e.kind == "lost"}
+    tops = [{(str(e.source), str(e.target)) for e in m.top(5)} for m in (before, after)]
+    assert lost == tops[0] - tops[1]
+    assert all(e.target == edge.target for e in change.edges if e.kind in ("strengthened", "weakened"))
+    rose = [h for h in change.hubs if h.kind == "rose" and h.hub == "inlet" and h.head == target]
+    assert rose and rose[0].rank_after < rose[0].rank_before
+    assert {h.pairing for h in change.hubs} == {edge.pairing}
+
+
+def test_models_with_another_number_of_layers_are_compared_where_they_can_be() -> None:
+    base = random_model(layers=3)
+    other = {role: array[:2] for role, array in base.items()}
+    change = hs.diff(base, other)
+    assert {line.head.layer for line in change.drift} == {0, 1}
+    assert any("1 attention layers more: the 2 layers that both have" in note for note in change.notes)
+    assert not change.edges and not any(line.moved for line in change.drift)
+    back = hs.diff(other, base)
+    assert [line[:3] for line in back.drift] == [
+        (line.head, line.role, pytest.approx(0, abs=1e-20)) for line in change.drift
+    ]
+
+
+def test_other_vocabularies_are_said() -> None:
+    base = {**random_model(), "unembedding": np.ones((20, 48), np.float32)}
+    other = {**base, "unembedding": np.ones((21, 48), np.float32)}
+    assert any("vocabularies differ (20 and 21" in note for note in hs.diff(base, other).notes)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (random_model(d=40), "has d_model 48, arrays has 40"),
+        (random_model(heads=8), "has n_heads 4, arrays has 8"),
+        (random_model(kv=2), "has n_kv_heads 4, arrays has 2"),
+        (random_model(m=5), "has d_head of Q 6, arrays has 5"),
+    ],
+)
+def test_other_shapes_are_refused(other: Arrays, sentence: str) -> None:
+    with pytest.raises(HeadspanError, match=sentence):
+        hs.diff(random_model(), other)
+
+
+def test_rank_deficient_heads() -> None:
+    base = random_model(layers=2)
+    base["V"][0, 1, :, 3:] = 0
+    other = {role: array.copy() for role, array in base.items()}
+    other["V"][0, 1, :, 3] = np.random.default_rng(0).normal(size=48)
+    line = hs.diff(base, other).of("L0H1.V")
+    assert (line.rank_before, line.rank_after) == (3, 4)
+    assert line.angle > 60 and 0.15 < line.drift <= 0.25  # one direction of four is new
+
+
+def test_records_file_and_frame(tmp_path: Path) -> None:
+    base = random_model(layers=2)
+    other = random_model(seed=9, layers=2)
+    change = hs.diff(base, other, k=3)
+    rows = change.records()
+    assert {row["table"] for row in rows} == {"drift", "edge", "hub"}
+    assert len({tuple(row) for row in rows}) == 1
+    assert len(change.to_pandas()) == len(change.drift) == 32
+    assert repr(change).startswith("Diff of arrays and arrays: 32 weights, 32 moved")
+    assert "L0H" in change._repr_html_()
+    change.save(tmp_path / "d.safetensors")
+    with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
+        head = json.loads(file.metadata()["headspan"])
+        assert head["kind"] == "diff" and len(head["records"]) == len(rows)
+        assert np.allclose(file.get_tensor("drift/K"), [p.drift for p in change.drift if p.role is Role.K])
+        assert np.allclose(file.get_tensor("after/pk/OK"), change.after["pk", "OK"].values, equal_nan=True)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_command_line(tmp_path: Path) -> None:
+    result = run("diff", "demo", "demo", "--json")
+    rows = json.loads(result.stdout)
+    assert len(rows) == 64 and not any(row["moved"] for row in rows) and rows[0]["table"] == "drift"
+    rows = list(csv.DictReader(io.StringIO(run("diff", "demo", "demo", "--csv", "--table", "drift").stdout)))
+    assert len(rows) == 64 and float(rows[0]["drift"]) < 1e-20
+    text = run("diff", "demo", "demo", "--fold", "-k", "2").stdout
+    assert "(0 of 64 above the rounding floor)" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("demo", "demo", "--table", "x"), "there is no listing 'x'"),
+        (("demo", "{result}"), "is a result file, and drift is measured on weights"),
+        (("{adapter}", "demo"), "is an adapter: give the model it was made for first"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    hs.score(hs.open("demo"), "pk", "OK", out=tmp_path / "r.safetensors")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    places = {"result": tmp_path / "r.safetensors", "adapter": tmp_path / "adapter"}
+    result = run("diff", *(argument.format(**places) for argument in arguments))
+    assert isinstance(result.exception, HeadspanError)
+    assert sentence in str(result.exception)
+
+
+def test_a_quantised_copy_of_a_real_model(minilm_dir: Path) -> None:
+    base = hs.open(minilm_dir)
+    arrays = {str(role): np.stack([base.read(role, layer) for layer in base.layers]) for role in ROLES}
+    change = hs.diff(base, {role: array.astype(ml_dtypes.bfloat16) for role, array in arrays.items()})
+    assert not any(line.moved for line in change.drift)
+    assert 0 < max(line.drift for line in change.drift) < 1e-3
