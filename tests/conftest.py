@@ -25,6 +25,14 @@ def _real(variable: str, what: str) -> Path:
     return Path(value)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Unfinished work of a test, and of the processes it starts, lies apart from the user's."""
+    folder = tmp_path_factory.mktemp("cache") / "headspan"
+    monkeypatch.setenv("HEADSPAN_CACHE_DIR", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def gpt2_dir() -> Path:
     return _real("HEADSPAN_GPT2_DIR", "a directory with the real GPT-2 small weights")

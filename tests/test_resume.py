@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import headspan as hs
 from headspan.scoring import run as scoring
+from headspan.scoring import tiles
 from headspan.scoring.run import score
 
 SCORE = [sys.executable, "-m", "headspan", "score"]
@@ -22,8 +27,6 @@ SCORE = [sys.executable, "-m", "headspan", "score"]
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A small GPT-2 checkpoint whose Procrustes scores make many tiles."""
-    from safetensors.numpy import save_file
-
     rng = np.random.default_rng(0)
     d, layers = 64, 8
     tensors = {}
@@ -52,7 +55,7 @@ def same(a: Path, b: Path) -> bool:
     )
 
 
-def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     real, done = scoring.compute_tile, []
 
@@ -65,39 +68,187 @@ def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(scoring, "compute_tile", stop_after_four)
     with pytest.raises(KeyboardInterrupt):
         score(weights, ["pk", "procrustes"], out=out)
-    assert not out.exists() and len(list((tmp_path / "r.safetensors.partial").rglob("*.safetensors"))) == 4
+    assert not out.exists() and len(list(cache.rglob("*.safetensors"))) == 4
 
     again = []
     monkeypatch.setattr(scoring, "compute_tile", lambda *a, **k: again.append(a[2].name) or real(*a, **k))
     said: list[str] = []
     score(weights, ["pk", "procrustes"], out=out, say=said.append)
     assert not set(again) & set(done) and any("4 of" in s for s in said)
-    assert files(tmp_path) == ["r.safetensors"]
+    assert files(tmp_path) == ["r.safetensors"] and not list(cache.rglob("*.safetensors"))
     score(weights, ["pk", "procrustes"], out=tmp_path / "whole.safetensors")
     assert same(out, tmp_path / "whole.safetensors")
 
 
-def test_a_damaged_tile_is_computed_again(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors.numpy import save_file
-
-    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+def stopped_before(metric: str, weights: hs.AttentionWeights, out: Path, cache: Path, **options) -> list[Path]:
+    """The kept tiles of a run that was stopped when it came to a similarity."""
     real = scoring.compute_tile
 
-    def stop_at_procrustes(*args, **kwargs):
-        if args[2].metric == "procrustes":
+    def stop(*args, **kwargs):
+        if args[2].metric == metric:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(scoring, "compute_tile", stop_at_procrustes)
-    with pytest.raises(KeyboardInterrupt):
-        score(weights, ["pk", "cs", "procrustes"], "OK", out=out)
-    kept = sorted((tmp_path / "r.safetensors.partial").rglob("*.safetensors"))
-    save_file({"O0-K0": np.zeros((2, 2))}, kept[0])  # well-formed, but of another shape
-    kept[1].write_bytes(b"junk")
-    monkeypatch.setattr(scoring, "compute_tile", real)
-    score(weights, ["pk", "cs", "procrustes"], "OK", out=out)
-    score(weights, ["pk", "cs", "procrustes"], "OK", out=tmp_path / "whole.safetensors")
-    assert same(out, tmp_path / "whole.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "compute_tile", stop)
+        with pytest.raises(KeyboardInterrupt):
+            score(weights, out=out, **options)
+    return sorted(cache.rglob("*.safetensors"))
+
+
+def flip(tile: Path, bit: int) -> None:
+    content = bytearray(tile.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    tile.write_bytes(content)
+
+
+def forge(tile: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """A tile with other numbers and a hash that fits them."""
+    from safetensors.numpy import load_file
+
+    raw = tile.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    about = json.loads(header["__metadata__"]["tile"])
+    arrays = {name: change(a) if a.dtype.kind == "f" else a for name, a in load_file(tile).items()}
+    tile.write_bytes(tiles._sealed(arrays, about["plan"], about["tile"]))
+
+
+def swap(first: Path, second: Path) -> None:
+    one, two = first.read_bytes(), second.read_bytes()
+    first.write_bytes(two)
+    second.write_bytes(one)
+
+
+def become(tile: Path, make: Callable[[Path], object]) -> None:
+    tile.unlink()
+    make(tile)
+
+
+DAMAGE: dict[str, Callable[[list[Path]], object]] = {
+    "a bit of the header": lambda kept: flip(kept[0], 8 * 20),
+    "a bit of the hash": lambda kept: flip(kept[0], 8 * (kept[0].read_bytes().index(b"digest") + 20)),
+    "a bit of the numbers": lambda kept: flip(kept[0], -3),
+    "swapped": lambda kept: swap(kept[0], kept[1]),
+    "of the right form, by another": lambda kept: save_file({"O0-K0": np.zeros((64, 64))}, kept[0]),
+    "cut short": lambda kept: kept[0].write_bytes(kept[0].read_bytes()[:-8]),
+    "longer": lambda kept: kept[0].write_bytes(kept[0].read_bytes() + b"x"),
+    "empty": lambda kept: kept[0].write_bytes(b""),
+    "junk": lambda kept: kept[0].write_bytes(b"\xff" * 100),
+    "a number that is not one": lambda kept: forge(kept[0], lambda a: np.full_like(a, np.nan)),
+    "infinite": lambda kept: forge(kept[0], lambda a: np.where(np.isnan(a), a, np.inf)),
+    "beyond the largest score": lambda kept: forge(kept[0], lambda a: a + 100),
+    "negative": lambda kept: forge(kept[0], lambda a: a - 100),
+    "numbers where there are no pairs": lambda kept: forge(kept[0], lambda a: np.nan_to_num(a)),
+    "of another shape": lambda kept: forge(kept[0], lambda a: a[1:]),
+    "integers": lambda kept: forge(kept[0], lambda a: np.nan_to_num(a).astype(np.int64)),
+    "a pipe": lambda kept: become(kept[0], os.mkfifo),
+    "a directory": lambda kept: become(kept[0], Path.mkdir),
+    "a link to another tile": lambda kept: become(kept[0], lambda path: path.symlink_to(kept[1])),
+    "a link to a device": lambda kept: become(kept[0], lambda path: path.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_tile_is_computed_again(damage: str, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
+    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+    options = {"metrics": ["pk", "cs", "procrustes"], "pairings": "OK"}
+    kept = stopped_before("procrustes", weights, out, cache, **options)
+    assert len(kept) == 2
+    DAMAGE[damage](kept)
+    said: list[str] = []
+    score(weights, out=out, say=said.append, **options)
+    wrong = [sentence for sentence in said if "computed again" in sentence]
+    assert len(wrong) == (2 if damage == "swapped" else 1)
+    whole = score(weights, **options)
+    for key in whole.arrays:
+        np.testing.assert_array_equal(hs.load(out)[key].values, whole[key].values)
+
+
+def test_any_bit_of_a_tile_counts() -> None:
+    """Every single-bit change of a small tile is noticed."""
+    rng = np.random.default_rng(0)
+    sealed = tiles._sealed({"O0-K0": rng.random((2, 3)), "rank-O0": np.arange(2, dtype=np.int32)}, "plan", "pk-00000")
+    assert set(tiles._opened(sealed, "plan", "pk-00000")) == {"O0-K0", "rank-O0"}
+    for bit in range(8 * len(sealed)):
+        content = bytearray(sealed)
+        content[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"it is|its content"):
+            tiles._opened(bytes(content), "plan", "pk-00000")
+    for plan, name in (("other", "pk-00000"), ("plan", "pk-00001")):
+        with pytest.raises(ValueError, match="another tile"):
+            tiles._opened(sealed, plan, name)
+
+
+def test_nothing_of_the_users_is_removed(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
+    """Folders that look like unfinished work, links to the user's folders, old work that another run holds."""
+    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    (mine / "pk-00000.safetensors").write_text("precious")
+    (mine / "deep" / "thesis.tex").write_text("precious")
+    partial = Path(f"{out}.partial")  # where version 0.1 kept its tiles
+    partial.mkdir()
+    (partial / "holiday").mkdir()
+    (partial / "link").symlink_to(mine)
+    kept = stopped_before("procrustes", weights, out, cache, metrics=["pk", "procrustes"], pairings="OK")
+    (kept[0].parent / "notes.txt").write_text("precious")
+    unfinished = kept[0].parents[1]
+    (unfinished / f"{'a' * 16}-{'b' * 16}").symlink_to(mine)
+    unmarked = unfinished / f"{'c' * 16}-{'d' * 16}"
+    unmarked.mkdir()
+    (unmarked / "pk-00000.safetensors").write_text("precious")
+    for path in (unmarked, unfinished / f"{'a' * 16}-{'b' * 16}"):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    before = {p: p.read_text() for p in tmp_path.rglob("*") if p.is_file() and "model" not in p.parts}
+    score(weights, ["pk", "procrustes"], "OK", out=out)
+    assert {p: p.read_text() for p in before} == before
+    assert (unmarked / "pk-00000.safetensors").read_text() == "precious"
+    assert (kept[0].parent / "notes.txt").exists() and not kept[0].exists()
+    assert (partial / "holiday").is_dir() and (partial / "link").is_symlink()
+
+
+def test_a_folder_in_the_way_is_not_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
+    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+    store = tiles.TileStore(out, "key")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    store.folder.parent.mkdir(parents=True)
+    store.folder.symlink_to(mine)
+    said: list[str] = []
+    with tiles.TileStore(out, "key", said.append) as used:
+        used.save("pk-00000", {"O0-K0": np.zeros((2, 2))})
+        assert used.load("pk-00000") is None
+    assert len(said) == 1 and "not made by headspan" in said[0]
+    assert store.folder.is_symlink() and not list(mine.iterdir())
+    assert score(weights, "pk", "OK", out=out).metrics == ("pk",)
+
+
+def test_old_work_goes_but_not_while_it_is_held(tmp_path: Path, cache: Path) -> None:
+    def left(key: str) -> tiles.TileStore:
+        store = tiles.TileStore(tmp_path / "r.safetensors", key)
+        with suppress(KeyboardInterrupt), store:
+            store.save("pk-00000", {"O0-K0": np.zeros((2, 2))})
+            raise KeyboardInterrupt
+        return store
+
+    young, old, held = left("young"), left("old"), left("held")
+    for store in (old, held):
+        os.utime(store.folder, (0, 0))
+    with held:
+        os.utime(held.folder, (0, 0))
+        with tiles.TileStore(tmp_path / "other.safetensors", "key"):
+            pass
+        assert young.folder.exists() and held.folder.exists() and not old.folder.exists()
+
+
+def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
+    """The run goes on without keeping its tiles, and says so once."""
+    weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    said: list[str] = []
+    score(weights, ["pk", "procrustes"], "OK", out=out, say=said.append)
+    assert sum("cannot be kept" in sentence for sentence in said) == 1 and out.exists()
 
 
 def test_a_changed_plan_starts_anew_and_says_so(

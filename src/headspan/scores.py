@@ -18,6 +18,7 @@ import numpy as np
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Port, PortTable, Role, forward_mask
 from headspan.system.atomic import write_safetensors
+from headspan.system.outputs import check_output, remember_input
 
 if TYPE_CHECKING:
     import networkx
@@ -154,8 +155,12 @@ class Scores:
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one safetensors file; it appears only when complete."""
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write everything to one safetensors file; it appears only when complete.
+
+        force: replace a file that is not a result; the model's own files are never replaced.
+        """
+        target = check_output(path, "result", inputs=[self.provenance.get("reference")], force=force)
         tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in self.arrays.items()}
         tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in self.role_ranks.items()}
         tensors |= self.extra
@@ -170,7 +175,7 @@ class Scores:
             "provenance": self.provenance,
             "annotations": self.annotations,
         }
-        write_safetensors(path, tensors, {"headspan": json.dumps(head)})
+        write_safetensors(target, tensors, {"headspan": json.dumps(head)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
@@ -180,6 +185,7 @@ class Scores:
         path = Path(path)
         if not path.is_file():
             raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {path}")
+        remember_input(path)
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}

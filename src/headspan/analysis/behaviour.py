@@ -30,7 +30,7 @@ from headspan.analysis.labels import Labels
 from headspan.errors import HeadspanError
 from headspan.heads import Head
 from headspan.models.running import RunningModel, head_names, running
-from headspan.system.atomic import atomic_path
+from headspan.system.outputs import MADE_BY, writing
 
 if TYPE_CHECKING:
     import torch
@@ -117,10 +117,11 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
         return cls(tuple(Head.parse(name) for name in names), values)
 
 
-def write_labels(labels: Labels, path: str | os.PathLike[str]) -> None:
+def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = False) -> None:
     """A label file (columns head,label) that `Labels.load` and the option --labels read."""
     rows = [(str(head), label) for label in labels.names for head in labels.heads(label)]
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    with writing(path, "csv", force=force) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        file.write(f"# {MADE_BY}\n")  # a label file written by hand has no such line, and is not replaced
         csv.writer(file, lineterminator="\n").writerows([("head", "label"), *rows])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headspan.errors import HeadspanError
 from headspan.heads import Head, PortTable
+from headspan.system.outputs import remember_input
 
 # Name -> the shipped files it stands for.
 SHIPPED = {
@@ -107,6 +108,7 @@ class Labels:
 
 def _read_csv(path: Path) -> list[tuple[Head, str]]:
     """Rows of a label file; blank lines and lines that start with # are skipped."""
+    remember_input(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

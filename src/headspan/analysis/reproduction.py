@@ -28,7 +28,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 from headspan.scoring.metrics import METRICS
 from headspan.scoring.run import score
-from headspan.system.atomic import atomic_path
+from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 
 Progress = Callable[[int, int], None]
 Tree = dict[str, Any]
@@ -59,6 +59,10 @@ _ROUNDING = 1e-9
 # numbers need this allowance, pr_auc.VV.procrustes of name_mover and of backup_name_mover, where pairs of neighbouring
 # rank lie 3e-7 to 1e-6 apart; how the original was computed is not known.
 _FLOAT32_ERROR = 1e-6
+
+
+# The files that a reproduction is written to, and their kinds.
+FILES = {"reproduction.csv": "csv", "reproduction.md": "markdown", "ours.json": "json"}
 
 
 class Row(NamedTuple):
@@ -100,15 +104,16 @@ class Reproduction:
             lines.append({"section": section, **{v: counts[v] for v in (AGREES, DIFFERS, NOT_AVAILABLE)}})
         return lines
 
-    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
         """``reproduction.csv``, ``reproduction.md`` and ``ours.json`` in a folder."""
+        check_folder(folder, FILES, force=force)
         contents = {
             "reproduction.csv": _csv(self.rows),
             "reproduction.md": "\n".join(_markdown(self)) + "\n",
-            "ours.json": json.dumps(self.ours, indent=1) + "\n",
+            "ours.json": json.dumps({"generator": GENERATOR, **self.ours}, indent=1) + "\n",
         }
         for name, text in contents.items():
-            with atomic_path(Path(folder) / name) as temporary:
+            with writing(Path(folder) / name, FILES[name], force=force) as temporary:
                 temporary.write_text(text, encoding="utf-8")
         return [Path(folder) / name for name in contents]
 
@@ -287,6 +292,7 @@ def _csv(rows: Iterable[Row]) -> str:
 
 def _markdown(result: Reproduction) -> Iterator[str]:
     yield "# Published numbers for GPT-2 small, computed again\n"
+    yield f"<!-- {MADE_BY} -->\n"
     yield f"Model: {result.model.get('reference')}, fingerprint {result.model.get('fingerprint')}\n"
     yield f"**{result.summary}**\n"
     yield from (f"{remark}\n" for remark in result.remarks)

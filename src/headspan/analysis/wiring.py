@@ -19,7 +19,7 @@ from headspan.analysis.hubs import HubScores, hubs
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head, Pairing, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores
-from headspan.system.atomic import atomic_path
+from headspan.system.outputs import GENERATOR, MADE_BY, writing
 
 if TYPE_CHECKING:
     import networkx
@@ -102,7 +102,7 @@ class Wiring:
             graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **_edge_fields(edge))
         return graph
 
-    def to_json(self, path: str | os.PathLike[str]) -> None:
+    def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Nodes and edges as JSON with a schema version."""
         nodes = [
             {
@@ -115,10 +115,10 @@ class Wiring:
             for node in self.nodes
         ]
         edges = [{"source": str(e.source), "target": str(e.target), **_edge_fields(e)} for e in self.edges]
-        content = {"schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
-        _write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
+        _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
+    def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """One row per edge, with the labels of both heads (several are joined by ``;``)."""
         labels = {node.head: ";".join(node.labels) for node in self.nodes}
         text = io.StringIO()
@@ -127,9 +127,9 @@ class Wiring:
         for edge in self.edges:
             ends = (edge.source, edge.target)
             writer.writerow([*edge[:3], *ends, repr(edge.score), *(labels[head] for head in ends)])
-        _write(path, text.getvalue())
+        _write(path, "csv", text.getvalue(), force)
 
-    def to_graphml(self, path: str | os.PathLike[str]) -> None:
+    def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
         root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
         graph = ElementTree.Element("graph", id="wiring", edgedefault="directed")
@@ -146,7 +146,8 @@ class Wiring:
             _graphml_data(root, keys, "edge", element, _edge_fields(edge))
         root.append(graph)
         ElementTree.indent(root, " ")
-        _write(path, '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n")
+        head = f'<?xml version="1.0" encoding="UTF-8"?>\n<!-- {MADE_BY} -->\n'
+        _write(path, "graphml", head + ElementTree.tostring(root, "unicode") + "\n", force)
 
     def _about(self) -> dict[str, str]:
         return {
@@ -309,6 +310,6 @@ def _xml_text(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
 
 
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    with atomic_path(path) as temporary:
+def _write(path: str | os.PathLike[str], kind: str, text: str, force: bool) -> None:
+    with writing(path, kind, force=force) as temporary:
         temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text

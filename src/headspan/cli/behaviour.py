@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Json, ModelRef, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, ModelRef, note, print_table, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -46,17 +46,20 @@ def behaviour(
     labels_out: Annotated[Path | None, typer.Option(help="Write the best heads of each kind as a label file.")] = None,
     best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
     threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
+    force: Force = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
     from headspan.analysis.behaviour import head_scores, write_labels
-    from headspan.system.atomic import atomic_path
+    from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
         raise HeadspanError("--best and --threshold are two ways to choose labels: give one of them")
     if (best is not None or threshold is not None) and labels_out is None:
         raise HeadspanError("--best and --threshold choose the heads of a label file: name it with --labels-out")
+    outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
+    check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(_read_text, text or []), *(prompt or [])] or None
     result = _load_result(into) if into is not None else None  # before the long run: a bad file is told at once
     with progress("running the model") as update:
@@ -75,10 +78,10 @@ def behaviour(
     if result is not None and into is not None:
         _store(scores, result, into, model)
     if out is not None:
-        with atomic_path(out) as temporary:
+        with writing(out, "json", force=force) as temporary:
             temporary.write_text(json.dumps(scores.to_dict(), indent=1) + "\n", encoding="utf-8")
     if labels_out is not None:
-        write_labels(scores.labels(best or 10, threshold), labels_out)
+        write_labels(scores.labels(best or 10, threshold), labels_out, force=force)
     rows = _every_head(scores) if as_csv else _best_heads(scores, top)
     title = f"Heads of {model} by what they attend to"
     print_table(rows, title=title, as_json=as_json, as_csv=as_csv, json_value=scores.to_dict())

@@ -24,6 +24,10 @@ ResultRef = Annotated[
     typer.Argument(metavar="RESULT|MODEL", help="A saved result, or a model reference to score on the spot."),
 ]
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace a file that headspan did not make; never one that is read.")
+]
+
 Row = Mapping[str, Any]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headspan.cli.common import Csv, Json, ResultRef, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, ResultRef, note, print_table, progress
 from headspan.cli.results import Pairings
 from headspan.errors import HeadspanError
 
@@ -59,6 +59,7 @@ def wiring(
         bool, typer.Option("--ellipse", help="Draw labelled heads in an ellipse, not the grid.")
     ] = False,
     dpi: DpiOption = 160,
+    force: Force = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -72,14 +73,15 @@ def wiring(
     from headspan.analysis.wiring import wiring as choose
     from headspan.figures import Context
     from headspan.scoring.run import scores_of
+    from headspan.system.outputs import check_outputs
 
-    _check_endings(out or [])
+    check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels], force=force)
     with progress("scoring") as update:
         scores = scores_of(reference, [metric], pairing or "flow", progress=update)
     classes = _labels(labels, Context(scores))
     chosen = choose(scores, pairing or "flow", metric, k, rule, q, null, minimum, classes)  # type: ignore[arg-type]
     for path in out or []:
-        _export(chosen, path, ellipse, dpi)
+        _export(chosen, path, ellipse, dpi, force)
         note(f"{path}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads")
     if out and not (as_json or as_csv):
         return
@@ -111,6 +113,7 @@ def figures(
     run: Annotated[bool, typer.Option("--run", help="Run the model for head scores (needs headspan[torch]).")] = False,
     text: Annotated[str | None, typer.Option(help="The text for attention patterns.")] = None,
     dpi: DpiOption = 160,
+    force: Force = False,
 ) -> None:
     """Draw the paper's figures for any model; what cannot be drawn is left out, with the reason.
 
@@ -119,15 +122,17 @@ def figures(
     headspan figures gpt2 --labels gpt2 --out figures --format pdf,png
     headspan figures gpt2.safetensors --weights gpt2 --only wiring,scatter --out figures
     """  # fmt: skip
-    from headspan.figures import draw, parse_formats, parse_names
+    from headspan.figures import draw, file_names, parse_formats, parse_names
+    from headspan.system.outputs import check_folder
 
     names, endings = parse_names(only), parse_formats(formats)  # a wrong name must not wait for the scores
+    check_folder(out, file_names(names, k, endings), inputs=[reference, labels, weights, behaviour], force=force)
     context = _context(reference, weights, behaviour, labels, run)
     context.k = k
     context.text = text or context.text
     with progress("drawing") as update:
         context.progress = update
-        drawn = draw(names, context, out, endings, dpi, say=note)
+        drawn = draw(names, context, out, endings, dpi, say=note, force=force)
     for name, reason in drawn.skipped.items():
         note(f"{name} was not drawn: {reason}")
     for remark in drawn.notes:
@@ -190,6 +195,9 @@ def _labels(name: str | None, context: Context) -> Labels | None:
 
 
 def _read_behaviour(path: Path) -> object:
+    from headspan.system.outputs import remember_input
+
+    remember_input(path)
     try:
         return json_module.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -200,19 +208,20 @@ _EXPORTS = {".graphml": "to_graphml", ".json": "to_json", ".csv": "to_csv"}
 _DRAWINGS = (".png", ".pdf", ".svg")
 
 
-def _check_endings(paths: list[Path]) -> None:
-    for path in paths:
-        if path.suffix.lower() not in (*_EXPORTS, *_DRAWINGS):
-            known = ", ".join((*_EXPORTS, *_DRAWINGS))
-            raise HeadspanError(f"cannot tell from {path} what to write: its name must end in one of {known}")
+def _kind(path: Path) -> str:
+    """What to write, by the file's name."""
+    if path.suffix.lower() not in (*_EXPORTS, *_DRAWINGS):
+        known = ", ".join((*_EXPORTS, *_DRAWINGS))
+        raise HeadspanError(f"cannot tell from {path} what to write: its name must end in one of {known}")
+    return path.suffix.lower().lstrip(".")
 
 
-def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float) -> None:
+def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float, force: bool) -> None:
     """Write a wiring in the format that the file's name ends with."""
     ending = path.suffix.lower()
     if ending in _EXPORTS:
-        getattr(chosen, _EXPORTS[ending])(path)
+        getattr(chosen, _EXPORTS[ending])(path, force=force)
         return
     from headspan.figures import save_wiring
 
-    save_wiring(chosen, path, ellipse=ellipse, dpi=dpi)
+    save_wiring(chosen, path, ellipse=ellipse, dpi=dpi, force=force)

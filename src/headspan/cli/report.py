@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headspan.cli.common import ResultRef, note, progress
+from headspan.cli.common import Force, ResultRef, note, progress
 
 if TYPE_CHECKING:
     from headspan.explorer.data import HeadScores
@@ -32,6 +32,7 @@ def report(
         Path | None, typer.Option(help="Head scores, as headspan behaviour --out writes them.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
+    force: Force = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser when it is ready.")] = False,
 ) -> None:
     """Write one self-contained HTML file: wiring diagram, heat maps, hubs, tokens and all numbers to explore.
@@ -45,7 +46,9 @@ def report(
     from headspan.errors import HeadspanError
     from headspan.explorer import report as make
     from headspan.scores import Scores, is_result
+    from headspan.system.outputs import check_output
 
+    check_output(out, "page", inputs=[reference, labels, weights, behaviour], force=force)
     classes = Labels.load(labels) if labels else None  # a wrong name must not wait for the scores
     habits = _read_behaviour(behaviour) if behaviour else None
     with progress("score") as update:
@@ -69,6 +72,7 @@ def report(
             labels=classes,
             behaviour=habits,
             tokens=tokens,
+            force=force,
             progress=lambda what, done, total: update(done, total),
         )
     note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB, open it in any browser")

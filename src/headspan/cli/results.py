@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headspan.cli.common import Csv, Json, ModelRef, ResultRef, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress
 
 Metrics = Annotated[
     list[str] | None,
@@ -39,6 +39,7 @@ def score(
     route: Annotated[str | None, typer.Option(help="gram or direct. [default: the cheaper one]")] = None,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run of the same plan.")] = True,
+    force: Force = False,
 ) -> None:
     """Score all pairs of heads and write a result file.
 
@@ -49,7 +50,9 @@ def score(
     from headspan.models.folding import fold as folded
     from headspan.models.weights import open
     from headspan.scoring.run import score as run
+    from headspan.system.outputs import check_output
 
+    check_output(out, "result", inputs=[model], force=force)
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
     weights = open(model)
@@ -62,6 +65,7 @@ def score(
             pairing or "all",
             pairs,  # type: ignore[arg-type]
             out=out,
+            force=force,
             resume=resume,
             memory=memory,
             route=route,  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Json, ModelRef, ResultRef, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def reproduce(
     model: ModelRef,
     out: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV, Markdown and JSON.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every number, not only those to look at.")] = False,
+    force: Force = False,
     json: Json = False,
     csv: Csv = False,
 ) -> None:
@@ -186,10 +187,13 @@ def reproduce(
       headspan reproduce gpt2
       headspan reproduce path/to/gpt2 --out reproduction
     """
-    from headspan.analysis.reproduction import AGREES, DIFFERS, NOT_AVAILABLE
+    from headspan.analysis.reproduction import AGREES, DIFFERS, FILES, NOT_AVAILABLE
     from headspan.analysis.reproduction import reproduce as run
     from headspan.models.weights import open
+    from headspan.system.outputs import check_folder
 
+    if out is not None:
+        check_folder(out, FILES, inputs=[model], force=force)
     with open(model) as weights, progress("computing") as update:
         result = run(weights, update)
     rows = [row._asdict() for row in result.rows]
@@ -207,7 +211,7 @@ def reproduce(
     for remark in result.remarks:
         tell(remark)
     if out is not None:
-        tell("written: " + ", ".join(map(str, result.write(out))))
+        tell("written: " + ", ".join(map(str, result.write(out, force=force))))
     tell(result.summary)
     if not result.success:
         raise typer.Exit(1)

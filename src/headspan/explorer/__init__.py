@@ -18,7 +18,7 @@ from headspan.explorer.data import HeadScores, Progress, collect
 from headspan.explorer.page import render
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.system.atomic import atomic_path
+from headspan.system.outputs import check_output, writing
 
 FRAME_HEIGHT = 820  # pixels of a notebook cell
 
@@ -30,9 +30,9 @@ class Report:
     payload: dict[str, Any] = field(repr=False)
     html: str = field(repr=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page; the file appears only when complete."""
-        with atomic_path(path) as temporary:
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the page; the file appears only when complete. force: replace a file that is not such a page."""
+        with writing(path, "page", force=force) as temporary:
             temporary.write_text(self.html, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -55,6 +55,7 @@ def report(
     labels: Labels | str | os.PathLike[str] | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
+    force: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
     """A page with the wiring diagram, heat maps, hubs and everything else that the scores tell.
@@ -64,12 +65,15 @@ def report(
     labels: head classes, or the name or CSV file of some; they colour the heads and are evaluated.
     behaviour: head scores by kind and head (``headspan.head_scores``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
+    force: replace a file that is not such a page; one that is read is never replaced.
     progress: called with what is being done, and how much of it is.
     """
+    if path is not None:
+        check_output(path, "page", force=force)
     if labels is not None and not isinstance(labels, Labels):
         labels = Labels.load(labels)
     payload = collect(scores, weights, labels=labels, behaviour=behaviour, tokens=tokens, progress=progress)
     page = Report(payload, render(payload))
     if path is not None:
-        page.save(path)
+        page.save(path, force=force)
     return page

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headspan.errors import HeadspanError
 from headspan.figures.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.figures.context import Context
+from headspan.system.outputs import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +47,7 @@ def _grid(context: Context) -> Named:
     from headspan.figures.grid import fits_tokens, grid_figure
 
     for metric in context.metrics:
-        for k in sorted({context.k // 2, context.k, context.k + context.k // 2} - {0}):
+        for k in _sizes(context.k):
             wiring = context.wiring(metric, k)
             if not fits_tokens(wiring):
                 context.notes.append("grids are drawn without tokens: this model has too many heads for them")
@@ -184,13 +185,16 @@ def draw(
     formats: str | Iterable[str] = "png",
     dpi: float = DPI,
     say: Callable[[str], None] = lambda sentence: None,
+    force: bool = False,
 ) -> Drawn:
     """Draw figures into a directory; one whose inputs are lacking is left out, and the reason is given back.
 
     names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. dpi: pixels per inch of png files, and of the
     dense clouds of points inside the other two. ``say`` hears of each file as it is written.
+    force: replace files of these names that are not such figures.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
+    check_folder(out, file_names(chosen, context.k, endings), force=force)
     files: list[Path] = []
     skipped: dict[str, str] = {}
     for name in chosen:
@@ -201,10 +205,32 @@ def draw(
                 skipped[name] = str(reason)
                 continue
             for path, figure in ((Path(out) / f"{file}.{ending}", f) for file, f in made for ending in endings):
-                save(figure, path, dpi)
+                save(figure, path, dpi, force=force)
                 files.append(path)
                 say(str(path))
     return Drawn(files, skipped, list(dict.fromkeys(context.notes)))
+
+
+def file_names(names: Iterable[str], k: int, endings: Iterable[str]) -> dict[str, str]:
+    """Every file that drawing these figures may write, with its format.
+
+    >>> list(file_names(["scatter", "unembedding"], 20, ["png"]))
+    ['scatter.png', 'unembedding-norm.png', 'unembedding-normalised.png']
+    """
+    from headspan.scoring.metrics import METRICS
+
+    several = {
+        "grid": [f"grid-{metric}-top{size}" for metric in METRICS for size in _sizes(k)],
+        "unembedding": ["unembedding-norm", "unembedding-normalised"],
+        "folded-wiring": [f"folded-wiring-{metric}" for metric in METRICS],
+    }
+    files = [file for name in names for file in several.get(name, [name])]
+    return {f"{file}.{ending}": ending for file in files for ending in endings}
+
+
+def _sizes(k: int) -> list[int]:
+    """How many edges the grids show."""
+    return sorted({k // 2, k, k + k // 2} - {0})
 
 
 def parse_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -228,13 +254,15 @@ def _parse(texts: str | Iterable[str], known: tuple[str, ...], what: str) -> tup
     return known if "all" in words else tuple(word for word in known if word in words)
 
 
-def save_wiring(wiring: Wiring, path: str | os.PathLike[str], *, ellipse: bool = False, dpi: float = DPI) -> None:
+def save_wiring(
+    wiring: Wiring, path: str | os.PathLike[str], *, ellipse: bool = False, dpi: float = DPI, force: bool = False
+) -> None:
     """Draw one wiring, on the layer × head grid or with labelled heads in an ellipse, to a png, pdf or svg file."""
     from headspan.figures.ellipse import ellipse_figure
     from headspan.figures.grid import grid_figure
 
     with theme():
-        save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path, dpi)
+        save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path, dpi, force=force)
 
 
 def wiring_svg(wiring: Wiring) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
 from headspan.figures import style
-from headspan.system.atomic import atomic_path
+from headspan.system.outputs import writing
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -85,20 +85,28 @@ def new_figure(width: float, height: float, **layout: Any) -> Figure:
     return Figure(figsize=(width, height), **layout)
 
 
-def save(figure: Figure, path: str | os.PathLike[str], dpi: float = DPI) -> None:
-    """Write a figure in the format its name ends with; the file appears only when complete."""
+def save(figure: Figure, path: str | os.PathLike[str], dpi: float = DPI, *, force: bool = False) -> None:
+    """Write a figure in the format its name ends with; the file appears only when complete.
+
+    force: replace a file that is not such a figure.
+    """
     suffix = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
     if suffix not in FORMATS:
         raise HeadspanError(f"cannot draw {os.fspath(path)!r}: a figure is a {', '.join(FORMATS)} file")
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, **_options(figure, suffix, dpi))
+    with writing(path, suffix, force=force) as temporary:
+        temporary.write_bytes(_drawn(figure, suffix, dpi))
 
 
 def to_svg(figure: Figure) -> str:
     """The figure as SVG text."""
+    return _drawn(figure, "svg", DPI).decode("utf-8")
+
+
+def _drawn(figure: Figure, suffix: str, dpi: float) -> bytes:
+    """The bytes of the file: drawn in memory, so that a full disk is an error of ours and not of matplotlib."""
     buffer = BytesIO()
-    figure.savefig(buffer, **_options(figure, "svg", DPI))
-    return buffer.getvalue().decode("utf-8")
+    figure.savefig(buffer, **_options(figure, suffix, dpi))
+    return buffer.getvalue()
 
 
 def _options(figure: Figure, suffix: str, dpi: float) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from headspan.scores import Scores, is_result
 from headspan.scoring.contraction import Route, contract
 from headspan.scoring.metrics import FACTOR_METRICS, LayerWeight, parse_metrics, procrustes_all_pairs, triangular_factor
 from headspan.scoring.plan import Panel, Plan, Tile, make_plan
-from headspan.scoring.tiles import TileStore
+from headspan.scoring.tiles import TileStore, is_sound
 from headspan.system.memory import default_memory, parse_memory
+from headspan.system.outputs import check_output
 from headspan.system.threads import parallel_map
 
 Progress = Callable[[int, int], None]
@@ -38,6 +39,7 @@ def score(
     pairs: PairSet = "default",
     *,
     out: str | os.PathLike[str] | None = None,
+    force: bool = False,
     resume: bool = True,
     memory: str | int | None = None,
     route: Route | None = None,
@@ -52,7 +54,8 @@ def score(
     metrics: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
     pairings: like "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
-    out: write the result there, and keep finished tiles beside it until it is complete.
+    out: write the result there, and keep finished tiles in the cache folder until it is complete.
+    force: replace a file that is not a result; one that is read is never replaced.
     resume: take over finished tiles of a run with the same plan and model.
     memory: the most to use, like "2GB"; half of what is free by default.
     route: "gram" or "direct"; the cheaper one by default.
@@ -68,7 +71,9 @@ def score(
     budget = parse_memory(memory) if memory is not None else default_memory()
     identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     plan = make_plan(weights, names, chosen, pairs, budget, route, identity)
-    with TileStore(out, plan.key) if out is not None else nullcontext() as store:
+    if out is not None:
+        check_output(out, "result", inputs=[weights.reference], force=force)
+    with TileStore(out, plan.key, say) if out is not None else nullcontext() as store:
         finished = _kept_tiles(store, plan, say) if store is not None and resume else {}
         left = [tile for tile in plan.tiles if tile.name not in finished]
         ticker = _Ticker(progress, len(plan.tiles), len(finished))
@@ -82,14 +87,19 @@ def score(
         for sentence in result.provenance["rank_deficient"]:
             say(sentence)
         if out is not None:
-            result.save(out)
+            result.save(out, force=force)
     return result
 
 
 def _kept_tiles(store: TileStore, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, np.ndarray]]:
     """Tiles that an earlier run of this plan finished."""
-    loaded = ((tile, store.load(tile.name)) for tile in plan.tiles)
-    finished = {tile.name: arrays for tile, arrays in loaded if arrays is not None and _is_whole(tile, arrays)}
+    finished = {}
+    for tile in plan.tiles:
+        arrays = store.load(tile.name, most=sum(16 * job.needed.size for job in tile.jobs))
+        if arrays is not None and _is_whole(tile, arrays):
+            finished[tile.name] = arrays
+        elif arrays is not None:
+            store.reject(tile.name, "its numbers cannot be scores")
     if finished:
         say(f"going on with an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
     elif store.other_runs():
@@ -116,13 +126,18 @@ def scores_of(
 
 
 def _is_whole(tile: Tile, arrays: dict[str, np.ndarray]) -> bool:
-    """Whether a kept tile has every array of its jobs in the right shape; otherwise it is computed again."""
-    shapes = {_job_name(job.first, job.second): job.needed.shape for job in tile.jobs}  # type: ignore[arg-type]
+    """Whether a kept tile has every array of its jobs, with numbers that can be scores; or it is computed again."""
+    ranks: dict[str, np.ndarray] = {}
     if tile.metric == "pk":
         for job in tile.jobs:
             for panel, n in zip((job.first, job.second), job.needed.shape, strict=True):
-                shapes[f"rank-{panel.role}{panel.block}"] = (n,)  # type: ignore[union-attr]
-    return all(name in arrays and arrays[name].shape == shape for name, shape in shapes.items())
+                name = f"rank-{panel.role}{panel.block}"  # type: ignore[union-attr]
+                ranks[name] = arrays.get(name, np.empty(0))
+                if ranks[name].shape != (n,) or ranks[name].dtype != np.int32 or (ranks[name] < 0).any():
+                    return False
+    largest = float(max(map(np.max, ranks.values()))) if ranks else 1.0
+    values = ((arrays.get(_job_name(job.first, job.second)), job.needed) for job in tile.jobs)  # type: ignore[arg-type]
+    return all(found is not None and is_sound(found, needed, largest) for found, needed in values)
 
 
 class _Ticker:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
 from headspan.system.memory import total_memory
+from headspan.system.outputs import remember_input
 
 if TYPE_CHECKING:
     import hashlib
@@ -61,6 +62,7 @@ def open_regular(path: Path) -> Stamp:
             raise HeadspanError(f"{path} is not an ordinary file: give a checkpoint file")
         if not os.access(path, os.R_OK):
             raise HeadspanError(f"{path} cannot be read: permission denied")
+        remember_input(path, model=True)
         return Stamp.of(path)
     except (OSError, ValueError) as error:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None

@@ -1,9 +1,15 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there.
+
+While a file is written it stands beside its place under a name of ours, ``.headspan-…tmp``, and is locked. What a
+killed run left of it is neither, and is removed by the next one that writes the same file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,12 +18,18 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 
+try:
+    import fcntl
+except ImportError:  # Windows: an open file cannot be deleted there, which does as a lock
+    fcntl = None
+
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends without an error.
 
-    A reader sees the old file or the new one, never a part; on any error nothing is left behind.
+    A reader sees the old file or the new one, never a part; on any error nothing is left behind, no new folder either.
+    This does not ask what it replaces: what users name goes through `headspan.system.outputs.writing`.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -27,29 +39,39 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     ('whole', 1)
     """
     path = Path(path)
-    temporary: Path | None = None
+    made: list[Path] = []
+    handle, temporary, done = -1, None, False
     try:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}-", suffix=path.suffix, dir=path.parent)
-            os.close(handle)
-            temporary = Path(name)
+            _make_folders(path.parent, made)
+            if sweep:
+                _remove_orphans(path)
+            handle, temporary = _create(path)
             yield temporary
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; a result is an ordinary one
+            os.fsync(handle)
+            if temporary.stat().st_ino != os.fstat(handle).st_ino:  # whoever wrote it put another file there
+                with open(temporary, "rb") as written:
+                    os.fsync(written.fileno())
+            if fcntl is None:
+                os.close(handle)
+                handle = -1
             os.replace(temporary, path)
+            done = True
         except OSError as error:
             reason = error.strerror or str(error)
             raise HeadspanError(
                 f"cannot write {path}: {reason}; nothing was changed there, choose another place or free it"
             ) from error
     finally:
-        if temporary is not None:
+        if handle >= 0:
+            os.close(handle)
+        if not done:
             with suppress(OSError):
-                temporary.unlink()
+                if temporary is not None:
+                    temporary.unlink()
+            for folder in reversed(made):
+                with suppress(OSError):
+                    folder.rmdir()
 
 
 def write_safetensors(
@@ -62,3 +84,59 @@ def write_safetensors(
     content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, metadata)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
+
+
+def try_lock(handle: int) -> bool:
+    """Take the exclusive lock of an open file; False when another process holds a lock on it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held; or a file system without locks, which cannot tell: then nothing is taken for abandoned
+        return False
+    return True
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    missing = []
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        with suppress(FileExistsError):  # another run makes it at this moment
+            new.mkdir()
+            made.append(new)
+
+
+def _prefix(path: Path) -> str:
+    """Whose temporary file it is; a hash, because a name may be as long as names can be."""
+    return f".headspan-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}-"
+
+
+def _create(path: Path) -> tuple[int, Path]:
+    """An empty temporary file, locked."""
+    while True:
+        temporary = path.parent / f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
+        try_lock(handle)
+        with suppress(OSError):
+            if os.stat(temporary).st_ino == os.fstat(handle).st_ino:
+                return handle, temporary
+        os.close(handle)  # another run took it for an orphan before it was locked
+
+
+def _remove_orphans(path: Path) -> None:
+    """Remove what killed runs left of this file: regular, ours by name and owner, and held by nobody."""
+    if fcntl is None:
+        return
+    prefix = _prefix(path)
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in [e for e in entries if e.name.startswith(prefix) and e.name.endswith(".tmp")]:
+            with suppress(OSError):
+                handle = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    found = os.fstat(handle)
+                    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and try_lock(handle):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)

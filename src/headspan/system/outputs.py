@@ -1,0 +1,283 @@
+"""What may be written where: an output never destroys an input, nor a file that this program did not make.
+
+Before any work: ``check_output(path, "result", inputs=[model, labels], force=force)`` (or `check_outputs` for several,
+`check_folder` for a folder of files). To write: ``with writing(path, "json", force=force) as temporary: ...``.
+
+An input is what a command was given to read, and every file that this process has read (readers call
+`remember_input`); a model's input is also what stands beside its weights. It is refused by any name: relative, through
+links, in other letters where the file system does not tell them apart. ``force`` replaces a file that is not of our
+kind, never an input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from headspan.errors import HeadspanError
+from headspan.system.atomic import atomic_path
+
+PathLike = str | os.PathLike[str]
+_ENDS = 256 * 2**10  # bytes at each end of a file in which its maker's name is looked for
+_HEADER = 100_000_000  # bytes: the largest header of a safetensors file
+_NAME, _PATH = 255, 4095  # bytes of a file name and of a path that file systems take
+_MODEL_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".gguf", ".model", ".txt")
+# What a reader of models looks for by name: a new file of that name would be taken for the model's own.
+_MODEL_NAMES = re.compile(
+    r"(pytorch_)?model.*\.(safetensors|bin|json)|.*config\.json|tokenizer.*|vocab.*|added_tokens.*"
+)
+_SPECIAL = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+GENERATOR = "headspan"  # what our JSON files say under "generator"
+MADE_BY = "made by headspan"  # what our text files say in a comment on their first lines
+
+Ends = tuple[bytes, bytes]
+
+
+def _has_metadata(ends: Ends, path: Path) -> bool:
+    """A safetensors file whose header says that it is a result."""
+    length = int.from_bytes(ends[0][:8], "little")
+    if length > _HEADER:
+        return False
+    with open(path, "rb") as file:
+        header = json.loads(file.read(8 + length)[8:])
+    return isinstance(header, dict) and "headspan" in (header.get("__metadata__") or {})
+
+
+def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable[[Ends, Path], bool]:
+    expression = re.compile(pattern, re.DOTALL)
+    return lambda ends, path: expression.search(ends[1] if end else ends[0][:within]) is not None
+
+
+# The first lines of our tables, which tell them from others; a comment in them would trouble their readers.
+_CSV_HEADERS = (
+    b"metric,pairing,rank,source,target,score,source_labels,target_labels",
+    b"section,key,published,ours,verdict,note",
+)
+_TEXT = re.escape(MADE_BY).encode()
+# How a file shows that this program made it, by kind.
+_OURS: dict[str, Callable[[Ends, Path], bool]] = {
+    "result": _has_metadata,
+    "page": _contains(rb'<meta name="generator" content="headspan'),
+    "png": _contains(rb"\A\x89PNG.*tEXtSoftware\0headspan"),
+    "pdf": _contains(rb"/Creator \(headspan\)", end=True),
+    "svg": _contains(rb"<dc:creator>.{,80}<dc:title>headspan</dc:title>"),
+    "graphml": _contains(rb"\A(<\?xml[^>]*\?>\s*)?<!-- " + _TEXT),
+    "json": _contains(rb'\A\s*\{\s*"(generator"\s*:\s*"headspan|identity"\s*:\s*\{\s*"L\d+H\d+"\s*:)'),
+    "csv": _contains(rb"\A(# " + _TEXT + rb"|(" + b"|".join(_CSV_HEADERS) + rb")\r?\n)"),
+    "markdown": _contains(rb"\A[^\n]*\n*<!-- " + _TEXT + rb"|\A<!-- " + _TEXT),
+}
+
+_read: dict[tuple[int, int], str] = {}
+_model_folders: dict[tuple[int, int], str] = {}
+
+
+def remember_input(path: PathLike, *, model: bool = False) -> None:
+    """Note that a file is being read, so that nothing is written over it. ``model``: what is beside it counts too."""
+    with suppress(OSError, ValueError):
+        whole = os.path.realpath(path)
+        _read[_identity(os.stat(whole))] = whole
+        if model:
+            for folder in {os.path.dirname(whole), os.path.dirname(os.path.abspath(path))}:
+                _model_folders[_identity(os.stat(folder))] = folder
+
+
+def check_output(
+    path: PathLike, kind: str, *, inputs: Iterable[PathLike | None] = (), force: bool = False, ending: str | None = None
+) -> Path:
+    """The file to write, links resolved, or a refusal in a sentence. Nothing is written or made.
+
+    kind: what will be written: result, page, png, pdf, svg, csv, json, graphml or markdown.
+    inputs: what is read for it; a word that is not an existing path (a hub id, a label list) is passed over.
+    """
+    target = _ordinary_place(path)
+    if ending is not None and not os.fspath(path).lower().endswith(ending):
+        raise _refusal(path, f"its name must end in {ending}")
+    if target.exists():
+        _check_replaceable(path, target, kind, list(inputs), force)
+    else:
+        _check_is_no_model_file(path, target, list(inputs))
+    _check_folder_takes_files(path, target.parent)
+    return target
+
+
+def check_outputs(
+    outputs: Iterable[tuple[PathLike, str]], *, inputs: Iterable[PathLike | None] = (), force: bool = False
+) -> None:
+    """`check_output` for the files of one command, which must be different ones."""
+    given = list(inputs)
+    seen: dict[Path, PathLike] = {}
+    for path, kind in outputs:
+        target = check_output(path, kind, inputs=given, force=force)
+        if target in seen:
+            raise _refusal(
+                path, f"it was named twice ({os.fspath(seen[target])}): every output needs a file of its own"
+            )
+        for other in seen:
+            if other in target.parents or target in other.parents:
+                raise _refusal(path, f"it would stand inside {os.fspath(seen[other])}, which is to be a file")
+        seen[target] = path
+
+
+def check_folder(
+    folder: PathLike, files: Mapping[str, str], *, inputs: Iterable[PathLike | None] = (), force: bool = False
+) -> None:
+    """The same for files (name -> kind) of a folder, which may or may not exist."""
+    place = _plain(folder)
+    with _told(folder):
+        real = Path(os.path.realpath(place))
+        if os.path.lexists(real) and not real.is_dir():
+            raise _refusal(folder, "it is not a directory; the files go into one")
+    _check_folder_takes_files(folder, real)
+    check_outputs([(Path(place) / name, kind) for name, kind in files.items()], inputs=inputs, force=force)
+
+
+@contextmanager
+def writing(
+    path: PathLike, kind: str, *, inputs: Iterable[PathLike | None] = (), force: bool = False
+) -> Iterator[Path]:
+    """A temporary path that becomes the output when the block ends well; checked first, whatever was checked before."""
+    with atomic_path(check_output(path, kind, inputs=inputs, force=force)) as temporary:
+        yield temporary
+
+
+def is_ours(path: PathLike, kind: str) -> bool:
+    """Whether an existing file shows that this program made it, and made it as that kind of file."""
+    path = Path(path)
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return False
+            head = file.read(_ENDS)
+            file.seek(max(0, os.fstat(handle).st_size - _ENDS))
+            return _OURS[kind]((head, file.read(_ENDS)), path)
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+        return False
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _refusal(path: object, why: str) -> HeadspanError:
+    return HeadspanError(f"cannot write {os.fspath(path) if isinstance(path, os.PathLike) else path}: {why}")
+
+
+@contextmanager
+def _told(path: PathLike) -> Iterator[None]:
+    """What the file system says of a path, as a sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refusal(path, f"{reason[:1].lower()}{reason[1:]}; choose another place") from None
+    except ValueError:
+        raise _refusal(ascii(path), "no file can have such a name; choose another one") from None
+
+
+def _plain(path: Any) -> str:
+    """A path as text, if it can be the name of a file."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise HeadspanError(f"an output is the path of a file, not {type(path).__name__}: give text or a Path")
+    text = os.fspath(path)
+    with _told(text):
+        encoded = os.fsencode(text)
+    if not text.strip() or "\0" in text:
+        raise _refusal(ascii(text), "no file can have such a name; choose another one")
+    if text == "-":
+        raise _refusal(text, "a file is written whole, not to the standard output; use --json or --csv for that")
+    if len(encoded) > _PATH or any(len(os.fsencode(part)) > _NAME for part in Path(text).parts):
+        raise HeadspanError(f"cannot write {text[:60]}…: the name is too long; choose a shorter one")
+    return text
+
+
+def _ordinary_place(path: PathLike) -> Path:
+    """The real path of an output: an ordinary file or nothing yet, at the end of links that lead somewhere."""
+    text = _plain(path)
+    with _told(path):
+        real = Path(os.path.realpath(text))
+        if os.path.islink(text.rstrip("/")) and not os.path.lexists(real):
+            raise _refusal(path, f"it is a link to {real}, which does not exist; give the name of the file itself")
+        if text.endswith(("/", os.sep)):
+            raise _refusal(path, "it names a directory; give the name of a file")
+        try:
+            mode = os.lstat(real).st_mode
+        except FileNotFoundError:
+            return real
+        special = next((what for test, what in _SPECIAL.items() if test(mode)), None)
+        if special is not None or not stat.S_ISREG(mode):
+            raise _refusal(path, f"it is {special or 'no ordinary file'}; give the name of an ordinary file")
+    return real
+
+
+def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[PathLike | None], force: bool) -> None:
+    with _told(path):
+        found = os.stat(target)
+    for given in inputs:
+        if given is not None and _same(given, found):
+            raise _refusal(path, "it is a file that is read here; choose another name")
+    ours = is_ours(target, kind)
+    if not ours and _was_read(found):
+        raise _refusal(path, "it is a file that has been read; choose another name")
+    if not ours and target.suffix.lower() in _MODEL_ENDINGS and _in_model_folder(target, inputs):
+        raise _refusal(path, "it stands beside the weights that are read and may belong to them; choose another name")
+    if not ours and not force:
+        raise _refusal(
+            path,
+            f"headspan did not make that file as a {kind}; choose another name, or replace it by --force (force=True)",
+        )
+    if not found.st_mode & 0o222 and not force:
+        raise _refusal(path, "that file is write-protected; choose another name, or replace it by --force (force=True)")
+
+
+def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike | None]) -> None:
+    if _MODEL_NAMES.fullmatch(target.name.lower()) and _in_model_folder(target, inputs):
+        raise _refusal(path, "by that name it would be taken for a part of the model beside it; choose another name")
+
+
+def _same(given: PathLike, found: os.stat_result) -> bool:
+    with suppress(OSError, ValueError):
+        return _identity(os.stat(os.path.expanduser(given))) == _identity(found)
+    return False
+
+
+def _was_read(found: os.stat_result) -> bool:
+    """Whether this process has read that file; a number of an inode that was used again does not count."""
+    name = _read.get(_identity(found))
+    return name is not None and _same(name, found)
+
+
+def _in_model_folder(target: Path, inputs: list[PathLike | None]) -> bool:
+    """Whether a file stands in a folder that is given as a model or whose weights are read."""
+    with suppress(OSError):
+        found = os.stat(target.parent)
+        name = _model_folders.get(_identity(found))
+        return any(given is not None and _same(given, found) for given in (*inputs, name))
+    return False
+
+
+def _check_folder_takes_files(path: PathLike, folder: Path) -> None:
+    """Refuse a place in which no file can be made, found out by making one in the nearest folder that exists."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    with _told(path):
+        if not folder.is_dir():
+            raise _refusal(path, f"{folder} is not a directory; choose another place")
+        probe = folder / f".headspan-{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        try:
+            os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        finally:
+            with suppress(OSError):
+                probe.unlink()
