@@ -276,10 +276,13 @@ def test_baseline_command(tmp_path: Path) -> None:
     scores.save(path)
     run = CliRunner().invoke(app, ["baseline", str(path), "--json"])
     assert run.exit_code == 0, run.output
-    found = json.loads(run.stdout)
-    assert found["kl_random_vs_observed"]["OK"] == pytest.approx(kl_divergence(scores, "OK"))
-    assert found["pk_mean"]["random"] == 1.0
-    assert found["pairings"]["QQ"]["reversed_significant"] is None
+    found = {row["pairing"]: row for row in json.loads(run.stdout)}
+    line = next(line for line in summarise(scores) if str(line.pairing) == "OK")
+    assert found["OK"] == {k: v for k, v in line._asdict().items() if k != "kl"} | {"pairing": "OK"}
+    assert found["OK"]["random_mean"] == 1.0
+    assert found["QQ"]["reversed_significant"] is None
+    asked = CliRunner().invoke(app, ["baseline", str(path), "--json", "--kl"])
+    assert json.loads(asked.stdout)[13]["kl"] == pytest.approx(kl_divergence(scores, "OK"))
     listed = CliRunner().invoke(
         app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
     )

@@ -370,13 +370,14 @@ def test_tables_sort_and_save(open_page: Open, gpt2: tuple[Path, Scores]) -> Non
 
 
 def test_distributions_evaluation_and_provenance(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
-    from headspan.analysis.baseline import kl_divergence
+    from headspan.analysis.baseline import summarise
 
     path, scores = gpt2
+    (line,) = (line for line in summarise(scores) if str(line.pairing) == "OK")
     view = open_page(path, scores, "#at=distributions")
     view.page.wait_for_selector(".dist")
     assert view.page.locator(".dist").count() == 16
-    assert f"KL {kl_divergence(scores, 'OK'):.3f}" in view.text('.dist[data-pairing="OK"]')
+    assert f"{line.shift:.1f} sd" in view.text('.dist[data-pairing="OK"]')
     assert "0.446" in view.text("#evaluation-body")
     assert scores.provenance["fingerprint"] in view.text("#provenance-list")
     assert "Yamagiwa" in view.text("#citation")

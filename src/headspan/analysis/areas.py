@@ -10,18 +10,20 @@ from headspan.errors import HeadspanError
 
 
 class Estimate(NamedTuple):
-    """A value with its bootstrap interval; low and high are NaN when no bootstrap was asked for."""
+    """A value with its bootstrap interval (NaN when no bootstrap was asked for) and what chance would give."""
 
     value: float
     low: float = float("nan")
     high: float = float("nan")
+    chance: float = float("nan")
 
 
 class Areas(NamedTuple):
-    """Area under the precision–recall curve and under the ROC curve, one per row of weights."""
+    """Areas under the precision–recall and the ROC curve, and average precision, one per column of weights."""
 
     pr: np.ndarray
     roc: np.ndarray
+    ap: np.ndarray
 
 
 def areas_under_curves(
@@ -38,9 +40,8 @@ def areas_under_curves(
     """
     weights = np.ones((len(scores), 1)) if weights is None else weights
     order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
     # Both curves gain area only where a positive enters: at the groups of equal scores that hold one.
-    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+    starts = _group_starts(scores[order])
     group = np.searchsorted(starts, np.flatnonzero(positive[order]), side="right") - 1
     first, last = starts[np.unique(group)], np.append(starts, len(scores))[np.unique(group) + 1]
     cuts = np.unique(np.concatenate([[0], first, last]))
@@ -60,7 +61,36 @@ def areas_under_curves(
     passed = (before - (true - gained) + after - true) / 2  # negatives above, those in the same group by half
     with np.errstate(divide="ignore", invalid="ignore"):
         roc = (step * (1 - passed / false)).sum(axis=0)
-    return Areas((step * height).sum(axis=0), roc)
+    return Areas((step * height).sum(axis=0), roc, (step * precision).sum(axis=0))
+
+
+def chance_areas(scores: np.ndarray, positives: int, *, anchored: bool = True) -> Areas:
+    """What ``areas_under_curves`` gives on average when that many positives are dealt to the items at random.
+
+    Exact, for this ranking with its ties. A group of g items of which b lie above gains t positives, where
+    E[t] = g·P/n, E[t·T] = g·b·P(P−1)/n(n−1) for the T positives above, E[t²] = E[t] + g(g−1)·P(P−1)/n(n−1).
+    With many positives both precision areas are near the share of positives; with few they are well above it.
+
+    >>> [round(float(area[0]), 3) for area in chance_areas(np.arange(100.0), 1)]
+    [0.031, 0.5, 0.052]
+    """
+    n = len(scores)
+    ranked = np.sort(scores)[::-1]
+    starts = _group_starts(ranked).astype(np.float64)
+    size = np.diff(np.append(starts, n))
+    one = positives / n
+    two = one * (positives - 1) / max(n - 1, 1)  # chance that two given items are both positive
+    with_itself, with_above = size * one + size * (size - 1) * two, size * starts * two
+    after = (with_above + with_itself) / (starts + size)
+    before = with_above / np.where(starts > 0, starts, 1.0)
+    height = (before + after) / 2
+    height[0] = (size[0] * one + after[0]) / 2 if anchored else 0.0
+    return Areas(*(np.array([area]) for area in (height.sum() / positives, 0.5, after.sum() / positives)))
+
+
+def _group_starts(ranked: np.ndarray) -> np.ndarray:
+    """Where each group of equal scores begins."""
+    return np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
 
 
 def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) -> np.ndarray:
@@ -83,12 +113,12 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
     return weights
 
 
-def estimate_from(replicates: np.ndarray, level: float) -> Estimate:
+def estimate_from(replicates: np.ndarray, level: float, chance: float = float("nan")) -> Estimate:
     """The observed value, which comes first, with the percentile interval of the replicates after it."""
     if not 0 < level < 1:
         raise HeadspanError(f"a confidence level lies between 0 and 1, not at {level}")
     value = float(replicates[0])
     if len(replicates) == 1:
-        return Estimate(value)
+        return Estimate(value, chance=chance)
     low, high = np.quantile(replicates[1:], [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(value, float(low), float(high))
+    return Estimate(value, float(low), float(high), chance)

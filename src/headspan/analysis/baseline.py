@@ -8,7 +8,8 @@ Two nulls, for two questions:
 ``reversed``
     A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
     the same shared directions and the same distances between layers, but no information can flow along them.
-    The p-value of a forward pair is its rank among them. See docs/statistics.md for assumptions and calibration.
+    The p-value of a forward pair is its rank among them, and beyond the largest 5 % of them the tail of a generalised
+    Pareto distribution where one fits. See docs/statistics.md for assumptions and calibration.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, Pairing, pair_mask
 from headspan.scores import ScoreMatrix, Scores
@@ -26,6 +28,9 @@ from headspan.scores import ScoreMatrix, Scores
 Null = Literal["random", "reversed"]
 Approximation = Literal["tight", "loose"]
 
+DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
+_HIGH = 0.999  # the point of the random distribution beyond which pairs are counted
+_LEAST_SEEN = 0.5  # of the random mass, for a KL to be shown
 _SAMPLE_FLOATS = 2**22  # numbers drawn at once by the samplers: 32 MB
 
 
@@ -64,6 +69,27 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
     # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
     variance = 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2))
     return Moments(mean, variance)
+
+
+def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _HIGH) -> np.ndarray:
+    """The PK that two random subspaces stay below with a probability of ``level``.
+
+    The beta distribution between the smallest and the largest possible PK that has the exact mean and variance. It is
+    the law itself when one subspace is a line, and unlike the normal curve it keeps the skew of small subspaces.
+
+    >>> round(float(random_quantile(768, 64, 64)), 3)
+    5.679
+    """
+    from scipy.special import betaincinv
+
+    mean, variance = moments(d, m, m2)
+    d, m, m2 = (np.asarray(x, dtype=np.float64) for x in (d, m, m2))
+    low, high = np.maximum(m + m2 - d, 0.0), np.minimum(m, m2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (mean - low) / (high - low)
+        strength = share * (1 - share) * (high - low) ** 2 / variance - 1
+        inside = betaincinv(share * strength, (1 - share) * strength, level)
+    return np.where(variance > 0, low + (high - low) * inside, mean)
 
 
 def entry_density(x: ArrayLike, d: int) -> np.ndarray:
@@ -140,6 +166,8 @@ class Significance:
     z: distance from the null mean in null standard deviations.
     p: chance of a score at least this large under the null (one-sided).
     q: Benjamini–Hochberg adjusted p over the pairs of this pairing.
+    tail: the fit that gave the smallest p-values of the reversed null, None where they were counted.
+    note: a sentence on where the p-values of the reversed null come from.
     """
 
     null: Null
@@ -147,11 +175,33 @@ class Significance:
     z: np.ndarray
     p: np.ndarray
     q: np.ndarray
+    tail: Tail | None = None
+    note: str = ""
 
-    def count(self, q: float = 0.05) -> int:
+    def count(self, q: float = DISCOVERY_RATE) -> int:
         """How many pairs are significant at a false-discovery rate of q."""
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.q <= q))
+
+    @property
+    def smallest_q(self) -> float:
+        """The least false-discovery rate at which a pair is significant; NaN without pairs."""
+        present = self.q[~np.isnan(self.q)]
+        return float(present.min()) if present.size else float("nan")
+
+    def nothing(self, q: float) -> str:
+        """The sentence for a choice of q that leaves no pair: what would not be empty."""
+        pairing, least = self.matrix.pairing, self.smallest_q
+        if np.isnan(least):
+            return f"{pairing} has no forward pairs"
+        return (
+            f"no {pairing} pair has q ≤ {q:g} against the {self.null} null; the smallest q is {least:.3g}, which "
+            f"{_pairs(self.count(least))}"
+        )
+
+
+def _pairs(count: int) -> str:
+    return "one pair has" if count == 1 else f"{count:,} pairs have"
 
 
 def significance(
@@ -243,19 +293,52 @@ def _against_reversed(matrix: ScoreMatrix, scores: Scores) -> Significance:
     values = matrix.values.astype(np.float64)
     present = ~np.isnan(values)
     p = np.full(values.shape, np.nan)
+    # A reversed pair with the same score has reached it: ties count against the forward pair.
     reached = len(control) - np.searchsorted(control, values[present], side="left")
     p[present] = (1 + reached) / (1 + len(control))
+    tail, note = _use_tail(fit_tail(control), len(control), values, p)
     spread = control.std()
     z = (values - control.mean()) / spread if spread > 0 else np.where(present, 0.0, np.nan)
-    return Significance("reversed", matrix, z, p, benjamini_hochberg(p))
+    return Significance("reversed", matrix, z, p, benjamini_hochberg(p), tail, note)
+
+
+def _use_tail(fitted: Tail | str, controls: int, values: np.ndarray, p: np.ndarray) -> tuple[Tail | None, str]:
+    """Put the p-values of a fitted tail in place of counted ones, and say what was done."""
+    if isinstance(fitted, str):
+        return None, f"{fitted}: p-values are counted, and none can be below {1 / (1 + controls):.2g}"
+    with np.errstate(invalid="ignore"):
+        beyond = values > fitted.threshold
+    p[beyond] = fitted.p_values(values[beyond])
+    return fitted, (
+        f"p-values of scores above {fitted.threshold:.4g} come from a generalised Pareto distribution fitted to the "
+        f"{fitted.count} reversed pairs above it (shape {fitted.shape:.2f}, Anderson–Darling p = {fitted.fit:.2g})"
+    )
+
+
+class Divergence(NamedTuple):
+    """KL(random ‖ observed), and how much of the random mass lies in the bins that it is summed over."""
+
+    kl: float
+    seen: float
+
+    @property
+    def shown(self) -> float:
+        """The KL, or NaN where most of the random mass was left out: it would be small, or 0, far from chance."""
+        return self.kl if self.seen >= _LEAST_SEEN else float("nan")
 
 
 def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
     """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
 
-    Bins empty on either side are left out, so a small value does not by itself mean that the two agree.
+    Bins empty on either side are left out, as in the paper, so a small value does not mean that the two agree: with
+    few pairs it can be 0 for the pairing farthest from chance. ``summarise`` has distances that cannot mislead so.
     Where subspace dimensions differ between heads, the random mass is the average over the pairs.
     """
+    return divergence(scores, pairing).kl
+
+
+def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
+    """The KL of ``kl_divergence`` with what it rests on."""
     from scipy.special import ndtr
 
     matrix = scores["pk", pairing].forward()
@@ -274,11 +357,17 @@ def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
     expected = np.diff(cumulative)
     observed = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values)
     both = (expected > 0) & (observed > 0)
-    return float(np.sum(expected[both] * np.log(expected[both] / observed[both])))
+    kl = float(np.sum(expected[both] * np.log(expected[both] / observed[both])))
+    return Divergence(kl, float(expected[both].sum()))
 
 
 class PairingSummary(NamedTuple):
-    """One pairing against both nulls; ``reversed_significant`` is None where there is no reversed null."""
+    """One pairing against both nulls; ``reversed_significant`` is None where there is no reversed null.
+
+    shift: mean distance of a pair from the random mean of its dimensions, in random standard deviations.
+    above: share of pairs above the 99.9 % point of random subspaces; by chance 0.001.
+    kl: the paper's divergence, NaN unless asked for and where it leaves out most of the random mass.
+    """
 
     pairing: Pairing
     pairs: int
@@ -286,37 +375,45 @@ class PairingSummary(NamedTuple):
     sd: float
     random_mean: float
     random_sd: float
-    kl: float
+    shift: float
+    above: float
     random_significant: int
     reversed_significant: int | None
+    kl: float = float("nan")
 
 
-def summarise(scores: Scores, q: float = 0.05) -> list[PairingSummary]:
-    """One line per pairing with PK scores: observed and random moments over forward pairs, KL, discoveries at q.
+def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> list[PairingSummary]:
+    """One line per pairing with PK scores: observed and random moments over forward pairs, discoveries at q.
 
     ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
     """
-    lines = []
-    for pairing in (p for p in PAIRINGS if ("pk", p) in scores):
-        forward = scores["pk", pairing].forward()
-        rows, columns, values = forward.pairs()
-        kl = kl_divergence(scores, pairing)  # first: it says what is wrong when there is no forward pair
-        ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-        random = moments(scores.d_model, ranks, ranks2)
-        has_reverse = not pairing.same_type and ("pk", Pairing(pairing.target, pairing.source)) in scores
-        lines.append(
-            PairingSummary(
-                pairing,
-                len(values),
-                float(values.mean(dtype=np.float64)),
-                float(values.std(dtype=np.float64)),
-                float(random.mean.mean()),
-                float(np.sqrt(random.variance.mean() + random.mean.var())),
-                kl,
-                int(np.count_nonzero(significance(scores, pairing).q[rows, columns] <= q)),
-                significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
-            )
-        )
-    if not lines:
+    found = [_summary(scores, pairing, q, kl) for pairing in PAIRINGS if ("pk", pairing) in scores]
+    if not found:
         raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
-    return lines
+    return found
+
+
+def _summary(scores: Scores, pairing: Pairing, q: float, kl: bool) -> PairingSummary:
+    rows, columns, values = scores["pk", pairing].forward().pairs()
+    if not len(values):
+        raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
+    values = values.astype(np.float64)
+    ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
+    random = moments(scores.d_model, ranks, ranks2)
+    against_random = significance(scores, pairing)
+    # PK that cannot vary is computed with rounding: it must not count as above its own value.
+    above = (values > random_quantile(scores.d_model, ranks, ranks2)) & (random.variance > 0)
+    has_reverse = not pairing.same_type and ("pk", Pairing(pairing.target, pairing.source)) in scores
+    return PairingSummary(
+        pairing,
+        len(values),
+        float(values.mean()),
+        float(values.std()),
+        float(random.mean.mean()),
+        float(np.sqrt(random.variance.mean() + random.mean.var())),
+        float(against_random.z[rows, columns].mean()),
+        float(above.mean()),
+        int(np.count_nonzero(against_random.q[rows, columns] <= q)),
+        significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
+        divergence(scores, pairing).shown if kl else float("nan"),
+    )

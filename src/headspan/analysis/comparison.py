@@ -8,6 +8,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Pairing
+from headspan.models.weights import AttentionWeights
 from headspan.scores import ScoreMatrix, Scores
 
 
@@ -23,15 +24,30 @@ class PairingComparison(NamedTuple):
     spearman: float
 
 
+def check_same_shape(first: Scores | AttentionWeights, second: Scores | AttentionWeights) -> None:
+    """Refuse results, or models that have yet to be scored, whose heads or widths differ."""
+    if first.head_table != second.head_table:
+        raise HeadspanError(
+            f"the two have different heads ({_heads(first)} against {_heads(second)}, or other layers): only models "
+            "of one shape can be compared"
+        )
+    if first.d_model != second.d_model:
+        raise HeadspanError(
+            f"the two have residual streams of different width ({first.d_model} against {second.d_model}): only "
+            "models of one shape can be compared"
+        )
+
+
+def _heads(of: Scores | AttentionWeights) -> str:
+    query, kv = len(of.head_table.query), len(of.head_table.kv)
+    return f"{query} query heads" if query == kv else f"{query} query and {kv} key/value heads"
+
+
 def compare(
     first: Scores, second: Scores, k: int = 20, metrics: tuple[str, ...] | None = None
 ) -> list[PairingComparison]:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing."""
-    if first.ports != second.ports:
-        raise HeadspanError(
-            f"the two results have different heads ({len(first.ports.query)} query heads against "
-            f"{len(second.ports.query)}, or other layers): only models of one shape can be compared"
-        )
+    check_same_shape(first, second)
     keys = [key for key in first.arrays if key in second.arrays and (metrics is None or key[0] in metrics)]
     if not keys:
         raise HeadspanError("the two results have no similarity and pairing in common")

@@ -10,16 +10,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.areas import Areas, Estimate, areas_under_curves, estimate_from, resampled
+from headspan.analysis.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
 from headspan.analysis.labels import Labels
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
 from headspan.scores import Scores
 
+Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
 
 
@@ -29,30 +30,38 @@ def detection(
     metric: str = "pk",
     *,
     pairings: Sequence[str | Pairing] = FLOW_PAIRINGS,
+    measure: Measure = "pr_auc",
     bootstrap: int = 0,
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Estimate]:
-    """PR-AUC of finding the labelled heads by going down the list of forward pairs, both heads of a pair at once.
+    """How well labelled heads are found by going down the list of forward pairs, both heads of a pair at once.
 
-    One estimate per pairing and their ``average``. A head is found when its highest-scoring pair is reached, so the
-    curve is that of ranking heads by their best forward pair. Pairs with equal scores enter together, whatever
-    their order. No point (0, 1) is added.
+    One estimate per pairing and their ``average``, with the value that labels dealt to the heads at random would give
+    on average. A head is found when its highest-scoring pair is reached, so the curve is that of ranking heads by
+    their best forward pair. Pairs with equal scores enter together, whatever their order.
+    measure: ``pr_auc`` is the paper's area by trapezoids without a point (0, 1), so heads that are found at the very
+    first pair add nothing to it; ``average_precision`` has no such gap.
     The bootstrap draws labelled and unlabelled heads with replacement, each kind as often as there are of it.
     """
     parsed = [Pairing.parse(pairing) for pairing in pairings]
     if not parsed:
         raise HeadspanError("detection needs at least one pairing")
-    labels = labels.for_model(scores.ports)
-    replicates = np.array([_detection_areas(scores, labels, metric, p, bootstrap, seed) for p in parsed])
-    named = dict(zip(map(str, parsed), replicates, strict=True)) | {"average": replicates.mean(axis=0)}
-    return {name: estimate_from(r, level) for name, r in named.items()}
+    if measure not in _MEASURES:
+        raise HeadspanError(f"unknown measure {measure!r}: choose {' or '.join(_MEASURES)}")
+    labels = labels.for_model(scores.head_table)
+    curves = [_detection_curve(scores, labels, metric, pairing) for pairing in parsed]
+    # (chance, observed, then replicates) per pairing: means of replicates are replicates of means.
+    table = np.array([_detection_areas(*curve, _MEASURES[measure], bootstrap, seed) for curve in curves])
+    named = dict(zip(map(str, parsed), table, strict=True)) | {"average": table.mean(axis=0)}
+    return {name: estimate_from(row[1:], level, float(row[0])) for name, row in named.items()}
 
 
-def _detection_areas(
-    scores: Scores, labels: Labels, metric: str, pairing: Pairing, bootstrap: int, seed: int
-) -> np.ndarray:
-    """(1 + bootstrap,): areas of one pairing, the observed one first."""
+_MEASURES = {"pr_auc": "pr", "average_precision": "ap"}
+
+
+def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairing) -> tuple[np.ndarray, np.ndarray]:
+    """The best forward score of every head of a pairing, and which of the heads have a label."""
     matrix = scores[metric, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
@@ -66,10 +75,18 @@ def _detection_areas(
     positive = np.array([head in labels for head in best])
     if not positive.any():
         raise HeadspanError(f"none of the {len(best)} heads of {pairing} has a label in {labels.source}")
-    ranking = np.array(list(best.values()))
-    observed = areas_under_curves(ranking, positive, anchored=False).pr
-    weights = resampled(positive, bootstrap, seed)
-    return np.concatenate([observed, areas_under_curves(ranking, positive, weights, anchored=False).pr])
+    return np.array(list(best.values())), positive
+
+
+def _detection_areas(ranking: np.ndarray, positive: np.ndarray, area: str, bootstrap: int, seed: int) -> np.ndarray:
+    """(2 + bootstrap,): the area that chance gives, the observed one, and those of heads drawn with replacement."""
+    drawn = resampled(positive, bootstrap, seed)
+    found = (
+        chance_areas(ranking, int(np.count_nonzero(positive)), anchored=False),
+        areas_under_curves(ranking, positive, anchored=False),
+        areas_under_curves(ranking, positive, drawn, anchored=False),
+    )
+    return np.concatenate([getattr(areas, area) for areas in found])
 
 
 @dataclass(frozen=True)
@@ -104,6 +121,8 @@ def classification(
 ) -> Classification:
     """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
 
+    Beside each stands what pairs in random order would give on average.
+
     The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
     are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
     leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
@@ -114,12 +133,12 @@ def classification(
     parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
     if not classes or not parsed:
         raise HeadspanError("classification needs at least one class and one pairing")
-    # (value first, then replicates) per kind, pairing and class: means of replicates are replicates of means.
+    # (chance, observed, then replicates) per pairing, class and kind: means of replicates are replicates of means.
     table = np.array([[_class_areas(scores, labels, metric, p, c, bootstrap, seed) for c in classes] for p in parsed])
 
-    def lines(replicates: np.ndarray) -> dict[str, Estimate]:
-        named = dict(zip(classes, replicates, strict=True)) | {"average": replicates.mean(axis=0)}
-        return {name: estimate_from(r, level) for name, r in named.items()}
+    def lines(rows: np.ndarray) -> dict[str, Estimate]:
+        named = dict(zip(classes, rows, strict=True)) | {"average": rows.mean(axis=0)}
+        return {name: estimate_from(row[1:], level, float(row[0])) for name, row in named.items()}
 
     pr, roc = table[:, :, 0], table[:, :, 1]
     return Classification(
@@ -161,16 +180,16 @@ def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, 
 def _class_areas(
     scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str, bootstrap: int, seed: int
 ) -> np.ndarray:
-    """(2, 1 + bootstrap): PR and ROC areas of one class in one pairing, the observed one first."""
+    """(2, 2 + bootstrap): PR and ROC areas of one class in one pairing: by chance, observed, and of drawn heads."""
     values, positive, rows, columns, member = _class_pairs(scores, labels, metric, pairing, name)
-    areas = [np.stack(areas_under_curves(values, positive))]
+    found = [chance_areas(values, int(np.count_nonzero(positive))), areas_under_curves(values, positive)]
     if bootstrap:
         # The same draws for every pairing and metric, so that their means and differences make sense.
         weights = resampled(member, bootstrap, seed, distinct=2)
         step = max(1, _BATCH // len(values))
         for batch in (weights[:, start : start + step] for start in range(0, bootstrap, step)):
-            areas.append(np.stack(areas_under_curves(values, positive, batch[rows] * batch[columns])))
-    return np.concatenate(areas, axis=1)
+            found.append(areas_under_curves(values, positive, batch[rows] * batch[columns]))
+    return np.concatenate([np.stack([areas.pr, areas.roc]) for areas in found], axis=1)
 
 
 def near_tie_range(
@@ -212,6 +231,7 @@ class Evaluation:
     """Everything that one set of labels says about one result, by metric."""
 
     detection: dict[str, dict[str, Estimate]]
+    average_precision: dict[str, dict[str, Estimate]]  # of detection
     classification: dict[str, Classification]
     spearman: dict[str, dict[str, float]]  # "all" and "top3pct_of_either" -> pairing -> ρ of pk and cs
 
@@ -241,11 +261,12 @@ class Evaluation:
         return found if results else {"detection_pr_auc": found["detection_pr_auc"]}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per estimate: task, metric, measure, pairing, class, value, low, high."""
-        names = ("task", "metric", "measure", "pairing", "class", "value", "low", "high")
+        """One row per estimate: task, metric, measure, pairing, class, value, low, high, chance."""
+        names = ("task", "metric", "measure", "pairing", "class", *Estimate._fields)
         rows = [
-            ("detection", metric, "pr_auc", pairing, None, *estimate)
-            for metric, estimates in self.detection.items()
+            ("detection", metric, measure, pairing, None, *estimate)
+            for measure, by_metric in (("pr_auc", self.detection), ("average_precision", self.average_precision))
+            for metric, estimates in by_metric.items()
             for pairing, estimate in estimates.items()
         ]
         for metric, result in self.classification.items():
@@ -278,9 +299,12 @@ def evaluate(
     left_out = [name for name in checked.names if name not in usable]
     if left_out:
         say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
-    found = Evaluation({}, {}, {})
+    found = Evaluation({}, {}, {}, {})
     for metric in metrics:
         found.detection[metric] = detection(scores, labels, metric, bootstrap=bootstrap, seed=seed)
+        found.average_precision[metric] = detection(
+            scores, labels, metric, measure="average_precision", bootstrap=bootstrap, seed=seed
+        )
         if usable:
             found.classification[metric] = classification(
                 scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headspan.analysis.baseline import summarise
+from headspan.analysis.baseline import kl_divergence, summarise
 from headspan.analysis.evaluation import evaluate, near_tie_range
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
@@ -177,7 +177,7 @@ def _from_scores(scores: Scores, folded: Scores) -> Tree:
     return {
         **evaluation.tables(),
         "pk_vs_cs_spearman": evaluation.spearman,
-        "kl_random_vs_observed": {name: line.kl for name, line in lines.items()},
+        "kl_random_vs_observed": {name: kl_divergence(scores, name) for name in lines},
         "pk_mean": {"QQ": lines["QQ"].mean, "VO": lines["VO"].mean, "random": lines["QQ"].random_mean},
         **hub_lists(scores),
         "top20_wiring_head_counts": {metric: _head_counts(scores, metric) for metric in ("pk", "cs")},

@@ -7,14 +7,15 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from xml.etree import ElementTree
 
 import numpy as np
 
-from headspan.analysis.baseline import Null, significance
+from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
 from headspan.analysis.hubs import HubScores, hubs
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head, Pairing, parse_pairings
@@ -60,6 +61,7 @@ class Wiring:
     nodes: tuple[Node, ...]
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
+    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty
 
     def node(self, head: Head | str) -> Node:
         """The node of one head."""
@@ -158,10 +160,14 @@ class Wiring:
             "folding": str(self.scores.provenance.get("folding", "none")),
         }
 
-    def _repr_svg_(self) -> str:
+    def _repr_svg_(self) -> str | None:
         from headspan.figures import wiring_svg
 
-        return wiring_svg(self)
+        return wiring_svg(self) if self.edges else None
+
+    def _repr_html_(self) -> str | None:
+        """In place of an empty drawing, what would not be empty."""
+        return None if self.edges else "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 
 def wiring(
@@ -170,8 +176,8 @@ def wiring(
     metric: str = "pk",
     k: int = 20,
     rule: Rule = "top",
-    q: float = 0.01,
-    null: Null = "random",
+    q: float | None = None,
+    null: Null | None = None,
     minimum: float | None = None,
     labels: Labels | None = None,
 ) -> Wiring:
@@ -184,34 +190,68 @@ def wiring(
     k
         How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
     rule
-        ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` under ``null`` (random
-        subspaces, for ``pk``, or the reversed pairs; see :mod:`headspan.analysis.baseline`); ``threshold``: the score
-        is at least ``minimum``.
+        ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
+        (``random`` subspaces by default, for ``pk``, or the ``reversed`` pairs; see :mod:`headspan.analysis.baseline`);
+        ``threshold``: the score is at least ``minimum``. With another rule ``q`` and ``null`` would do nothing and
+        are refused.
     minimum
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes.
     """
     chosen = parse_pairings(pairings)
-    _check(rule, k, q, minimum)
-    edges = Edges()
+    _check(rule, k, q, null, minimum)
+    rate, against = DISCOVERY_RATE if q is None else q, null or "random"
+    edges, found = Edges(), list[Significance]()
     for pairing in chosen:
         matrix = scores[metric, pairing].forward()
-        allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
-        if rule == "significance":
-            allowed &= significance(scores, pairing, null=null, metric=metric).q <= q
+        with np.errstate(invalid="ignore"):
+            allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
+            if rule == "significance":
+                found.append(significance(scores, pairing, null=against, metric=metric))
+                allowed &= found[-1].q <= rate
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
-    return Wiring(metric, chosen, _describe(rule, k, q, null, minimum), edges, nodes, names, scores)
+    notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
+    return Wiring(metric, chosen, _describe(rule, k, rate, against, minimum), edges, nodes, names, scores, notes)
 
 
-def _check(rule: str, k: int, q: float, minimum: float | None) -> None:
+def _why_empty(
+    scores: Scores,
+    metric: str,
+    pairings: Iterable[Pairing],
+    rule: str,
+    k: int,
+    q: float,
+    minimum: float | None,
+    found: Iterable[Significance],
+) -> Iterator[str]:
+    """What to ask for instead of a choice without edges, for every pairing."""
+    if rule in ("top", "top-per-target") and k == 0:
+        yield f"no edges were asked for ({rule} 0): give a larger k"
+        return
+    yield from (result.nothing(q) for result in found if not result.count(q))
+    for pairing in pairings if minimum is not None else ():
+        best = scores[metric, pairing].forward().top(1)
+        if best and best[0].score < minimum:
+            yield f"no {pairing} pair scores {minimum:g} or more; the largest {metric} is {best[0].score:.4g}"
+        elif not best:
+            yield f"{pairing} has no forward pairs"
+
+
+def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:
     if rule not in RULES:
         raise HeadspanError(f"unknown edge rule {rule!r}: choose one of {', '.join(RULES)}")
     if k < 0:
         raise HeadspanError(f"cannot choose {k} edges: give a number of 0 or more")
-    if rule == "significance" and not 0 < q <= 1:
+    for name, value in (("null", null), ("q", q)):
+        if rule != "significance" and value is not None:
+            raise HeadspanError(
+                f"{name} {value} has no effect on the rule {rule}: it belongs to the rule significance, so leave it "
+                "out or choose that rule"
+            )
+    if q is not None and not 0 < q <= 1:
         raise HeadspanError(f"a q-value lies between 0 and 1, not {q}: give for example 0.01")
     if rule == "threshold" and minimum is None:
         raise HeadspanError("the rule threshold needs the smallest score to show: give minimum, for example 20")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headspan.analysis.wiring import Wiring
     from headspan.figures import Context
     from headspan.models.weights import AttentionWeights
-    from headspan.scores import Scores
 
 LabelsOption = Annotated[
     str | None,
@@ -47,8 +46,10 @@ def wiring(
     metric: Annotated[str, typer.Option("--metric", "-m", help="Similarity.")] = "pk",
     k: Annotated[int, typer.Option("-k", "--top", min=0, help="Edges per pairing, or per target.")] = 20,
     rule: Annotated[str, typer.Option(help="top, top-per-target, significance or threshold.")] = "top",
-    q: Annotated[float, typer.Option(help="Largest q-value, for the rule significance.")] = 0.01,
-    null: Annotated[str, typer.Option(help="random or reversed, for the rule significance.")] = "random",
+    q: Annotated[float | None, typer.Option(help="Largest q-value, for the rule significance. [default: 0.05]")] = None,
+    null: Annotated[
+        str | None, typer.Option(help="random or reversed, for the rule significance. [default: random]")
+    ] = None,
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
     out: Annotated[
@@ -80,6 +81,8 @@ def wiring(
         scores = scores_of(reference, [metric], pairing or "flow", progress=update)
     classes = _labels(labels, Context(scores))
     chosen = choose(scores, pairing or "flow", metric, k, rule, q, null, minimum, classes)  # type: ignore[arg-type]
+    for sentence in chosen.notes:
+        note(sentence)
     for path in out or []:
         _export(chosen, path, ellipse, dpi, force)
         note(f"{path}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads")
@@ -143,13 +146,14 @@ def figures(
 
 def _context(reference: str, weights: str | None, behaviour: Path | None, labels: str | None, run: bool) -> Context:
     """Scores, weights, head scores and labels for the figures."""
+    from headspan.analysis.origin import weights_of
     from headspan.figures import Context
     from headspan.scores import Scores, is_result
 
     opened: AttentionWeights | None = None
     if is_result(reference):
         scores = Scores.load(reference)
-        opened = _weights_of(scores, weights) if weights else None
+        opened = weights_of(scores, weights) if weights else None
     else:
         from headspan.models.weights import open
         from headspan.scoring.run import score
@@ -164,24 +168,6 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
     context = Context(scores, opened, run=run)
     context.labels = _labels(labels, context)
     return context
-
-
-def _weights_of(scores: Scores, reference: str) -> AttentionWeights:
-    """The model of a result, folded if the result is; another model is refused."""
-    from headspan.models.folding import fold
-    from headspan.models.weights import open
-
-    opened = open(reference)
-    if scores.provenance.get("folding", "none") != "none":
-        opened = fold(opened)
-    if opened.ports != scores.ports or opened.d_model != scores.d_model:
-        raise HeadspanError(
-            f"{reference} is not the model of this result: its heads or its width differ; "
-            f"the result was made from {scores.provenance.get('reference', 'arrays')}"
-        )
-    if scores.provenance.get("fingerprint") not in (None, opened.fingerprint()):
-        note(f"{reference} is not byte for byte the model of this result: what is drawn from weights may not fit")
-    return opened
 
 
 def _labels(name: str | None, context: Context) -> Labels | None:

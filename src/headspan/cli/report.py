@@ -43,6 +43,7 @@ def report(
     headspan report gpt2.safetensors --weights openai-community/gpt2 --out gpt2.html
     """
     from headspan.analysis.labels import Labels
+    from headspan.analysis.origin import weights_of
     from headspan.errors import HeadspanError
     from headspan.explorer import report as make
     from headspan.scores import Scores, is_result
@@ -53,12 +54,12 @@ def report(
     habits = _read_behaviour(behaviour) if behaviour else None
     with progress("score") as update:
         if is_result(reference):
-            if fold and weights is None:
+            scores = Scores.load(reference)
+            if fold and scores.provenance.get("folding", "none") == "none":
                 raise HeadspanError(
                     "a saved result is folded or not already: give --fold with a model, or score it anew"
                 )
-            scores = Scores.load(reference)
-            opened = _open(weights, fold) if weights else None
+            opened = weights_of(scores, weights) if weights else None
         else:
             from headspan.scoring.run import score
 

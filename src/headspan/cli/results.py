@@ -133,12 +133,17 @@ def compare(
 
     Example: headspan compare gpt2.safetensors gpt2-folded.safetensors
     """
+    from headspan.analysis.comparison import check_same_shape
     from headspan.analysis.comparison import compare as run
+    from headspan.models.weights import open
+    from headspan.scores import Scores, is_result
     from headspan.scoring.metrics import parse_metrics
-    from headspan.scoring.run import scores_of
+    from headspan.scoring.run import score as score_model
 
     names = parse_metrics(metric) if metric else None
-    results = [scores_of(reference, names or ("pk", "cs")) for reference in (first, second)]
+    opened = [Scores.load(reference) if is_result(reference) else open(reference) for reference in (first, second)]
+    check_same_shape(*opened)  # before the work of scoring
+    results = [one if isinstance(one, Scores) else score_model(one, names or ("pk", "cs")) for one in opened]
     rows = [row._asdict() | {"pairing": str(row.pairing)} for row in run(*results, k=k, metrics=names)]
     formats = {"mse": ".3g", "spearman": ".3f", "pairs": ","}
     print_table(rows, title="first against second", formats=formats, as_json=as_json, as_csv=as_csv)

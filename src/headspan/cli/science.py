@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headspan.analysis.baseline import Significance
     from headspan.analysis.evaluation import Estimate, Evaluation
     from headspan.analysis.labels import Labels
+    from headspan.heads import Pairing
 
 
 class NullChoice(str, Enum):
@@ -87,14 +88,21 @@ def baseline(
         str | None, typer.Option(help="List the pairs of this pairing instead of one line per pairing.")
     ] = None,
     null: Annotated[
-        NullChoice, typer.Option(help="random subspaces, or pairs in the direction no information can flow.")
-    ] = NullChoice.random,
+        NullChoice | None,
+        typer.Option(help="With --pairing: random subspaces, or pairs in the direction no information can flow."),
+    ] = None,
     top: Annotated[int, typer.Option(help="Pairs to list; 0 lists all.", min=0)] = 20,
     q: Annotated[float, typer.Option(help="False-discovery rate for counting significant pairs.", min=0, max=1)] = 0.05,
+    kl: Annotated[
+        bool, typer.Option("--kl", help="Add the paper's KL(random ‖ observed), where it means something.")
+    ] = False,
     json: Json = False,
     csv: Csv = False,
 ) -> None:
     """How far are Projection Kernels from chance?
+
+    One line per pairing: the shift of the mean in random standard deviations, and the share of pairs above the 99.9 %
+    point of random subspaces. With --pairing: z, p and q of its pairs.
 
     \b
     Examples:
@@ -106,29 +114,42 @@ def baseline(
     from headspan.scoring.run import scores_of
 
     one = Pairing.parse(pairing) if pairing else None
+    _check_baseline(one, null, kl)
     wanted = "all" if one is None else list(dict.fromkeys([one, Pairing(one.target, one.source)]))
     with progress("scoring") as update:
         scores = scores_of(reference, ["pk"], wanted, progress=update)
     if one is not None:
-        result = significance(scores, one, null=null.value)
+        against = (null or NullChoice.random).value
+        result = significance(scores, one, null=against)
         rows = _pair_rows(result, top)
-        title = f"pk {one} against the {null.value} null: {result.count(q)} pairs at a false-discovery rate of {q:g}"
+        title = f"pk {one} against the {against} null: {result.count(q)} pairs at a false-discovery rate of {q:g}"
         formats = {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}
         print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv)
+        if result.note:
+            note(result.note)
+        if not result.count(q):
+            note(result.nothing(q))
         return
-    lines = summarise(scores, q)
-    rows = [line._asdict() | {"pairing": str(line.pairing)} for line in lines]
-    random_means = {str(line.pairing): line.random_mean for line in lines}
-    same = len(set(random_means.values())) == 1
-    published_keys = {
-        "kl_random_vs_observed": {str(line.pairing): line.kl for line in lines},
-        "pk_mean": {str(line.pairing): line.mean for line in lines}
-        | {"random": lines[0].random_mean if same else random_means},
-        "pairings": {row["pairing"]: {k: v for k, v in row.items() if k != "pairing"} for row in rows},
-    }
-    formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f") | {"pairs": ",d"}
+    rows = [line._asdict() | {"pairing": str(line.pairing)} for line in summarise(scores, q, kl)]
+    if not kl:
+        rows = [{name: value for name, value in row.items() if name != "kl"} for row in rows]
+    formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
+    if kl:  # where it leaves out most of the random mass there is none to show
+        rows = [row | {"kl": None if math.isnan(row["kl"]) else row["kl"]} for row in rows]
+    formats |= {"pairs": ",d", "shift": "+.2f", "above": ".1%"}
     title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
-    print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv, json_value=published_keys)
+    print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv)
+
+
+def _check_baseline(pairing: Pairing | None, null: NullChoice | None, kl: bool) -> None:
+    """Options that would change nothing are refused."""
+    if pairing is None and null is not None:
+        raise HeadspanError(
+            f"--null {null.value} chooses the null for the pairs of one pairing, and the table of all pairings counts "
+            "both: add --pairing, for example --pairing OK"
+        )
+    if pairing is not None and kl:
+        raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
 
 
 def evaluate(
@@ -240,16 +261,22 @@ def _pair_rows(result: Significance, top: int) -> list[dict[str, Any]]:
 
 
 def _print_evaluation(result: Evaluation) -> None:
-    """Three tables for reading: detection, PR-AUC and ROC-AUC by class averaged over pairings."""
-    tables = [("detection: PR-AUC of finding labelled heads", result.detection)]
+    """Tables for reading: detection by two measures, PR-AUC and ROC-AUC by class averaged over pairings."""
+    tables = [
+        ("detection: PR-AUC of finding labelled heads", result.detection),
+        ("detection: average precision of finding labelled heads", result.average_precision),
+    ]
     for kind, name in (("pr_auc", "PR-AUC"), ("roc_auc", "ROC-AUC")):
         by_metric = {metric: c.by_class[kind] for metric, c in result.classification.items()}
         if by_metric:
             tables.append((f"classification: {name} by class, mean over QQ, KK, VV, OO", by_metric))
     for title, by_metric in tables:
-        first_column = "pairing" if by_metric is result.detection else "class"
-        names = next(iter(by_metric.values()))
-        cells = {name: {m: _with_interval(e[name]) for m, e in by_metric.items()} for name in names}
+        first_column = "pairing" if title.startswith("detection") else "class"
+        names = next(iter(by_metric.values()))  # chance is the same for all of them, but for ties between scores
+        cells = {
+            name: {m: _with_interval(e[name]) for m, e in by_metric.items()} | {"chance": f"{first.chance:.3f}"}
+            for name, first in names.items()
+        }
         print_table([{first_column: name, **row} for name, row in cells.items()], title=title)
     if result.spearman:
         rows = [{"pairs": name, **rhos} for name, rhos in result.spearman.items()]

@@ -16,8 +16,9 @@ from headspan.analysis.baseline import PairingSummary, significance, summarise
 from headspan.analysis.evaluation import Estimate, classification, detection, metric_agreement
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
+from headspan.analysis.origin import check_same_model
 from headspan.errors import HeadspanError
-from headspan.explorer.details import check_same_model, pair_details, tokens_by_role
+from headspan.explorer.details import pair_details, tokens_by_role
 from headspan.explorer.encode import Limits, encode_edges, encode_matrices, pack
 from headspan.explorer.findings import find, metric_order
 from headspan.figures.style import METRIC_SHORT, SEQUENTIAL, label_colours
@@ -253,29 +254,29 @@ def _shipped_behaviour(scores: Scores) -> Any:
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
     if labels is None:
         return None
-    found: dict[str, Any] = {"detection": [], "pr_auc": [], "roc_auc": [], "note": None}
-    query = scores.ports.query
-    found["base_rate"] = sum(head in labels for head in query) / len(query)
+    found: dict[str, Any] = {"detection": [], "average_precision": [], "pr_auc": [], "roc_auc": [], "note": None}
     same_type = [p for p in SAME_TYPE_PAIRINGS if p in scores.pairings]
     for metric in metric_order(scores):
         title = METRIC_TITLES.get(metric, metric)
         flow = [p for p in FLOW_PAIRINGS if (metric, p) in scores]
         try:
             if flow:
-                found["detection"].append(
-                    {"metric": title, **_values(detection(scores, labels, metric, pairings=flow))}
-                )
+                for table, measure in (("detection", "pr_auc"), ("average_precision", "average_precision")):
+                    estimates = detection(scores, labels, metric, pairings=flow, measure=measure)
+                    found[table].append(_line(title, estimates))
             if same_type:
                 classes = classification(scores, labels, metric, pairings=same_type).by_class
                 for kind in ("pr_auc", "roc_auc"):
-                    found[kind].append({"metric": title, **_values(classes[kind])})
+                    found[kind].append(_line(title, classes[kind]))
         except HeadspanError as error:
             found["note"] = str(error)
     return found
 
 
-def _values(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    return {name: _finite(estimate.value) for name, estimate in estimates.items()}
+def _line(metric: str, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The values of one similarity, and what chance gives for their average."""
+    values = {name: _finite(estimate.value) for name, estimate in estimates.items()}
+    return {"metric": metric, **values, "chance": _finite(estimates["average"].chance)}
 
 
 # ---------------------------------------------------------------- the rest

@@ -10,7 +10,6 @@ import numpy as np
 
 from headspan.analysis.pair import PairReader, PairReport, SignedTokens
 from headspan.analysis.tokens import all_tokens
-from headspan.errors import HeadspanError
 from headspan.explorer.encode import best_pairs, pack
 from headspan.heads import FLOW_PAIRINGS, HeadRole, Pairing
 from headspan.models.weights import AttentionWeights
@@ -23,22 +22,6 @@ Progress = Callable[[int, int], None]
 FLOW_ANGLES, OTHER_ANGLES = 80, 20
 SHARED_PAIRS, SHARED_DIRECTIONS, SHARED_TOKENS = 6, 3, 5
 _STEPS = 65535 / (np.pi / 2)
-
-
-def check_same_model(scores: Scores, weights: AttentionWeights) -> None:
-    """Refuse weights that cannot be those of the result: cards would then mix two models."""
-    theirs, ours = weights.ports, scores.ports
-    if theirs != ours or weights.d_model != scores.d_model:
-        raise HeadspanError(
-            f"these weights have {len(theirs.query)} heads and d_model {weights.d_model}, but the result has "
-            f"{len(ours.query)} heads and d_model {scores.d_model}: give the weights the result was made from"
-        )
-    for key, what in (("fingerprint", "other weights"), ("folding", "another folding")):
-        made, given = scores.provenance.get(key), weights.provenance.get(key)
-        if made and given and made != given:
-            raise HeadspanError(
-                f"the result was made from {what} ({key} {made}, these have {given}): give the weights it was made from"
-            )
 
 
 def pair_details(

@@ -89,16 +89,15 @@ def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 
 
 def labelled_heads(evaluation: dict[str, Any] | None) -> list[Finding]:
-    if not evaluation or not evaluation["detection"]:
+    if not evaluation or not evaluation["average_precision"]:
         return []
-    best = max(evaluation["detection"], key=lambda row: row["average"] if row["average"] is not None else -1.0)
-    area, base = best["average"], evaluation["base_rate"]
-    if area is None:
-        return []
-    title = "The strongest pairs lead to labelled heads" if area > base else "Labelled heads are not found"
+    # Average precision, not the area without a point (0, 1): two heads found by the first pair would count nothing.
+    best = max(evaluation["average_precision"], key=lambda row: row["average"])
+    found, chance = best["average"], best["chance"]
+    title = "The strongest pairs lead to labelled heads" if found > chance else "Labelled heads are not found"
     text = (
-        f"Going down the list of pairs by {best['metric']} finds the labelled heads with a mean PR-AUC of {area:.3f}; "
-        f"heads in random order would give about {base:.3f}."
+        f"Going down the list of pairs by {best['metric']} finds the labelled heads with a mean average precision of "
+        f"{found:.3f}; heads in random order would give {chance:.3f}."
     )
     return [Finding(title, text, {"at": "evaluation"})]
 
@@ -121,22 +120,15 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
     return [Finding(f"{total:,} connections stand out", text, view)]
 
 
-ENOUGH_PAIRS = 1000  # for a histogram of 255 bins to mean something
-
-
 def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
-    rows = [s for s in summaries if np.isfinite(s.kl)]
-    if len(rows) < 2:
+    """By the shift of the mean: a KL over bins that hold pairs can be 0 for the pairing farthest from chance."""
+    if len(summaries) < 2:
         return []
-    if min(s.pairs for s in rows) >= ENOUGH_PAIRS:
-        most, least = max(rows, key=lambda s: s.kl), min(rows, key=lambda s: s.kl)
-        amounts = (f"KL {most.kl:.2f}, mean {most.mean:.2f}", f"KL {least.kl:.2f}, mean {least.mean:.2f}")
-    else:  # KL counts only bins that hold a pair: a few pairs far from chance can have a KL of 0
-        most, least = (choose(rows, key=lambda s: abs(s.mean - s.random_mean)) for choose in (max, min))
-        amounts = (f"mean {most.mean:.2f}", f"mean {least.mean:.2f}")
+    most, least = (choose(summaries, key=lambda s: abs(s.shift)) for choose in (max, min))
     text = (
-        f"{amounts[0][0].upper()}{amounts[0][1:]} where random subspaces have {most.random_mean:.2f}. "
-        f"The closest to chance is {least.pairing}: {amounts[1]}."
+        f"Mean {most.mean:.2f} where random subspaces have {most.random_mean:.2f}: {abs(most.shift):.1f} random "
+        f"standard deviations {'above' if most.shift >= 0 else 'below'}, with {most.above:.0%} of the pairs above the "
+        f"random 99.9 % point. The closest to chance is {least.pairing}: mean {least.mean:.2f}, {least.above:.0%}."
     )
     return [Finding(f"{most.pairing} is farthest from chance", text, {"at": "distributions"})]
 

@@ -261,6 +261,8 @@ def save_wiring(
     from headspan.figures.ellipse import ellipse_figure
     from headspan.figures.grid import grid_figure
 
+    if not wiring.edges:
+        raise HeadspanError(f"{path} would be an empty picture: {'; '.join(wiring.notes) or 'there are no edges'}")
     with theme():
         save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path, dpi, force=force)
 

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.analysis.baseline import entry_density, kl_divergence, moments, sample_pk, squared_entry_density
+from headspan.analysis.baseline import (
+    PairingSummary,
+    entry_density,
+    moments,
+    sample_pk,
+    squared_entry_density,
+    summarise,
+)
 from headspan.figures import style
 from headspan.figures.canvas import heat_map, new_figure
-from headspan.heads import PAIRINGS, ROLES, Pairing
+from headspan.heads import ROLES, Pairing
 from headspan.scores import Scores
 
 if TYPE_CHECKING:
@@ -19,34 +26,51 @@ if TYPE_CHECKING:
 
 
 def kl_figure(scores: Scores) -> Figure:
-    """KL(random ‖ observed) of all pairings, and the pairings farthest from and nearest to chance."""
-    divergence = {pairing: kl_divergence(scores, pairing) for pairing in PAIRINGS}
+    """KL(random ‖ observed) of all pairings, and the pairings farthest from and nearest to chance.
+
+    Beside each KL stands the shift of the mean in random standard deviations, which says how far when KL cannot:
+    with few pairs KL leaves out most of the random mass. It is not shown then, and the shift chooses the histograms.
+    """
+    found = {line.pairing: line for line in summarise(scores, kl=True)}
     figure = new_figure(8.6, 3.9)
     left = figure.add_axes((0.065, 0.13, 0.36, 0.74))
-    _kl_map(left, divergence)
-    farthest, nearest = max(divergence, key=divergence.__getitem__), min(divergence, key=divergence.__getitem__)
-    for pairing, bottom, word in ((farthest, 0.59, "largest"), (nearest, 0.13, "smallest")):
+    _kl_map(left, found)
+    everywhere = all(np.isfinite(line.kl) for line in found.values())
+    ordered = sorted(found.values(), key=lambda line: line.kl if everywhere else abs(line.shift))
+    measure = "KL" if everywhere else "shift"
+    for line, bottom, word in ((ordered[-1], 0.59, "largest"), (ordered[0], 0.13, "smallest")):
         axes = figure.add_axes((0.54, bottom, 0.44, 0.3))
-        _observed(axes, scores, pairing)
-        axes.set_title(f"{pairing}: {word} KL, {divergence[pairing]:.3f}", loc="left")
-        if pairing == farthest:
+        _observed(axes, scores, line.pairing)
+        kl = f", {line.kl:.3f}" if everywhere else ""
+        axes.set_title(
+            f"{line.pairing}: {word} {measure}{kl}; mean {line.shift:+.1f} sd, {line.above:.0%} above random 99.9 %",
+            loc="left",
+            fontsize="small",
+        )
+        if line is ordered[-1]:
             axes.legend(loc="upper right")
         else:
             axes.set_xlabel("PK of forward pairs")
     return figure
 
 
-def _kl_map(axes: Axes, divergence: dict[Pairing, float]) -> None:
-    values = np.array([[divergence[Pairing(a, b)] for b in ROLES] for a in ROLES])
+def _kl_map(axes: Axes, found: dict[Pairing, PairingSummary]) -> None:
+    lines = [[found[Pairing(a, b)] for b in ROLES] for a in ROLES]
+    values = np.array([[line.kl for line in row] for row in lines])
+    shown = np.isfinite(values)
     heat_map(axes, values).set_gid("kl")
-    middle = (values.min() + values.max()) / 2
+    middle = (values[shown].min() + values[shown].max()) / 2 if shown.any() else 0.0
     for (row, column), value in np.ndenumerate(values):
-        ink = style.PAPER if value < middle else style.INK
-        text = axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=ink)
-        text.set_gid(f"kl:{ROLES[row]}{ROLES[column]}")
+        line = lines[row][column]
+        ink = style.PAPER if shown[row, column] and value < middle else style.INK
+        kl = f"{value:.3f}" if shown[row, column] else "–"
+        text = axes.text(column, row, kl, ha="center", va="bottom", color=ink)
+        text.set_gid(f"kl:{line.pairing}")
+        shift = axes.text(column, row + 0.08, f"{line.shift:+.1f} sd", ha="center", va="top", color=ink, fontsize=7)
+        shift.set_gid(f"shift:{line.pairing}")
     axes.set_xticks(range(4), list(map(str, ROLES)))
     axes.set_yticks(range(4), list(map(str, ROLES)))
-    axes.set(xlabel="target", ylabel="source", title="KL(random ‖ observed) of PK")
+    axes.set(xlabel="target", ylabel="source", title="KL(random ‖ observed) of PK, and shift of its mean")
 
 
 def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:

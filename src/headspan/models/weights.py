@@ -7,6 +7,7 @@ for folded weights (:mod:`headspan.models.folding`); nothing to the right of it 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, HeadRole, PortTable, Role
 from headspan.models.architectures import NormKind
+from headspan.scores import is_result
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -213,4 +215,8 @@ def open(ref: Any) -> AttentionWeights:
     from headspan.sources import open_source
     from headspan.sources.base import TensorSource
 
+    if isinstance(ref, (str, os.PathLike)) and is_result(ref):
+        raise HeadspanError(
+            f"{os.fspath(ref)} is a result of headspan score, and this needs a model: give the model it was made from"
+        )
     return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref))

@@ -33,7 +33,7 @@ HS.distribution = (() => {
       const { score } = HS.model.value("pk", pairing, pair.row, pair.column);
       if (!Number.isNaN(score) && score <= right) picture.append(HS.svg("line", { class: "here", x1: X(score), x2: X(score), y1: 4, y2: BASE }));
     }
-    return HS.el("div", { class: "dist", "data-pairing": pairing }, HS.el("b", { text: pairing }), HS.el("span", { class: "kl", text: `KL ${HS.number(d.kl, 3)}` }), picture);
+    return HS.el("div", { class: "dist", "data-pairing": pairing }, HS.el("b", { text: pairing }), HS.el("span", { class: "kl", text: `${HS.number(d.shift, 1)} sd, ${HS.number(100 * d.above, 1)} % above`, title: "shift of the mean in random standard deviations; share of pairs above the random 99.9 % point" }), picture);
   };
 
   const draw = () => {
@@ -48,7 +48,7 @@ HS.distribution = (() => {
     const n = (key, title, digits) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : HS.number(r[key], digits)) });
     if (rows.length) HS.byId("distribution-table").append(HS.table([
       { key: "pairing", title: "Pairing" }, n("pairs", "Pairs", 0), n("mean", "Mean", 3), n("sd", "SD", 3), n("random_mean", "Random mean", 3), n("random_sd", "Random SD", 3),
-      n("kl", "KL", 3), n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
+      n("shift", "Shift (random SD)", 2), n("above", "Share above 99.9 %", 3), n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
     ], rows, { file: "distributions", shown: 16 }));
     HS.on(["pair"], HS.lazy(HS.byId("distributions"), draw));
   };

@@ -69,6 +69,7 @@ HS.tables = (() => {
     box.append(HS.el("p", { class: "lead", text: `Labels: ${data.labels.source}, ${HS.count(data.labels.count)} heads in ${Object.keys(data.labels.colours).length} classes.` }));
     for (const [title, note, file, rows] of [
       ["Detection", "Area under precision and recall when the strongest forward pairs name the labelled heads.", "detection", e.detection],
+      ["Detection, average precision", "The same list without the area's gap at its start; chance is the mean over random orders.", "detection-ap", e.average_precision],
       ["Classification, PR-AUC", "Pairs inside a class against all other pairs, mean over the same-type pairings.", "classification-pr", e.pr_auc],
       ["Classification, ROC-AUC", "The same, area under the ROC curve.", "classification-roc", e.roc_auc]]) {
       if (!rows?.length) continue;
