@@ -259,7 +259,7 @@ BAD_OPTIONS = [
     ("figures {result} --out {out} --only portrait", "'portrait'"),
     ("figures {result} --out {out} --format bmp", "bmp"),
     ("figures {result} --out {out} --weights {llama}", "not the model of this result"),
-    ("report {result} --out {out}.html --weights {llama}", ""),
+    ("report {result} --out {out}.html --weights {llama}", "not the model of this result"),
     ("compare {result} {junk}", "junk.csv"),
     ("tokens {gpt2} L9H0", "no head L9H0"),
     ("tokens {gpt2} head", "'head' is not a head name"),

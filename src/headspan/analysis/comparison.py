@@ -28,8 +28,8 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
     """Refuse results, or models that have yet to be scored, whose heads or widths differ."""
     if first.head_table != second.head_table:
         raise HeadspanError(
-            f"the two have different heads ({_heads(first)} against {_heads(second)}, or other layers): only models "
-            "of one shape can be compared"
+            f"the two have different heads ({shape_text(first)} against {shape_text(second)}, or other layers): only "
+            "models of one shape can be compared"
         )
     if first.d_model != second.d_model:
         raise HeadspanError(
@@ -38,9 +38,11 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
         )
 
 
-def _heads(of: Scores | AttentionWeights) -> str:
+def shape_text(of: Scores | AttentionWeights) -> str:
+    """The shape of a model or result in words: heads and width."""
     query, kv = len(of.head_table.query), len(of.head_table.kv)
-    return f"{query} query heads" if query == kv else f"{query} query and {kv} key/value heads"
+    heads = f"{query} heads" if query == kv else f"{query} query and {kv} key/value heads"
+    return f"{heads}, d_model {of.d_model}"
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headspan.analysis.comparison import shape_text
 from headspan.errors import HeadspanError
 from headspan.models.folding import fold
 from headspan.models.weights import AttentionWeights, open
@@ -19,15 +20,15 @@ def weights_of(scores: Scores, reference: str) -> AttentionWeights:
 
 def check_same_model(scores: Scores, weights: AttentionWeights) -> None:
     """Refuse weights that are not those of the result: pictures and pages would mix two models."""
-    theirs, ours = weights.head_table, scores.head_table
-    if theirs != ours or weights.d_model != scores.d_model:
+    if weights.head_table != scores.head_table or weights.d_model != scores.d_model:
         raise HeadspanError(
-            f"these weights have {len(theirs.query)} heads and d_model {weights.d_model}, but the result has "
-            f"{len(ours.query)} heads and d_model {scores.d_model}: give the weights the result was made from"
+            f"{weights.reference} is not the model of this result: it has {shape_text(weights)}, and the result was "
+            f"made from {scores.provenance.get('reference', 'arrays')} with {shape_text(scores)}"
         )
     for key, what in (("fingerprint", "other weights"), ("folding", "another folding")):
         made, given = scores.provenance.get(key), weights.provenance.get(key)
         if made and given and made != given:
             raise HeadspanError(
-                f"the result was made from {what} ({key} {made}, these have {given}): give the weights it was made from"
+                f"{weights.reference} is not the model of this result: it was made from {what} ({key} {made}, these "
+                f"have {given}); give the weights it was made from, or score these"
             )
