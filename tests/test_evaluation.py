@@ -244,8 +244,9 @@ def test_evaluate_command(tmp_path: Path) -> None:
     low, high = found["intervals"]["detection_pr_auc"]["pk"]["OK"]
     assert low <= high
     lines = CliRunner().invoke(app, [*arguments, "--csv", "--metrics", "pk"]).stdout.splitlines()
-    assert lines[0] == "task,metric,measure,pairing,class,value,low,high"
-    assert len(lines) == 1 + 4 + 2 * 5 * 3
+    assert lines[0] == "task,metric,measure,pairing,class,value,low,high,chance"
+    assert len(lines) == 1 + 2 * 4 + 2 * 5 * 3
     shown = CliRunner().invoke(app, [*arguments, "--metrics", "cs"]).stdout
-    assert "detection" in shown
+    assert "detection: average precision" in shown
+    assert "chance" in shown
     assert "ROC-AUC" in shown

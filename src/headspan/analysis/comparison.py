@@ -26,7 +26,7 @@ class PairingComparison(NamedTuple):
 
 def check_same_shape(first: Scores | AttentionWeights, second: Scores | AttentionWeights) -> None:
     """Refuse results, or models that have yet to be scored, whose heads or widths differ."""
-    if first.head_table != second.head_table:
+    if first.ports != second.ports:
         raise HeadspanError(
             f"the two have different heads ({shape_text(first)} against {shape_text(second)}, or other layers): only "
             "models of one shape can be compared"
@@ -40,7 +40,7 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
 
 def shape_text(of: Scores | AttentionWeights) -> str:
     """The shape of a model or result in words: heads and width."""
-    query, kv = len(of.head_table.query), len(of.head_table.kv)
+    query, kv = len(of.ports.query), len(of.ports.kv)
     heads = f"{query} heads" if query == kv else f"{query} query and {kv} key/value heads"
     return f"{heads}, d_model {of.d_model}"
 

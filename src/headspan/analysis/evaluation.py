@@ -49,7 +49,7 @@ def detection(
         raise HeadspanError("detection needs at least one pairing")
     if measure not in _MEASURES:
         raise HeadspanError(f"unknown measure {measure!r}: choose {' or '.join(_MEASURES)}")
-    labels = labels.for_model(scores.head_table)
+    labels = labels.for_model(scores.ports)
     curves = [_detection_curve(scores, labels, metric, pairing) for pairing in parsed]
     # (chance, observed, then replicates) per pairing: means of replicates are replicates of means.
     table = np.array([_detection_areas(*curve, _MEASURES[measure], bootstrap, seed) for curve in curves])

@@ -20,7 +20,7 @@ def weights_of(scores: Scores, reference: str) -> AttentionWeights:
 
 def check_same_model(scores: Scores, weights: AttentionWeights) -> None:
     """Refuse weights that are not those of the result: pictures and pages would mix two models."""
-    if weights.head_table != scores.head_table or weights.d_model != scores.d_model:
+    if weights.ports != scores.ports or weights.d_model != scores.d_model:
         raise HeadspanError(
             f"{weights.reference} is not the model of this result: it has {shape_text(weights)}, and the result was "
             f"made from {scores.provenance.get('reference', 'arrays')} with {shape_text(scores)}"

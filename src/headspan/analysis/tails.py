@@ -16,7 +16,7 @@ Choices, all made on the side of caution:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +27,8 @@ _DRAWS = 200
 _SEED = 0  # a p-value is the same whenever it is asked for
 
 
-class Tail(NamedTuple):
+@dataclass(frozen=True)
+class Tail:
     """A fitted tail: excesses over ``threshold``, which ``count`` of ``total`` controls exceed.
 
     fit: p-value of the Anderson–Darling check; shapes, scales: of the fits to draws from this one.
@@ -71,8 +72,8 @@ def fit_tail(controls: np.ndarray) -> Tail | str:
     if len(excess) < LEAST_TAIL:
         return f"too many equal scores among the {len(ordered):,} reversed pairs to fit their tail"
     shape, scale = _l_moment_fit(excess)
-    draws = genpareto.rvs(shape, scale=scale, size=(_DRAWS, len(excess)), random_state=np.random.default_rng(_SEED))
-    draws.sort(axis=1)
+    uniform = np.random.default_rng(_SEED).random((_DRAWS, len(excess)))
+    draws = genpareto.ppf(np.sort(uniform, axis=1), shape, scale=scale)
     shapes, scales = _l_moment_fit(draws)
     distance = _anderson_darling(excess, shape, scale)
     # The fit itself counts as one of the draws, so that the p-value is never 0.

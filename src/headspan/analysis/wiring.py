@@ -231,13 +231,13 @@ def _why_empty(
     if rule in ("top", "top-per-target") and k == 0:
         yield f"no edges were asked for ({rule} 0): give a larger k"
         return
-    yield from (result.nothing(q) for result in found if not result.count(q))
-    for pairing in pairings if minimum is not None else ():
+    yield from (result.nothing(q) for result in found if result.smallest_q > q)
+    for pairing in pairings:
         best = scores[metric, pairing].forward().top(1)
-        if best and best[0].score < minimum:
-            yield f"no {pairing} pair scores {minimum:g} or more; the largest {metric} is {best[0].score:.4g}"
-        elif not best:
+        if not best:
             yield f"{pairing} has no forward pairs"
+        elif minimum is not None and best[0].score < minimum:
+            yield f"no {pairing} pair scores {minimum:g} or more; the largest {metric} is {best[0].score:.4g}"
 
 
 def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:

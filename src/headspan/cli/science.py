@@ -13,7 +13,7 @@ from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, pri
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.baseline import Significance
+    from headspan.analysis.baseline import PairingSummary, Significance
     from headspan.analysis.evaluation import Estimate, Evaluation
     from headspan.analysis.labels import Labels
     from headspan.heads import Pairing
@@ -130,15 +130,17 @@ def baseline(
         if not result.count(q):
             note(result.nothing(q))
         return
-    rows = [line._asdict() | {"pairing": str(line.pairing)} for line in summarise(scores, q, kl)]
-    if not kl:
-        rows = [{name: value for name, value in row.items() if name != "kl"} for row in rows]
+    rows = [_baseline_row(line, kl) for line in summarise(scores, q, kl)]
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
-    if kl:  # where it leaves out most of the random mass there is none to show
-        rows = [row | {"kl": None if math.isnan(row["kl"]) else row["kl"]} for row in rows]
     formats |= {"pairs": ",d", "shift": "+.2f", "above": ".1%"}
     title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
     print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv)
+
+
+def _baseline_row(line: PairingSummary, kl: bool) -> dict[str, Any]:
+    """One line of the table; a KL that leaves out most of the random mass is not shown."""
+    row = line._asdict() | {"pairing": str(line.pairing), "kl": None if math.isnan(line.kl) else line.kl}
+    return row if kl else {name: value for name, value in row.items() if name != "kl"}
 
 
 def _check_baseline(pairing: Pairing | None, null: NullChoice | None, kl: bool) -> None:
