@@ -38,6 +38,8 @@ _EXPORTS = {
     "head_tokens": "analysis.tokens",
     "compare_pair": "analysis.pair",
     "head_scores": "analysis.behaviour",
+    "effects": "analysis.effects",
+    "Effects": "analysis.effects",
     "wiring": "analysis.wiring",
     "report": "explorer",
     "reproduce": "analysis.reproduction",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from headspan.analysis.behaviour import BehaviourScores, attention_patterns, head_scores
     from headspan.analysis.comparison import compare
     from headspan.analysis.drift import diff
+    from headspan.analysis.effects import Effects, effects
     from headspan.analysis.evaluation import classification, detection, evaluate
     from headspan.analysis.hubs import hubs
     from headspan.analysis.labels import Labels
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionWeights",
     "BehaviourScores",
+    "Effects",
     "Head",
     "HeadRole",
     "HeadspanError",
@@ -92,6 +96,7 @@ __all__ = [
     "compare_pair",
     "detection",
     "diff",
+    "effects",
     "evaluate",
     "fold",
     "head_scores",

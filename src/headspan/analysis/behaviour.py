@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.analysis.labels import Labels
+from headspan.analysis.samples import KINDS, Sample, random_samples, stack, text_samples, token_pool
 from headspan.errors import HeadspanError
 from headspan.heads import Head
 from headspan.models.running import RunningModel, head_names, running
@@ -35,7 +36,6 @@ from headspan.system.outputs import MADE_BY, writing
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("identity", "previous_token", "duplicate_token", "induction")
 KIND_TITLES = {
     "identity": "Identity",
     "previous_token": "Previous token",
@@ -43,7 +43,6 @@ KIND_TITLES = {
     "induction": "Induction",
 }
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
-TEXT_WINDOW = 512  # tokens of a text looked at together, if the model takes as many
 
 Progress = Callable[[int, int], None]
 
@@ -135,6 +134,7 @@ def head_scores(
     batch: int | None = None,
     texts: Sequence[str] | None = None,
     special_ids: Collection[int] | None = None,
+    bos: str = "auto",
     device: str | None = None,
     progress: Progress | None = None,
 ) -> BehaviourScores:
@@ -149,18 +149,22 @@ def head_scores(
     batch : sequences at a time; by default as many as keep the attention maps within 512 MiB.
     texts : measure on these texts instead of on random tokens.
     special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
+    bos : put the beginning-of-sequence token in front: ``"auto"`` where the tokenizer does so, ``"yes"`` or ``"no"``.
     device : where to run a model that is loaded here.
     progress : called with (sequences done, sequences in all).
     """
     with running(ref, device=device) as model:
         notes = list(model.notes)
+        start = model.start_token(bos)
         if texts is not None:
-            samples = _text_samples(model, texts, notes)
+            samples = text_samples(model, texts, notes, start)
             protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
         else:
-            pool = _token_pool(model, vocab_limit, special_ids, notes)
-            samples = _random_samples(model, pool, sequences, length, seed)
+            pool = token_pool(model, vocab_limit, special_ids, notes)
+            samples = random_samples(model, pool, sequences, length, seed, start)
             protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
+        if start is not None:
+            protocol["bos"] = start
         heads, values = _measure(model, samples, batch, progress)
     for kind in KINDS:
         if np.isnan(values[kind]).all():
@@ -168,80 +172,8 @@ def head_scores(
     return BehaviourScores(heads, values, protocol, notes)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Token ids, and for each kind the (query, key) places that count and how many queries they belong to."""
-
-    ids: np.ndarray
-    places: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    counts: Mapping[str, int]
-
-
-def _random_samples(model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int) -> list[_Sample]:
-    if sequences < 1 or length < 2:
-        raise HeadspanError(f"{sequences} sequences of {length} tokens cannot be measured: give at least 1 of 2 tokens")
-    if model.context is not None and 2 * length > model.context:
-        raise HeadspanError(
-            f"{model.reference} takes {model.context} tokens at most, {length} tokens said twice are {2 * length}: "
-            f"choose a length of {model.context // 2} or less"
-        )
-    drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
-    offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
-    places, counts = {}, {}
-    for kind, offset in offsets.items():
-        queries = np.arange(offset, 2 * length)
-        places[kind], counts[kind] = (queries, queries - offset), len(queries)
-    return [_Sample(np.concatenate([ids, ids]), places, counts) for ids in drawn]
-
-
-def _token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
-    """The ids to draw from: 0…limit, or all ordinary tokens of a vocabulary that is smaller."""
-    if model.vocab_size > limit:
-        return np.arange(limit + 1)
-    special = model.special_ids if special_ids is None else special_ids
-    pool = np.setdiff1d(np.arange(model.vocab_size), np.array(sorted(special), dtype=int))
-    if len(pool) < 2:
-        raise HeadspanError(f"{model.reference} has {len(pool)} ordinary tokens: too few to draw random sequences from")
-    notes.append(
-        f"the vocabulary has fewer than {limit + 1:,} tokens: drawn from its {len(pool):,} tokens that are not special"
-    )
-    return pool
-
-
-def _text_samples(model: RunningModel, texts: Sequence[str], notes: list[str]) -> list[_Sample]:
-    """Texts as windows of tokens that the model can take at once."""
-    window = min(TEXT_WINDOW, model.context or TEXT_WINDOW)
-    windows: list[list[int]] = []
-    for text in texts:
-        ids = model.encode(text)
-        windows += [ids[start : start + window] for start in range(0, len(ids), window)]
-        if len(ids) > window:
-            notes.append(f"a text of {len(ids):,} tokens is looked at in windows of {window}")
-    samples = [_text_sample(np.array(ids)) for ids in windows if len(ids) > 1]
-    if not samples:
-        raise HeadspanError("the text has fewer than two tokens: there is nothing to measure")
-    return samples
-
-
-def _text_sample(ids: np.ndarray) -> _Sample:
-    """Where the four habits show in one text."""
-    n = len(ids)
-    here = np.arange(n)
-    earlier = (ids[:, None] == ids[None, :]) & (here[None, :] < here[:, None])
-    after = np.zeros_like(earlier)
-    after[:, 1:] = earlier[:, :-1]
-    after &= here[None, :] < here[:, None]
-    places = {
-        "identity": (here, here),
-        "previous_token": (here[1:], here[:-1]),
-        "duplicate_token": np.nonzero(earlier),
-        "induction": np.nonzero(after),
-    }
-    return _Sample(ids, places, {kind: len(np.unique(queries)) for kind, (queries, _) in places.items()})
-
-
 def _measure(
-    model: RunningModel, samples: list[_Sample], batch: int | None, progress: Progress | None
+    model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
 ) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
     """Mean attention on the places of every kind; no more than one batch of attention maps at a time."""
     totals: dict[str, np.ndarray] = {}
@@ -249,7 +181,7 @@ def _measure(
     done, size = 0, batch or 1  # the first run tells how large the maps are
     while done < len(samples):
         group = _same_length(samples, done, size)
-        attentions = model.attentions(_stack(group))
+        attentions = model.attentions(stack(group))
         heads = tuple(head_names(attentions))
         for kind in KINDS:
             part = np.concatenate([_total(pattern, group, kind) for pattern in attentions.values()])
@@ -265,10 +197,10 @@ def _measure(
     return heads, means
 
 
-def _same_length(samples: list[_Sample], start: int, size: int) -> list[_Sample]:
+def _same_length(samples: list[Sample], start: int, size: int) -> list[Sample]:
     """Up to ``size`` samples from ``start`` on that can be stacked: padding would change the attention."""
     n = len(samples[start].ids)
-    group: list[_Sample] = []
+    group: list[Sample] = []
     for sample in samples[start : start + size]:
         if len(sample.ids) != n:
             break
@@ -276,13 +208,7 @@ def _same_length(samples: list[_Sample], start: int, size: int) -> list[_Sample]
     return group
 
 
-def _stack(group: list[_Sample]) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(np.stack([sample.ids for sample in group]).astype(np.int64))
-
-
-def _total(pattern: torch.Tensor, group: list[_Sample], kind: str) -> np.ndarray:
+def _total(pattern: torch.Tensor, group: list[Sample], kind: str) -> np.ndarray:
     """Attention of every head on the places of a kind, summed over places and sequences, in float64."""
     import torch
 
@@ -311,7 +237,7 @@ def attention_patterns(
             raise HeadspanError("the text has no tokens: there is no attention to show")
         if model.context is not None and len(ids) > model.context:
             raise HeadspanError(f"the text has {len(ids)} tokens, {model.reference} takes {model.context} at most")
-        attentions = model.attentions(_stack([_Sample(np.array(ids), {}, {})]))
+        attentions = model.attentions(stack([Sample(np.array(ids), {}, {})]))
         assert model.vocabulary is not None  # encode would have refused
         tokens = [model.vocabulary.readable(i) for i in ids]
     present = head_names(attentions)

@@ -224,7 +224,7 @@ def _from_forward_pass(weights: AttentionWeights, progress: Progress) -> Tree:
     from headspan.analysis.behaviour import head_scores
 
     weights.embedding()  # says in one sentence that a checkpoint without it cannot be run
-    measured = head_scores(weights.reference, progress=progress)
+    measured = head_scores(weights.reference, bos="no", progress=progress)
     lists = {kind: [head for head, _ in heads] for kind, heads in published()["head_scores_top10"].items()}
     return {"head_scores_top10": {kind: [[h, measured[kind][h]] for h in heads] for kind, heads in lists.items()}}
 

@@ -75,6 +75,13 @@ WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
     "none": "it has no norm in front of attention, so there is nothing to fold",
 }
 
+WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
+    "post": "its blocks normalise the stream itself after attention has written to it (post-norm), so what a head "
+    "writes reaches no later head directly",
+    "residual": "its stream continues from the normalised stream, so what a head writes reaches no later head directly",
+}
+"""Families in which an edge from head to head is not a sum in the stream, by where their norm stands."""
+
 
 def _multi_query_flag(config: Config, n_heads: int) -> int:
     return 1 if config.get("multi_query", True) else n_heads

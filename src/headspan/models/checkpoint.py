@@ -76,6 +76,11 @@ class CheckpointWeights(AttentionWeights):
             return groups[:, :per_group].reshape(n, m, *rest)
         return groups[:, per_group if role is Role.K else per_group + 1]
 
+    def port_rows(self, role: Role | str) -> np.ndarray:
+        """Which outputs of the module that holds Q, K or V belong to each head, (n, m)."""
+        role = Role(role)
+        return self._split(role, np.arange(self._map.rows(role)))
+
     def _read_once(self, name: str) -> np.ndarray:
         if self._kept is None or self._kept[0] != name:
             self._kept = None  # let go of the old tensor before reading the next

@@ -64,6 +64,25 @@ class RunningModel:
             found.update(value if isinstance(value, list) else [] if value is None else [value])
         return frozenset(found)
 
+    def start_token(self, bos: str = "auto") -> int | None:
+        """The beginning-of-sequence token to put in front, or None.
+
+        ``auto``: where the model's tokenizer puts it there, as in training; a model without tokenizer runs without.
+        """
+        if bos not in ("auto", "yes", "no"):
+            raise HeadspanError(f"bos is {bos!r}: choose auto, yes or no")
+        if bos == "no":
+            return None
+        found = self.vocabulary.start_id if self.vocabulary is not None else None
+        if found is None and bos == "yes":
+            named = getattr(self.config, "bos_token_id", None)
+            found = named[0] if isinstance(named, list) and named else named
+            if not isinstance(found, int):
+                raise HeadspanError(f"{self.reference} names no beginning-of-sequence token: run it with bos no")
+        if found is not None and not 0 <= found < int(self.model.get_input_embeddings().weight.shape[0]):
+            raise HeadspanError(f"the beginning-of-sequence token {found} of {self.reference} has no embedding")
+        return found
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
         if self.vocabulary is None:

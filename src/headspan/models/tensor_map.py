@@ -110,7 +110,10 @@ class TensorMap:
     def _find_prefix(self) -> str:
         """What stands in front of the layers: the body's own name, nothing, or that of a wrapper."""
         entry = self.entry
-        for prefix in dict.fromkeys((entry.body, *BODY_PREFIXES, *(outer + entry.body for outer in BODY_PREFIXES))):
+        inner = entry.body.partition(".")[2]  # of a body saved without its head (OPT: decoder.)
+        for prefix in dict.fromkeys(
+            (entry.body, inner, *BODY_PREFIXES, *(outer + entry.body for outer in BODY_PREFIXES))
+        ):
             self.prefix = prefix
             if self._numbered_layers():
                 return prefix

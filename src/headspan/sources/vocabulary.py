@@ -56,6 +56,7 @@ class Vocabulary:
         special: Iterable[int] = (),
         added: Iterable[int] = (),
         encoder: Encoder | None = None,
+        start: int | None = None,
     ) -> None:
         """``added`` tokens are kept as plain text, whatever the style; ``special`` ones are added tokens too."""
         if any(not 0 <= i < _MAX_TOKENS for i in tokens):
@@ -66,6 +67,7 @@ class Vocabulary:
         self._tokens = dict(tokens)
         self._encoder = encoder
         self._tokenizer: Any = None
+        self._start = start
 
     @property
     def size(self) -> int:
@@ -92,14 +94,27 @@ class Vocabulary:
             return _ESCAPES.get(chr(value), f"\\x{value:02x}")
         return escape(token.replace("▁", " "))
 
+    @property
+    def start_id(self) -> int | None:
+        """The special token that the tokenizer puts in front of every text, as the model was trained, or None."""
+        if self._start is not None or self._encoder is None:
+            return self._start
+        alone = self._ids("a", special=False)
+        dressed = self._ids("a", special=True)
+        first = dressed[0] if dressed and dressed[: len(alone)] != alone else None
+        return first if first in self.special_ids else None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
+        return self._ids(text, special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
         if self._encoder is None:
             raise HeadspanError("this tokenizer cannot encode text: its files hold only the list of tokens")
         try:
             if self._tokenizer is None:
                 self._tokenizer = self._encoder()
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         except (KeyboardInterrupt, SystemExit, HeadspanError):
             raise
         except BaseException as error:  # the Rust library signals a panic outside Exception
@@ -161,7 +176,9 @@ class Vocabulary:
 
         style = _guess_style(tokens.values())
         can_encode = merges.is_file() and style == "byte-level"
-        return cls(tokens | added, style, special=special, added=added, encoder=encoder if can_encode else None)
+        start = _configured_start(path.parent, tokens | added)
+        usable = encoder if can_encode else None
+        return cls(tokens | added, style, special=special, added=added, encoder=usable, start=start)
 
     @classmethod
     def from_vocab_txt(cls, path: Path) -> Vocabulary:
@@ -193,7 +210,8 @@ class Vocabulary:
         tokens = {i: piece.text for i, piece in enumerate(pieces)}
         added, special = _older_added_tokens(path.parent)
         plain, control = _by_type([piece.type for piece in pieces])
-        return cls(tokens | added, "sentencepiece", special=special | control, added=plain | added.keys())
+        known = {"special": special | control, "added": plain | added.keys()}
+        return cls(tokens | added, "sentencepiece", **known, start=_configured_start(path.parent, tokens | added))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary | None:
@@ -216,7 +234,11 @@ class Vocabulary:
                 del tokens[i]
         style = _GGUF_STYLES.get(str(metadata.get("tokenizer.ggml.model"))) or _guess_style(tokens.values())
         encoder = gguf_encoder(metadata, tokens, plain | special) if style == "byte-level" else None
-        return cls(tokens, style, special=special & tokens.keys(), added=plain & tokens.keys(), encoder=encoder)
+        start = metadata.get("tokenizer.ggml.bos_token_id")
+        adds = metadata.get("tokenizer.ggml.add_bos_token", style == "sentencepiece")  # as llama.cpp assumes
+        start = start if adds is True and isinstance(start, int) and start in tokens else None
+        ends = {"special": special & tokens.keys(), "added": plain & tokens.keys()}
+        return cls(tokens, style, **ends, encoder=encoder, start=start)
 
 
 # llama.cpp marks the start of a word with ▁ for WordPiece ("bert") and Unigram ("t5") too.
@@ -301,6 +323,17 @@ def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
         more, special = _added_tokens(listed, path)
         added |= more
     return added, special
+
+
+def _configured_start(directory: Path, tokens: Mapping[int, str]) -> int | None:
+    """The token that tokenizer_config.json says is put in front of every text."""
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    name = settings.get("bos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if settings.get("add_bos_token") is not True or not isinstance(name, str):
+        return None
+    return next((i for i, token in tokens.items() if token == name), None)
 
 
 def _by_type(types: Sequence[int]) -> tuple[set[int], set[int]]:
