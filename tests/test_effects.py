@@ -134,10 +134,10 @@ def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
     inducing = [hs.Head.parse(name) for name, value in behaviour.top("induction", 8) if value > 0.4]
     assert inducing
     for head in inducing:
-        column = demo.heads.query.index(head)
+        column = demo.ports.query.index(head)
         into = demo.of("OK")[:, column]
-        assert demo.heads.query[int(np.nanargmax(into))] == previous
-        change = demo.arrays["induction", hs.Pairing.parse("OK")][demo.heads.query.index(previous), column]
+        assert demo.ports.query[int(np.nanargmax(into))] == previous
+        change = demo.arrays["induction", hs.Pairing.parse("OK")][demo.ports.query.index(previous), column]
         assert change < -0.25
 
 

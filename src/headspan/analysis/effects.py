@@ -21,7 +21,7 @@ from headspan.analysis.edges import EdgeReader, SharedDirections
 from headspan.analysis.measuring import EdgeMeasures, Measuring
 from headspan.analysis.samples import KINDS, Sample, equal_windows, random_samples, token_pool
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, HeadTable, Pairing, Role, forward_mask, layers_of, parse_pairings
+from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, forward_mask, layers_of, parse_pairings
 from headspan.models.folding import fold
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
@@ -42,7 +42,7 @@ class Effects:
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
     """
 
-    heads: HeadTable
+    ports: PortTable
     arrays: dict[tuple[str, Pairing], np.ndarray]
     clean: dict[str, np.ndarray]
     write_norms: np.ndarray
@@ -73,7 +73,9 @@ class Effects:
         """The same as a labelled matrix, with ``top``, ``at`` and ``rank_of``."""
         pairing = Pairing.parse(pairing)
         values = self.of(pairing, material)
-        return ScoreMatrix("effect", pairing, self.heads.of(pairing.source), self.heads.of(pairing.target), values)
+        return ScoreMatrix(
+            "effect", pairing, self.ports.of(pairing.source), self.ports.of(pairing.target), values, self.ports
+        )
 
     def percentiles(self, pairing: Pairing | str) -> np.ndarray:
         """The percentage of edges between the same two layers that have a smaller effect (ties count half)."""
@@ -157,6 +159,60 @@ def _percentile(block: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(flat), np.nan, share).reshape(block.shape)
 
 
+# -- in a result ---------------------------------------------------------------------------------------------
+
+
+def attach(scores: Scores, measured: Effects) -> None:
+    """Put effects into a result of the same model, in place of those it had."""
+    check_same_model(measured.ports, scores, "the model of these effects")
+    for name in [name for name in scores.extra if name.startswith("effect/")]:
+        del scores.extra[name]
+    for (name, pairing), values in measured.arrays.items():
+        scores.extra[f"effect/{name}/{pairing}"] = np.ascontiguousarray(values, dtype=np.float32)
+    for kind, values in measured.clean.items():
+        scores.extra[f"effect/clean/{kind}"] = np.ascontiguousarray(values, dtype=np.float32)
+    scores.extra["effect/write_norms"] = np.ascontiguousarray(measured.write_norms, dtype=np.float32)
+    scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted}
+
+
+def effects_in(scores: Scores) -> Effects | None:
+    """The effects that a result holds, or None; damaged ones are refused."""
+    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
+    clean: dict[str, np.ndarray] = {}
+    heads = len(scores.heads(Role.O))
+    norms = np.full(heads, np.nan)
+    for name, values in scores.extra.items():
+        first, _, rest = name.partition("/")
+        if first != "effect":
+            continue
+        measure, _, last = rest.partition("/")
+        if measure in ("clean", "write_norms"):
+            _check_shape(name, values, (heads,))
+            if measure == "clean":
+                clean[last] = values
+            else:
+                norms = values
+            continue
+        pairing = Pairing.parse(last)
+        if pairing not in FLOW_PAIRINGS:
+            raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is no edge of a circuit")
+        _check_shape(name, values, (heads, len(scores.heads(pairing.target))))
+        arrays[measure, pairing] = values
+    if not arrays:
+        return None
+    protocol = scores.annotations.get("effects")
+    protocol = dict(protocol) if isinstance(protocol, dict) else {}
+    interrupted = protocol.pop("interrupted", False) is True
+    order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
+    ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
+    return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted)
+
+
+def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
+    if values.shape != shape or values.dtype.kind != "f":
+        raise HeadspanError(f"the result is damaged: {name} has shape {values.shape}, its heads need {shape}")
+
+
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
@@ -209,7 +265,7 @@ def effects(
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
-        check_same_model(replayer.weights.head_table, scores, ready.reference)
+        check_same_model(replayer.weights.ports, scores, ready.reference)
         notes = list(ready.notes)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
         replayer.check(_ids_of(next(iter(materials.values()))[0]))
@@ -237,7 +293,7 @@ def _ids_of(sample: Sample) -> Any:
     return torch.from_numpy(sample.ids.astype(np.int64))
 
 
-def check_same_model(table: HeadTable, scores: Scores | None, reference: str) -> None:
+def check_same_model(table: PortTable, scores: Scores | None, reference: str) -> None:
     """Refuse a result whose heads are not those of the model."""
     if scores is None:
         return
@@ -356,7 +412,7 @@ def _assembled(
     notes: list[str],
 ) -> Effects:
     weights = replayer.weights
-    table = weights.head_table
+    table = weights.ports
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     clean: dict[str, np.ndarray] = {}
     for name, measures in found.items():
