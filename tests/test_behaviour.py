@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import headspan  # noqa: E402
 from headspan.analysis.behaviour import KINDS, BehaviourScores, attention_patterns, head_scores  # noqa: E402
 from headspan.analysis.labels import Labels  # noqa: E402
 from headspan.errors import HeadspanError  # noqa: E402
@@ -288,7 +289,9 @@ def test_command_prints_json_and_writes_files(gpt2_folder: Path, tmp_path: Path)
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
-    assert printed == json.loads(out.read_text())
+    file = json.loads(out.read_text())
+    assert file.pop("_model")["fingerprint"] == headspan.open(gpt2_folder).fingerprint()
+    assert printed == file
     assert printed == head_scores(gpt2_folder, sequences=2, length=8).to_dict()
     written = Labels.load(labels)
     assert written.names == KINDS
@@ -317,7 +320,7 @@ def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: 
     hs.score(hs.open(tmp_path / "llama"), metrics=["pk"], pairings="OK").save(path)
     done = run(str(gpt2_folder), "--sequences", "1", "--length", "8", "--into", str(path))
     assert isinstance(done.exception, HeadspanError)
-    assert "another model" in str(done.exception)
+    assert "different models" in str(done.exception)
     assert "behaviour" not in hs.load(path).annotations
 
 

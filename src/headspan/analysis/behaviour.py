@@ -30,12 +30,16 @@ from headspan.analysis.labels import Labels
 from headspan.analysis.samples import KINDS, Sample, random_samples, stack, text_samples, token_pool
 from headspan.errors import HeadspanError
 from headspan.heads import Head
+from headspan.models.identity import same_model
 from headspan.models.running import RunningModel, head_names, running
 from headspan.system.outputs import MADE_BY, writing
 
 if TYPE_CHECKING:
     import torch
 
+    from headspan.scores import Scores
+
+_MODEL = "_model"  # the key of the provenance in a file of head scores
 KIND_TITLES = {
     "identity": "Identity",
     "previous_token": "Previous token",
@@ -60,6 +64,7 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
     arrays: dict[str, np.ndarray]  # kind -> (n_heads,)
     protocol: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)  # provenance of what ran
 
     def __getitem__(self, kind: str) -> dict[str, float]:
         return {str(head): float(value) for head, value in zip(self.heads, self._of(kind), strict=True)}
@@ -104,8 +109,10 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Mapping[str, float | None]]) -> BehaviourScores:
-        """The inverse of `to_dict` (for behaviour.json and the annotations of a result)."""
+        """The inverse of `to_dict` (for behaviour.json and the annotations of a result) and of `to_file_dict`."""
+        model = content.get(_MODEL) if isinstance(content, Mapping) else None
         try:
+            content = {kind: scores for kind, scores in content.items() if kind != _MODEL}
             names = list(next(iter(content.values())))
             values = {
                 kind: np.array([math.nan if scores[n] is None else scores[n] for n in names], dtype=float)
@@ -113,7 +120,15 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
             }
         except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
             raise HeadspanError("these are no head scores: expected kind -> head -> number, the same heads") from None
-        return cls(tuple(Head.parse(name) for name in names), values)
+        return cls(tuple(Head.parse(name) for name in names), values, model=dict(model or {}))
+
+    def to_file_dict(self) -> dict[str, Any]:
+        """What a file of head scores holds: `to_dict`, and the model they are of."""
+        return {**self.to_dict(), _MODEL: self.model}
+
+    def doubt(self, scores: Scores) -> str | None:
+        """An error if a result is of another model than these head scores, a sentence where nobody can tell."""
+        return same_model(scores.provenance, self.model, "the result", "these head scores")
 
 
 def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -169,7 +184,7 @@ def head_scores(
     for kind in KINDS:
         if np.isnan(values[kind]).all():
             notes.append(f"the text has no token that comes again, so {kind} could not be measured")
-    return BehaviourScores(heads, values, protocol, notes)
+    return BehaviourScores(heads, values, protocol, notes, model.identity)
 
 
 def _measure(

@@ -23,6 +23,7 @@ from headspan.analysis.samples import KINDS, Sample, equal_windows, random_sampl
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, forward_mask, layers_of, parse_pairings
 from headspan.models.folding import fold
+from headspan.models.identity import same_model
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scores import ScoreMatrix, Scores
@@ -267,6 +268,8 @@ def effects(
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
         check_same_model(replayer.weights.ports, scores, ready.reference)
         notes = list(ready.notes)
+        if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
+            notes.append(doubt)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
         replayer.check(_ids_of(next(iter(materials.values()))[0]))
         wanted = _wanted(replayer, pairings, scores, k)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import Head, PortTable
@@ -23,6 +24,8 @@ SHIPPED = {
     "gpt2-identity": ("gpt2-identity",),
     "gpt2": ("gpt2-ioi", "gpt2-identity"),
 }
+# The attention weights that the shipped lists are about, by their hash: OpenAI's GPT-2 small as it was published.
+GPT2_SMALL = "eb6de7b7ff6bb81b91df313c9a65fef47d9a544d2ebc9ab9fb562daa289aaa8d"
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,15 @@ class Labels:
         groups = {head: (head, table.kv_of(head)) for head in self.classes}
         pairs = [(each, label) for head, both in groups.items() for each in both for label in self.classes[head]]
         return Labels.from_pairs(pairs, self.source)
+
+    def doubt(self, provenance: Mapping[str, Any]) -> str | None:
+        """A sentence if these labels are about GPT-2 small and a result is not known to be of its very weights."""
+        if self.source not in SHIPPED or provenance.get("attention_hash") == GPT2_SMALL:
+            return None
+        return (
+            f"the labels {self.source} are about the published weights of GPT-2 small, and "
+            f"{provenance.get('reference', 'this model')} is not known to be those: they may not hold here"
+        )
 
     def _list(self) -> str:
         return ", ".join(self.names) or "none at all"

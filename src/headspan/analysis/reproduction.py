@@ -144,6 +144,7 @@ def reproduce(weights: AttentionWeights, progress: Progress = lambda done, total
         "The paper's text counts 18 CS edges that stay in the top 20 after preprocessing; its own counts for OQ, OK "
         f"and OV are 1 + 4 + 11 = 16, and these weights give {shared}."
     ]
+    remarks += filter(None, [Labels.load("gpt2").doubt(weights.provenance)])
     if near_ties := sum(row.verdict == AGREES and bool(row.note) for row in rows):
         remarks.append(
             f"{near_ties} of the numbers counted as agreeing do not round to the printed value: they depend on the "

@@ -52,6 +52,7 @@ def behaviour(
 ) -> None:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
     from headspan.analysis.behaviour import head_scores, write_labels
+    from headspan.models.running import identity_of
     from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
@@ -62,6 +63,8 @@ def behaviour(
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(_read_text, text or []), *(prompt or [])] or None
     result = _load_result(into) if into is not None else None  # before the long run: a bad file is told at once
+    if result is not None:
+        _check_model(identity_of(model), result.provenance, str(into))
     with progress("running the model") as update:
         scores = head_scores(
             model,
@@ -79,7 +82,7 @@ def behaviour(
         _store(scores, result, into, model)
     if out is not None:
         with writing(out, "json", force=force) as temporary:
-            temporary.write_text(json.dumps(scores.to_dict(), indent=1) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(scores.to_file_dict(), indent=1) + "\n", encoding="utf-8")
     if labels_out is not None:
         write_labels(scores.labels(best or 10, threshold), labels_out, force=force)
     rows = _every_head(scores) if as_csv else _best_heads(scores, top)
@@ -100,6 +103,15 @@ def _load_result(path: Path) -> Any:
     return Scores.load(path)
 
 
+def _check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
+    """Refuse a result of another model, and say so where nobody can tell."""
+    from headspan.models.identity import same_model
+
+    doubt = same_model(made, ran, result, "this model")
+    if doubt:
+        note(doubt)
+
+
 def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
     """Put head scores into a result of the same model and write it back whole."""
     if set(scores.heads) != set(result.ports.query):
@@ -107,6 +119,7 @@ def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None
         raise HeadspanError(
             f"{path} is a result of another model: it has {theirs} query heads where {model} has {ours}, or others"
         )
+    scores.doubt(result)  # the model may have changed since it was looked at first
     result.annotations["behaviour"] = scores.to_dict()
     result.annotations["behaviour_protocol"] = scores.protocol
     result.save(path)

@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Say what a model is and which of its tensors would be read.
 
-        Without --check only headers and a few sampled bytes are read.
+        Without --check only headers are read; with it every weight, for its fingerprint too.
 
         Examples:
 
@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
             if check:
                 with progress("reading weights") as update:
                     facts["check"] = check_ranks(weights, update)
+                facts["fingerprint"] = weights.fingerprint()
         if json:
             print_json(facts)
         else:
@@ -84,8 +85,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
         "vocab_size": weights.vocab_size,
         "unembedding": weights.tied_embedding is not None,
         "tied_embedding": weights.tied_embedding,
-        "storage_dtypes": weights.provenance["storage_dtypes"],
-        "fingerprint": weights.fingerprint(),
+        "storage_dtypes": weights.storage_dtypes(),
         "tensors": [{"name": name, "bytes": size} for name, size in tensors.items()],
         "bytes_to_read": sum(tensors.values()),
         "total_bytes": weights.total_bytes(),
@@ -144,6 +144,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if len(facts["tensors"]) > _SHOWN:
         lines.append(f"{'':<14}… and {len(facts['tensors']) - _SHOWN} more (--json lists all)")
     lines += [f"{'note':<14}{note}" for note in facts["notes"]]
+    if "fingerprint" in facts:
+        lines.append(f"{'fingerprint':<14}{facts['fingerprint']}")
     return lines + (_check_lines(facts["check"]) if "check" in facts else [])
 
 

@@ -13,6 +13,7 @@ from headspan.cli.results import Pairings
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
+    from headspan.analysis.behaviour import BehaviourScores
     from headspan.analysis.labels import Labels
     from headspan.analysis.wiring import Wiring
     from headspan.figures import Context
@@ -153,7 +154,7 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
     opened: AttentionWeights | None = None
     if is_result(reference):
         scores = Scores.load(reference)
-        opened = weights_of(scores, weights) if weights else None
+        opened = weights_of(scores, weights, note) if weights else None
     else:
         from headspan.models.weights import open
         from headspan.scoring.run import score
@@ -164,7 +165,10 @@ def _context(reference: str, weights: str | None, behaviour: Path | None, labels
         with progress("scoring") as update:
             scores = score(opened, progress=update)
     if behaviour is not None:
-        scores.annotations["behaviour"] = _read_behaviour(behaviour)
+        habits = _read_behaviour(behaviour)
+        if doubt := habits.doubt(scores):
+            note(doubt)
+        scores.annotations["behaviour"] = habits.to_dict()
     context = Context(scores, opened, run=run)
     context.labels = _labels(labels, context)
     return context
@@ -177,15 +181,18 @@ def _labels(name: str | None, context: Context) -> Labels | None:
     if name is None:
         return None
     found = context.behaviour.labels(threshold=_BEHAVES) if name == "behaviour" else Labels.load(name)
+    if doubt := found.doubt(context.scores.provenance):
+        note(doubt)
     return found.for_model(context.scores.ports)
 
 
-def _read_behaviour(path: Path) -> object:
+def _read_behaviour(path: Path) -> BehaviourScores:
+    from headspan.analysis.behaviour import BehaviourScores
     from headspan.system.outputs import remember_input
 
     remember_input(path)
     try:
-        return json_module.loads(path.read_text(encoding="utf-8"))
+        return BehaviourScores.from_dict(json_module.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise HeadspanError(f"{path} cannot be read as head scores in JSON: {error}") from None
 

@@ -10,7 +10,7 @@ import typer
 from headspan.cli.common import Force, ResultRef, note, progress
 
 if TYPE_CHECKING:
-    from headspan.explorer.data import HeadScores
+    from headspan.analysis.behaviour import BehaviourScores
     from headspan.models.weights import AttentionWeights
 
 
@@ -65,17 +65,21 @@ def report(
 
             opened = _open(reference, fold)
             scores = score(opened, metrics, pairings, progress=update)
+    if habits is not None and (doubt := habits.doubt(scores)):
+        note(doubt)
     with progress("report") as update:
         page = make(
             scores,
             opened,
             out,
             labels=classes,
-            behaviour=habits,
+            behaviour=None if habits is None else habits.to_dict(),
             tokens=tokens,
             force=force,
             progress=lambda what, done, total: update(done, total),
         )
+    for remark in page.payload["notes"]:
+        note(remark)
     note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB, open it in any browser")
     if show:
         typer.launch(str(out.resolve()))
@@ -89,14 +93,14 @@ def _open(reference: str, fold: bool) -> AttentionWeights:
     return folded(opened) if fold else opened
 
 
-def _read_behaviour(path: Path) -> HeadScores:
+def _read_behaviour(path: Path) -> BehaviourScores:
     import json
 
     from headspan.analysis.behaviour import BehaviourScores
     from headspan.errors import HeadspanError
 
     try:
-        return BehaviourScores.from_dict(json.loads(path.read_text(encoding="utf-8"))).to_dict()
+        return BehaviourScores.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise HeadspanError(
             f"{path} cannot be read as head scores ({error}): make it with headspan behaviour"

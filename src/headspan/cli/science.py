@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headspan.analysis.evaluation import Estimate, Evaluation
     from headspan.analysis.labels import Labels
     from headspan.heads import Pairing
+    from headspan.scores import Scores
 
 
 class NullChoice(str, Enum):
@@ -63,6 +64,7 @@ def hubs(
     with progress("scoring") as update:
         scores = scores_of(reference, [metric], chosen, progress=update)
     classes = _labels(labels)
+    _tell_doubt(classes, scores)
     rows: list[dict[str, Any]] = []
     lists: dict[str, dict[str, list[list[Any]]]] = {}
     for pairing in chosen:
@@ -183,6 +185,7 @@ def evaluate(
     chosen = parse_metrics(metrics) if metrics else (None if is_result(reference) else ("pk", "cs"))
     with progress("scoring") as update:
         scores = scores_of(reference, chosen or (), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress=update)
+    _tell_doubt(classes, scores)
     result = run(scores, classes, chosen, bootstrap=bootstrap, seed=seed, say=note)
     if json or csv:
         tables = result.tables() | ({"pk_vs_cs_spearman": result.spearman} if result.spearman else {})
@@ -244,6 +247,11 @@ def _labels(name: str | None) -> Labels | None:
     from headspan.analysis.labels import Labels
 
     return Labels.load(name) if name else None
+
+
+def _tell_doubt(labels: Labels | None, scores: Scores) -> None:
+    if labels is not None and (doubt := labels.doubt(scores.provenance)):
+        note(doubt)
 
 
 def _pair_rows(result: Significance, top: int) -> list[dict[str, Any]]:

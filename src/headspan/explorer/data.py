@@ -60,9 +60,9 @@ def collect(
     """The payload of a report; parts that the result or the weights do not allow are left out, with a reason."""
     if not scores.arrays:
         raise HeadspanError("this result holds no scores: score the model with at least one similarity and pairing")
-    if weights is not None:
-        check_same_model(scores, weights)
+    doubts = [check_same_model(scores, weights) if weights is not None else None]
     if labels is not None:
+        doubts.append(labels.doubt(scores.provenance))
         labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     summaries = _summaries(scores)
@@ -87,7 +87,7 @@ def collect(
         "behaviour": _behaviour(scores, behaviour),
         "evaluation": evaluated,
         "findings": [finding._asdict() for finding in find(scores, summaries, evaluated)],
-        "notes": [str(note) for note in weights.notes] if weights is not None else [],
+        "notes": [*filter(None, doubts), *map(str, weights.notes if weights is not None else ())],
         "provenance": _provenance(scores),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
@@ -246,9 +246,16 @@ def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, 
 
 def _shipped_behaviour(scores: Scores) -> Any:
     file = resources.files("headspan") / "data" / "demo" / "behaviour.json"
-    if scores.provenance.get("reference") != "demo" or not file.is_file():
+    if scores.provenance.get("reference") != "demo" or not file.is_file() or not _is_demo(scores):
         return None
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _is_demo(scores: Scores) -> bool:
+    """Whether a result is of the very demo model that is installed here."""
+    from headspan.models.weights import open
+
+    return scores.provenance.get("fingerprint") == open("demo").fingerprint()
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:

@@ -200,14 +200,6 @@ class Adapter:
             )
         return array
 
-    def digest(self) -> bytes:
-        """A hash of all that the adapter says."""
-        digest = hashlib.sha256(canonical_json(self.config))
-        with open(self.file.path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.digest()
-
 
 class AdaptedSource(TensorSource):
     """The tensors of a base, those that an adapter changes with its change added."""
@@ -345,6 +337,14 @@ class AdaptedSource(TensorSource):
     def vocabulary(self) -> Any:
         return self.base.vocabulary()
 
-    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
-        digest.update(self.base.fingerprint().encode())
-        digest.update(self.adapter.digest())
+    @property
+    def in_memory(self) -> bool:  # type: ignore[override]
+        return self.base.in_memory
+
+    def _hash(self, name: str) -> bytes:
+        file, patch = self.adapter.file, self.patches.get(name)
+        own = file.hash(self.replaced[name]) if name in self.replaced else self.base._hash(name)
+        if patch is None:
+            return own
+        factors = (file.hash(factor) for factor in (patch.first, patch.second) if factor)
+        return hashlib.sha256(b"".join([own, canonical_json(patch), *factors])).digest()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, PortTable, Role
+from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.weights import AttentionWeights, Norm, check_finite
+from headspan.sources.mapping import hash_tensor
+from headspan.sources.untrusted import changed
 
 _BIASES = {f"b{role}": role for role in ROLES}
 _VECTORS = ("gain", "gain_bias", "final_gain", "final_bias", "unembedding", "unembedding_bias", "embedding")
@@ -54,6 +57,7 @@ class ArrayWeights(AttentionWeights):
         self.vocab_size = None if unembedding is None else len(unembedding)
         self.tied_embedding = None if unembedding is None else False
         self.notes = []
+        self._last: str | None = None  # the hash when it was last asked for
 
     def _check_shapes(self) -> None:
         shapes = {role: self._arrays[role.value].shape for role in ROLES}
@@ -151,11 +155,23 @@ class ArrayWeights(AttentionWeights):
         return _as_float(self._arrays[name])
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self._norm} {self._eps}".encode())
-        for name, array in sorted(self._arrays.items()):
-            digest.update(f"{name} {array.shape} {array.dtype}".encode())
-            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        settings = f"{self._norm} {self._eps}"
+        self._last = self._hash(settings, [name for name in self._arrays if name not in ("embedding", "unembedding")])
+        return IDENTITY_PREFIX + self._last
+
+    def attention_hash(self) -> str:
+        return self._hash("", map(str, ROLES))
+
+    def _hash(self, settings: str, names: Iterable[str]) -> str:
+        digest = hashlib.sha256(settings.encode())
+        for name in sorted(names):
+            digest.update(name.encode() + hash_tensor(self._arrays[name], name))
         return digest.hexdigest()
+
+    def check_unchanged(self) -> None:
+        before = self._last
+        if before is not None and self.fingerprint() != IDENTITY_PREFIX + before:
+            raise changed(self.reference)
 
 
 def _as_float(array: np.ndarray) -> np.ndarray:

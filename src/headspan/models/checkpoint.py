@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, PortTable, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
+from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, check_finite
 from headspan.sources.base import TensorSource
@@ -224,7 +227,30 @@ class CheckpointWeights(AttentionWeights):
         return notes
 
     def fingerprint(self) -> str:
-        return self.source.fingerprint()
+        present = [name for name in self._other_tensors() if self._is_there(name)]
+        return IDENTITY_PREFIX + self.source.fingerprint([*self.tensors(), *present])
+
+    def attention_hash(self) -> str:
+        hashes = self.source.hashes(self.tensors())
+        digest = hashlib.sha256()
+        for name in sorted(hashes):
+            digest.update(name.removeprefix(self._map.prefix).encode("utf-8", "surrogatepass") + b"\0" + hashes[name])
+        return digest.hexdigest()
+
+    def _other_tensors(self) -> Iterator[str]:
+        """What is read beside the weights of the heads: their biases and the norms."""
+        modules = [self._map.module(role, layer) for layer in self.layers for role in ROLES]
+        norms = [self._map.in_layer(layer, module) for layer in self.layers for module in self._entry.norm]
+        if self._entry.final_norm is not None:
+            norms.append(self._map.in_body(self._entry.final_norm))
+        yield from dict.fromkeys([*map(bias_of, modules), *map(weight_of, norms), *map(bias_of, norms)])
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a tensor can be read; scores need none of these, so a missing shard must not stop them."""
+        try:
+            return name in self._map.names and bool(self.source.dtype(name))
+        except HeadspanError:
+            return False
 
     @property
     def reopenable(self) -> bool:

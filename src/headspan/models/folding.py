@@ -167,6 +167,9 @@ class FoldedWeights(AttentionWeights):
     def fingerprint(self) -> str:
         return self.unfolded.fingerprint()
 
+    def attention_hash(self) -> str:
+        return self.unfolded.attention_hash()
+
     @property
     def reopenable(self) -> bool:
         return self.unfolded.reopenable

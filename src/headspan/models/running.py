@@ -16,6 +16,7 @@ from headspan.sources.untrusted import reason
 if TYPE_CHECKING:
     import torch
 
+    from headspan.sources.base import TensorSource
     from headspan.sources.vocabulary import Vocabulary
 
 # Weights that no attention pattern depends on: a checkpoint may lack them.
@@ -30,6 +31,7 @@ class RunningModel:
     reference: str
     vocabulary: Vocabulary | None = None
     notes: list[str] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)  # provenance of its attention weights, where they are known
 
     def __post_init__(self) -> None:
         if self.model.config.is_encoder_decoder:
@@ -141,7 +143,7 @@ def running(ref: Any, *, device: str | None = None) -> Iterator[RunningModel]:
         yield load(ref, device=device)
     else:
         with _eager(ref) as model:
-            yield RunningModel(model, type(ref).__name__)
+            yield RunningModel(model, type(ref).__name__, identity=identity_of(ref))
 
 
 @contextmanager
@@ -174,43 +176,74 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
 
     with open_source(ref) as source:
         reference, vocabulary, notes = source.reference, source.vocabulary(), list(source.notes)
-        where = _where(ref, source.files())
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # what is missing is reported below, in one sentence
-    try:
-        model, info = AutoModel.from_pretrained(
-            **where, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, NotImplementedError) as error:
-        raise HeadspanError(f"{reference} cannot be run by transformers: {reason(error)}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        where = _where(ref, source)
+        identity = identity_of(source)
+        bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()  # what is missing is reported below, in one sentence
+        try:
+            model, info = AutoModel.from_pretrained(
+                **where,
+                dtype=torch.float32,
+                attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
+                output_loading_info=True,
+                trust_remote_code=False,  # None would ask on the terminal
+                weights_only=True,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, NotImplementedError) as error:
+            if "trust_remote_code" in str(error):
+                raise _brings_code(reference) from None
+            raise HeadspanError(f"{reference} cannot be run by transformers: {reason(error)}") from error
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
+        source.check_unchanged()  # what was hashed is what now runs
     _check_complete(reference, info)
-    return RunningModel(model.to(device or "cpu").eval(), reference, vocabulary, notes)
+    return RunningModel(model.to(device or "cpu").eval(), reference, vocabulary, notes, identity)
 
 
-def _where(ref: str | os.PathLike[str], files: list[Path]) -> dict[str, Any]:
+def identity_of(ref: Any) -> dict[str, Any]:
+    """Provenance of the attention weights of a model, by which a result can be compared; empty for unknown families."""
+    from headspan.models.weights import open
+
+    try:
+        return open(ref).provenance
+    except HeadspanError:
+        return {}
+
+
+def _brings_code(reference: str) -> HeadspanError:
+    return HeadspanError(
+        f"{reference} can only be run with Python code of its own (auto_map in its config), and code that comes with "
+        "a model is never run here: give a model of a family that transformers knows itself"
+    )
+
+
+def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
     """How transformers wants to hear of a reference."""
     path = Path(ref).expanduser()
     if path.is_dir():
+        if (path / "adapter_config.json").exists():  # transformers would go and load another model under it
+            raise HeadspanError(f"{path} holds an adapter (adapter_config.json): merge it into its model to run it")
         return {"pretrained_model_name_or_path": str(path)}
     if path.suffix == ".gguf" and path.exists():
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     if path.exists():
         raise HeadspanError(f"{path} is one file of weights, without a config: to run the model, give its directory")
     if str(ref) == "demo":
-        if not files:
+        if not source.files():
             raise HeadspanError("the trained demo model is not in this installation: install headspan again")
-        return {"pretrained_model_name_or_path": str(files[0].parent)}
+        return {"pretrained_model_name_or_path": str(source.files()[0].parent)}
     from headspan.sources.hub import HubReference
 
     hub = HubReference.parse(str(ref))
     if hub is None:
         raise HeadspanError(f"{ref} is neither a path nor the id of a model on the hub")
-    return {"pretrained_model_name_or_path": hub.repo, "revision": hub.revision}
+    return {
+        "pretrained_model_name_or_path": hub.repo,
+        "revision": getattr(source, "commit", None) or hub.revision,  # the very files that were opened
+    }
 
 
 def _check_complete(reference: str, info: dict[str, Any]) -> None:

@@ -127,7 +127,14 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the content."""
+        """A hash that changes with every byte that is read: config, weights, biases and norms.
+
+        The embedding and the unembedding are not in it: no score depends on them.
+        """
+
+    @abstractmethod
+    def attention_hash(self) -> str:
+        """A hash of the Q, K, V and O weights alone, the same for one model in files of different kinds."""
 
     def vocabulary(self) -> Vocabulary | None:
         """The tokens of the model's tokenizer, where there is one."""
@@ -140,23 +147,29 @@ class AttentionWeights(ABC):
     @property
     def provenance(self) -> dict[str, Any]:
         """What these weights are and where they come from, as JSON-able values."""
-        dtypes = {self.storage_dtype(role, layer) for role in ROLES for layer in self.layers}
         return {
             "reference": self.reference,
             "architecture": self.architecture,
             "fingerprint": self.fingerprint(),
+            "attention_hash": self.attention_hash(),
             "folding": self.folding,
-            "storage_dtypes": sorted(dtypes),
+            "storage_dtypes": self.storage_dtypes(),
+            "notes": list(self.notes),
             "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
         }
+
+    def storage_dtypes(self) -> list[str]:
+        """How the weights are stored, each kind once."""
+        return sorted({self.storage_dtype(role, layer) for role in ROLES for layer in self.layers})
 
     @property
     def reopenable(self) -> bool:
         """True where another process can open the same weights by their reference."""
         return False
 
-    def check_unchanged(self) -> None:  # noqa: B027 - arrays do not change behind our back
-        """Raise when a file behind these weights was changed or deleted since it was opened."""
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raise when these weights are not what they were when they were last hashed, or a file of theirs is gone."""
 
     def close(self) -> None:  # noqa: B027 - arrays have nothing to close
         """Let go of open files."""

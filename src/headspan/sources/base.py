@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.sources.untrusted import Stamp
+from headspan.sources.untrusted import Stamp, changed
+from headspan.system.threads import parallel_map
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -31,13 +32,17 @@ class TensorSource(ABC):
     config : the model's config.json, or a dict with the same keys made from other metadata. A GGUF file
         adds ``"_gguf": True``.
     notes : sentences the user should see, for example that the model is a random one.
+    in_memory : whether the tensors belong to this process, where anybody may change them without a trace.
     """
+
+    in_memory = False
 
     def __init__(self, reference: str, config: dict[str, Any]) -> None:
         self.reference = reference
         self.config = config
         self.notes: list[str] = []
         self._stamps: dict[Path, Stamp] = {}
+        self._hashed: dict[str, bytes] = {}
 
     @abstractmethod
     def names(self) -> Collection[str]:
@@ -63,19 +68,42 @@ class TensorSource(ABC):
         """Local files behind this source, in a fixed order; none for live models and arrays."""
         return list(self._stamps)
 
-    def fingerprint(self) -> str:
-        """A cheap, deterministic sha256 of the content: config, names, sizes, headers and sampled bytes."""
+    def fingerprint(self, names: Iterable[str] | None = None) -> str:
+        """sha256 of the config and of every stored byte of these tensors (of all, if none are named)."""
+        hashes = self.hashes(self.names() if names is None else names)
         digest = hashlib.sha256(canonical_json(self.config))
-        self._update_fingerprint(digest)
+        for name in sorted(hashes):
+            digest.update(canonical_json(name) + hashes[name])
         return digest.hexdigest()
 
+    def hashes(self, names: Iterable[str]) -> dict[str, bytes]:
+        """sha256 of each tensor as it is stored: number type, shape and every byte.
+
+        A tensor of a file is hashed once, for as long as the file keeps its stamp; one in memory every time.
+        """
+        self._check_stamps()
+        wanted = list(dict.fromkeys(names))
+        self._hash_all([name for name in wanted if self.in_memory or name not in self._hashed])
+        return {name: self._hashed[name] for name in wanted}
+
+    def _hash_all(self, names: Collection[str]) -> None:
+        self._hashed |= zip(names, parallel_map(self._hash, names), strict=True)
+
     @abstractmethod
-    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
-        """Add the weights to the fingerprint."""
+    def _hash(self, name: str) -> bytes:
+        """sha256 of all that decides the numbers of a tensor."""
 
     def check_unchanged(self) -> None:
-        """Raise if a file behind this source changed or vanished since it was opened."""
-        for path, stamp in self._stamps.items():
+        """Raise if what was hashed changed since, or a file behind this source changed or vanished."""
+        self._check_stamps()
+        before = dict(self._hashed)
+        if self.in_memory or any(stamp.young for stamp in self._stamps.values()):  # no stamp to rely on
+            self._hash_all(before)
+        if before != self._hashed:
+            raise changed(self.reference)
+
+    def _check_stamps(self) -> None:
+        for path, stamp in list(self._stamps.items()):
             stamp.check(path)
 
     def vocabulary(self) -> Vocabulary | None:
@@ -85,6 +113,7 @@ class TensorSource(ABC):
     def close(self) -> None:
         """Let go of files and memory; the source cannot be read afterwards."""
         self._stamps.clear()
+        self._hashed.clear()
 
     def __enter__(self) -> TensorSource:
         return self

@@ -14,7 +14,7 @@ from headspan.sources.base import TensorSource
 from headspan.sources.dtypes import apply_scale, row_range
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.transformer_lens import is_hooked_state, state_config
-from headspan.sources.untrusted import Stamp, member, read_json, reason, update_with_samples
+from headspan.sources.untrusted import Stamp, member, read_json, reason
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -37,12 +37,12 @@ class WeightFile(Protocol):
 
     path: Path
     stamp: Stamp
-    header_digest: bytes
 
     def names(self) -> Collection[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
     def nbytes(self, name: str) -> int: ...
+    def hash(self, name: str) -> bytes: ...
     def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
 
 
@@ -58,7 +58,7 @@ def open_weight_file(path: Path) -> WeightFile:
 class LocalFiles:
     """The files of one directory. Links that lead out of it are refused, but for a file the user named himself."""
 
-    commit: str | None = None  # set where the content is known by a name of its own: see HubFiles
+    commit: str | None = None  # of a hub repository
 
     def __init__(self, directory: Path, given: str | None = None) -> None:
         self.directory = directory
@@ -111,13 +111,16 @@ class CheckpointSource(TensorSource):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         file = self._file_of(name)
         array = file.read(name, rows)
-        if array.size == 0 or not file.dtype(name).startswith("float8"):
-            return array
-        scale = next((name + end for end in ("_scale_inv", "_scale") if name + end in self._weight_map), None)
-        if scale is None:
+        scale = self._scale_of(name)
+        if array.size == 0 or scale is None:
             return array
         first, _ = row_range(rows, file.shape(name), name)
         return apply_scale(array, self._file_of(scale).read(scale), self._scale_block(), first, name)
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the hub that the files belong to."""
+        return self._files.commit
 
     def files(self) -> list[Path]:
         """The weight files opened so far."""
@@ -135,6 +138,12 @@ class CheckpointSource(TensorSource):
     def close(self) -> None:
         super().close()
         self._opened.clear()
+
+    def _scale_of(self, name: str) -> str | None:
+        """The tensor that float8 numbers are to be multiplied with."""
+        if not self.dtype(name).startswith("float8"):
+            return None
+        return next((name + end for end in ("_scale_inv", "_scale") if name + end in self._weight_map), None)
 
     def _scale_block(self) -> tuple[int, int]:
         """Rows and columns that share one scale in a float8 checkpoint."""
@@ -163,19 +172,10 @@ class CheckpointSource(TensorSource):
             raise HeadspanError(f"the index of {self.reference} says {name[:80]!r} is in {shard}, but it is not there")
         return file
 
-    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
-        digest.update((self._files.commit or "").encode())
-        for shard in sorted(set(self._weight_map.values())):
-            digest.update(shard.encode("utf-8", "surrogatepass"))
-            if self._files.commit:  # names the content already: nothing need be downloaded
-                continue
-            try:
-                file = self._open(shard)
-            except HeadspanError:
-                digest.update(b"absent")  # a shard with nothing we need may be missing or broken
-                continue
-            digest.update(file.header_digest)
-            update_with_samples(digest, file.path, file.stamp.size)
+    def _hash(self, name: str) -> bytes:
+        scale = self._scale_of(name)
+        own = self._file_of(name).hash(name)
+        return own if scale is None else hashlib.sha256(own + self._file_of(scale).hash(scale)).digest()
 
 
 def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = ()) -> TensorSource:

@@ -18,7 +18,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.sources.dtypes import SAFETENSORS_DTYPES, row_range, widen
-from headspan.sources.untrusted import Stamp, check_allocation, open_regular, reason
+from headspan.sources.untrusted import check_allocation, open_regular, reason, update_with_range
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
 
@@ -41,7 +41,6 @@ class SafetensorsFile:
         self.metadata: dict[str, Any] = {}
         raw = _read_header(path, self.stamp.size)
         self._data = 8 + len(raw)
-        self.header_digest = hashlib.sha256(raw).digest()
         self._entries = self._parse(_parse_header(path, raw))
         self._check_layout()
 
@@ -67,13 +66,20 @@ class SafetensorsFile:
         offset = self._data + self._entries[name].begin + start * count * dtype.itemsize
         try:
             with self.path.open("rb", buffering=0) as file:
-                if Stamp.of(file.fileno()) != self.stamp:
-                    raise HeadspanError(f"{self.path} changed while it was in use: run again on the finished file")
+                self.stamp.check_open(self.path, file.fileno())
                 file.seek(offset)
                 _fill(file, raw.view(np.uint8).data)
+                self.stamp.check_open(self.path, file.fileno())
         except OSError as error:
             raise HeadspanError(f"tensor {name} of {self.path} cannot be read: {reason(error)}") from None
         return widen(raw, name).reshape((stop - start, *shape[1:]) if shape else ())
+
+    def hash(self, name: str) -> bytes:
+        dtype, shape = self._checked(name)
+        digest = hashlib.sha256(f"{dtype.name}:{shape}:".encode())
+        entry = self._entries[name]
+        update_with_range(digest, self.path, self.stamp, self._data + entry.begin, self._data + entry.end)
+        return digest.digest()
 
     def _parse(self, header: dict[str, Any]) -> dict[str, Entry]:
         metadata = header.pop("__metadata__", {})

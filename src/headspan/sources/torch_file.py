@@ -6,7 +6,6 @@ containers and refuses everything else.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import warnings
@@ -19,7 +18,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
 from headspan.sources.dtypes import row_range
-from headspan.sources.mapping import widen_tensor
+from headspan.sources.mapping import hash_tensor, widen_tensor
 from headspan.sources.untrusted import check_allocation, open_regular, reason
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -35,8 +34,7 @@ class TorchFile:
         self.stamp = open_regular(path)
         zipped = check_zip(path, self.stamp.size)
         self._tensors = _tensors_of(_load(path, mmap=zipped), path)
-        listing = sorted(f"{name}:{self.shape(name)}:{self.dtype(name)}" for name in self._tensors)
-        self.header_digest = hashlib.sha256("\n".join(listing).encode("utf-8", "surrogatepass")).digest()
+        self.stamp.check(path)  # a file without mmap was read whole just now
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -51,7 +49,23 @@ class TorchFile:
         tensor = self._tensors[name]
         return math.prod(tensor.shape) * tensor.element_size()
 
+    def hash(self, name: str) -> bytes:
+        found = hash_tensor(self._checked(name), name)
+        self.stamp.check(self.path)
+        return found
+
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        tensor = self._checked(name)
+        if rows is not None:
+            start, stop = row_range(rows, self.shape(name), name)
+            tensor = tensor[start:stop]
+        check_allocation(f"tensor {name} of {self.path}", tensor.numel() * 4)
+        found = widen_tensor(tensor, name)
+        self.stamp.check(self.path)
+        return found
+
+    def _checked(self, name: str) -> Any:
+        """A tensor of the file as it was when it was opened."""
         self.stamp.check(self.path)
         tensor = self._tensors[name]
         # Strides of zero can make a small file look like an enormous tensor.
@@ -59,11 +73,7 @@ class TorchFile:
             raise HeadspanError(
                 f"tensor {name} of {self.path} claims the shape {list(tensor.shape)}, more than the file can hold"
             )
-        if rows is not None:
-            start, stop = row_range(rows, self.shape(name), name)
-            tensor = tensor[start:stop]
-        check_allocation(f"tensor {name} of {self.path}", tensor.numel() * 4)
-        return widen_tensor(tensor, name)
+        return tensor
 
 
 def check_zip(path: Path, size: int) -> bool:

@@ -1,37 +1,47 @@
-"""Careful access to files that a stranger may have written: JSON, paths, sizes, samples of the content."""
+"""Careful access to files that a stranger may have written: JSON, paths, sizes, hashes of the content."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.system.memory import total_memory
 from headspan.system.outputs import remember_input
 
-if TYPE_CHECKING:
-    import hashlib
-
 JSON_LIMIT = 100_000_000  # bytes; the largest index of a real checkpoint has a few megabytes
-SAMPLES, SAMPLE_BYTES = 64, 4096
+HASH_BYTES = 1 << 20  # read and hashed at a time
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size, time and inode of a file: if they are the same, nobody has replaced or rewritten it."""
+    """Size, times and inode of a file: if they are the same, nobody has replaced or rewritten it.
+
+    The time of the last change of the inode (ctime) is among them because the other one can be set back.
+    """
 
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: int
+    taken_ns: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, path: Path | int) -> Stamp:
         found = os.stat(path)
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, time.time_ns())
+
+    @property
+    def young(self) -> bool:
+        """True when a change right after the stamp could have got the same time: clocks of files tick slowly."""
+        seconds_only = self.ctime_ns % 10**9 == 0
+        return self.taken_ns - self.ctime_ns < (21 * 10**8 if seconds_only else 5 * 10**7)
 
     def check(self, path: Path) -> None:
         try:
@@ -39,7 +49,17 @@ class Stamp:
         except OSError as error:
             raise HeadspanError(f"{path} vanished while it was in use: {reason(error)}") from None
         if now != self:
-            raise HeadspanError(f"{path} changed while it was in use: run again on the finished file")
+            raise changed(path)
+
+    def check_open(self, path: Path, descriptor: int) -> None:
+        """The same for the file behind an open descriptor."""
+        if Stamp.of(descriptor) != self:
+            raise changed(path)
+
+
+def changed(what: Path | str) -> HeadspanError:
+    """The error for weights that are not what they were when the run began."""
+    return HeadspanError(f"{what} changed while it was in use: run again when nothing writes to it")
 
 
 def reason(error: BaseException) -> str:
@@ -109,15 +129,21 @@ def member(directory: Path, name: object) -> Path:
     )
 
 
-def update_with_samples(digest: hashlib._Hash, path: Path, size: int) -> None:
-    """Add a file's size and evenly spaced blocks of it (all of it when small) to a digest."""
-    digest.update(f"{size}:".encode())
-    step = max(SAMPLE_BYTES, (size - SAMPLE_BYTES) // (SAMPLES - 1))
+def update_with_range(digest: hashlib._Hash, path: Path, stamp: Stamp, begin: int, end: int) -> None:
+    """Add the bytes of a part of a file to a digest, a megabyte at a time, if the file is still the stamped one."""
+    buffer = memoryview(bytearray(min(HASH_BYTES, end - begin)))
     try:
-        with path.open("rb") as file:
-            for offset in range(0, size, step):
-                file.seek(offset)
-                digest.update(file.read(SAMPLE_BYTES))
+        with path.open("rb", buffering=0) as file:
+            stamp.check_open(path, file.fileno())
+            file.seek(begin)
+            left = end - begin
+            while left:
+                got = file.readinto(buffer[: min(left, HASH_BYTES)])
+                if not got:
+                    raise changed(path)
+                digest.update(buffer[:got])
+                left -= got
+            stamp.check_open(path, file.fileno())
     except OSError as error:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
 

@@ -16,7 +16,7 @@ from headspan.sources.base import TensorSource, canonical_json
 from headspan.sources.dtypes import row_range
 from headspan.sources.gguf.families import family_of, make_config
 from headspan.sources.gguf.header import GgufHeader, GgufTensor, read_header
-from headspan.sources.untrusted import Stamp, check_allocation, member, open_regular, reason, update_with_samples
+from headspan.sources.untrusted import Stamp, check_allocation, member, open_regular, reason, update_with_range
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -215,12 +215,13 @@ class GgufSource(TensorSource):
         per_row = self._stored_bytes(stored) // max(1, shape[0] if shape else 1)
         wanted = (last - first, *shape[1:]) if shape else ()
         check_allocation(f"tensor {stored} of {path}", math.prod(wanted) * 4)
+        stamp = self._stamp_of(path)
         try:
             with path.open("rb") as file:
-                if Stamp.of(file.fileno()) != self._stamps.get(path):
-                    raise HeadspanError(f"{path} changed while it was in use: run again on the finished file")
+                stamp.check_open(path, file.fileno())
                 file.seek(self._stored[stored].offset + first * per_row)
                 raw = np.frombuffer(file.read((last - first) * per_row), np.uint8)
+                stamp.check_open(path, file.fileno())
             if kind.name == "F64":
                 return raw.view("<f8").reshape(wanted).copy()
             rows = raw.reshape(math.prod(wanted[:-1]), -1) if raw.size else raw.reshape(0, per_row)
@@ -235,10 +236,18 @@ class GgufSource(TensorSource):
         except (OSError, ValueError, AssertionError) as error:
             raise HeadspanError(f"tensor {stored} of {path} cannot be read: {reason(error)}") from None
 
-    def _update_fingerprint(self, digest: hashlib._Hash) -> None:
-        digest.update(canonical_json([self.metadata, self._stored]))
-        for path, stamp in self._stamps.items():
-            update_with_samples(digest, path, stamp.size)
+    def _stamp_of(self, path: Path) -> Stamp:
+        if path not in self._stamps:
+            raise HeadspanError(f"{self.reference} was closed and cannot be read any more: open it again")
+        return self._stamps[path]
+
+    def _hash(self, name: str) -> bytes:
+        view = self._view(name)
+        path, tensor = self._part_of[view.stored], self._stored[view.stored]
+        digest = hashlib.sha256(canonical_json([view, self._type(view.stored).name, tensor.shape]))
+        end = tensor.offset + self._stored_bytes(view.stored)
+        update_with_range(digest, path, self._stamp_of(path), tensor.offset, end)
+        return digest.digest()
 
 
 def split_parts(path: Path) -> list[Path]:
