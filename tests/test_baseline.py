@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 import headspan as hs
 from headspan.analysis.baseline import (
     benjamini_hochberg,
+    divergence,
     entry_density,
     kl_divergence,
     moments,
     random_bases,
+    random_quantile,
     sample_pk,
     significance,
     squared_entry_density,
@@ -270,6 +272,97 @@ def test_kl_is_small_for_random_values_and_large_for_shifted_ones() -> None:
     assert kl_divergence(by_chance, "OK") == pytest.approx(total)
 
 
+def unequal_scores(values: np.ndarray) -> tuple[hs.Scores, np.ndarray, np.ndarray]:
+    """Two layers of three heads whose subspaces have dimensions of their own; and those of every forward pair."""
+    scores = make_scores({("pk", "OK"): values}, layers=2, heads=3, d_model=24, rank=8)
+    scores.role_ranks[hs.Role.O][:3] = [8, 5, 2]
+    scores.role_ranks[hs.Role.K][3:] = [6, 8, 3]
+    first, second = np.meshgrid([8, 5, 2], [6, 8, 3], indexing="ij")
+    return scores, first.ravel(), second.ravel()
+
+
+def test_unequal_dimensions_in_the_spread_of_random_means_and_in_kl() -> None:
+    values = np.zeros((6, 6))
+    values[:3, 3:] = [[2.1, 2.7, 0.9], [1.3, 1.7, 0.6], [0.4, 0.7, 0.3]]
+    scores, m, m2 = unequal_scores(values)
+    (line,) = summarise(scores)
+    means = m * m2 / 24
+    variances = np.array([float(moments(24, a, b).variance) for a, b in zip(m, m2, strict=True)])
+    assert line.random_mean == pytest.approx(means.mean())
+    # The law of total variance over pairs drawn at random.
+    assert line.random_sd == pytest.approx(np.sqrt(np.mean(variances + (means - means.mean()) ** 2)))
+    observed = values[:3, 3:].ravel()
+    assert line.shift == pytest.approx(np.mean((observed - means) / np.sqrt(variances)), rel=1e-5)
+    points = [float(random_quantile(24, a, b)) for a, b in zip(m, m2, strict=True)]
+    assert line.above == np.mean(observed > points)
+
+    edges = np.linspace(0, 8, 256)
+    masses = [np.diff(stats.norm(mean, np.sqrt(v)).cdf(edges)) for mean, v in zip(means, variances, strict=True)]
+    expected, counts = np.mean(masses, axis=0), np.histogram(observed, edges)[0] / 9
+    both = (expected > 0) & (counts > 0)
+    total = np.sum(expected[both] * np.log(expected[both] / counts[both]))
+    assert divergence(scores, "OK") == (pytest.approx(total), pytest.approx(expected[both].sum()))
+
+
+def test_the_bins_of_kl_end_at_the_largest_pk_that_any_pair_can_have() -> None:
+    values = np.zeros((6, 6))
+    values[:3, 3:] = 1.5
+    scores, _, _ = unequal_scores(values)
+    scores.role_ranks[hs.Role.O][:] = 4
+    expected, edges = 0.0, np.linspace(0, 4, 256)
+    for rank in (6, 8, 3):
+        random = moments(24, 4, rank)
+        expected = expected + np.diff(stats.norm(random.mean, random.sd).cdf(edges)) / 3
+    only = np.histogram(1.5, edges)[0] > 0
+    assert kl_divergence(scores, "OK") == pytest.approx(float(expected[only][0] * np.log(expected[only][0])))
+
+
+def test_loose_variance_is_that_of_independent_entries() -> None:
+    """PK as a sum of m·m' squares of independent normal entries of variance 1/d."""
+    assert float(moments(50, 6, 4, "loose").variance) == pytest.approx(6 * 4 * 2 / 50**2)
+    draws = np.square(np.random.default_rng(17).normal(scale=50**-0.5, size=(20_000, 6, 4))).sum(axis=(1, 2))
+    assert draws.var() == pytest.approx(float(moments(50, 6, 4, "loose").variance), rel=0.05)
+    assert float(moments(50, 6, 4, "loose").mean) == pytest.approx(24 / 50)
+    with pytest.raises(HeadspanError, match="tight or loose"):
+        moments(50, 6, 4, "other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("d", "m", "m2"), [(40, 6, 1), (40, 10, 4), (30, 20, 15), (96, 8, 8), (12, 3, 3), (30, 29, 2)])
+def test_one_random_pair_in_a_thousand_lies_above_the_high_point(d: int, m: int, m2: int) -> None:
+    draws = sample_pk(60_000 if m * d < 400 else 20_000, d, m, m2, seed=18)
+    above = np.count_nonzero(draws > random_quantile(d, m, m2))
+    expected = len(draws) / 1000
+    assert abs(above - expected) < 4 * np.sqrt(expected) + 0.2 * expected
+    if m2 == 1:  # the law itself
+        assert float(random_quantile(d, m, 1)) == pytest.approx(stats.beta(m / 2, (d - m) / 2).ppf(0.999))
+    assert float(random_quantile(d, m, m2, 0.5)) == pytest.approx(np.median(draws), rel=0.02)
+
+
+def test_a_subspace_that_fills_the_space_is_never_above_chance() -> None:
+    assert float(random_quantile(6, 6, 2)) == 2
+    values = np.full((4, 4), 3.0 + 1e-6)  # what rounding makes of 3
+    scores = make_scores({("pk", "OK"): values}, layers=2, heads=2, d_model=3, rank=3)
+    (line,) = summarise(scores)
+    assert (line.above, line.shift, line.random_significant) == (0.0, 0.0, 0)
+    assert np.isnan(line.kl)
+
+
+def test_the_pairing_farthest_from_chance_has_no_kl_of_0_and_the_largest_shift() -> None:
+    """64 pairs of the demo model lie where random subspaces never are: the paper's sum has nothing to add up."""
+    scores = hs.score(hs.open("demo"), "pk")
+    assert kl_divergence(scores, "VO") == pytest.approx(0, abs=1e-3)
+    lines = {str(line.pairing): line for line in summarise(scores, kl=True)}
+    assert max(lines, key=lambda name: abs(lines[name].shift)) == "VO"
+    assert lines["VO"].above == 1
+    assert np.isnan(lines["VO"].kl)
+    far = [line for line in lines.values() if abs(line.shift) > 3]
+    assert all(np.isnan(line.kl) or line.kl > 1 for line in far)
+    assert all(np.isnan(line.kl) for line in summarise(scores))
+    shifted = CliRunner().invoke(app, ["baseline", "demo"])
+    assert "+21.7" in shifted.stdout
+    assert " kl " not in shifted.stdout
+
+
 def test_baseline_command(tmp_path: Path) -> None:
     scores = random_scores(16, tuple(map(str, PAIRINGS)), layers=3, heads=4)
     path = tmp_path / "result.safetensors"
@@ -282,7 +375,17 @@ def test_baseline_command(tmp_path: Path) -> None:
     assert found["OK"]["random_mean"] == 1.0
     assert found["QQ"]["reversed_significant"] is None
     asked = CliRunner().invoke(app, ["baseline", str(path), "--json", "--kl"])
-    assert json.loads(asked.stdout)[13]["kl"] == pytest.approx(kl_divergence(scores, "OK"))
+    shown = {row["pairing"]: row["kl"] for row in json.loads(asked.stdout)}
+    for pairing in PAIRINGS:
+        kl, seen = divergence(scores, pairing)
+        assert shown[str(pairing)] == (None if seen < 0.5 else pytest.approx(kl))
+    for options, told in (
+        (["--null", "random"], "add --pairing"),
+        (["--kl", "--pairing", "OK"], "leave out --pairing"),
+    ):
+        refused = CliRunner().invoke(app, ["baseline", str(path), *options])
+        assert isinstance(refused.exception, HeadspanError)
+        assert told in str(refused.exception)
     listed = CliRunner().invoke(
         app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
     )

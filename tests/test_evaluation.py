@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import auc, precision_recall_curve, roc_auc_score
+from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
 from typer.testing import CliRunner
 
-from headspan.analysis.areas import areas_under_curves, resampled
+from headspan.analysis.areas import areas_under_curves, chance_areas, resampled
 from headspan.analysis.evaluation import classification, detection, evaluate, metric_agreement, near_tie_range
 from headspan.analysis.labels import Labels
 from headspan.cli import app
@@ -187,6 +188,93 @@ def test_pk_against_cs() -> None:
     assert at_the_top == pytest.approx(stats.spearmanr(x[high], y[high]).statistic)
     flat = make_scores({("pk", "OK"): np.ones((4, 4)), ("cs", "OK"): np.ones((4, 4))}, layers=2, heads=2)
     assert np.isnan(metric_agreement(flat, "OK")).all()
+
+
+def deals(n: int, positives: int) -> list[np.ndarray]:
+    return [np.isin(np.arange(n), chosen) for chosen in combinations(range(n), positives)]
+
+
+@pytest.mark.parametrize("ranking", [[8, 7, 6, 5, 4, 3, 2, 1], [3, 3, 3, 2, 2, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("positives", [1, 3, 7])
+@pytest.mark.parametrize("anchored", [True, False])
+def test_chance_is_the_mean_over_all_deals_of_labels(ranking: list[int], positives: int, anchored: bool) -> None:
+    scores = np.array(ranking, dtype=float)
+    areas = [areas_under_curves(scores, positive, anchored=anchored) for positive in deals(8, positives)]
+    chance = chance_areas(scores, positives, anchored=anchored)
+    for name in ("pr", "ap", "roc"):
+        assert getattr(chance, name)[0] == pytest.approx(np.mean([getattr(a, name)[0] for a in areas]))
+
+
+def test_chance_does_not_depend_on_the_order_of_items() -> None:
+    rng = np.random.default_rng(12)
+    scores = rng.integers(0, 6, size=30).astype(float)
+    for first, second in zip(chance_areas(scores, 7), chance_areas(rng.permutation(scores), 7), strict=True):
+        assert first[0] == second[0]
+
+
+@given(items)
+def test_average_precision_is_scikit_learns(drawn: list[tuple[int, bool, int]]) -> None:
+    scores, positive, weights = (np.array(column) for column in zip(*drawn, strict=True))
+    assume(positive.any())
+    ours = areas_under_curves(scores, positive.astype(bool)).ap[0]
+    assert ours == pytest.approx(average_precision_score(positive, scores))
+    assume(weights[positive.astype(bool)].sum() > 0)
+    weighted = areas_under_curves(scores, positive.astype(bool), weights[:, None].astype(float)).ap[0]
+    assert weighted == pytest.approx(average_precision_score(positive, scores, sample_weight=weights))
+
+
+def test_a_perfect_detector_of_two_heads_is_seen_beside_the_area_of_0() -> None:
+    """Both heads enter with the first pair, where the area without a point (0, 1) has not begun."""
+    values = np.random.default_rng(13).uniform(size=(12, 12))
+    values[1, 5] = 9.0
+    scores = make_scores({("pk", p): values for p in FLOW}, layers=4, heads=3)
+    two = Labels.from_pairs([("L0H1", "a"), ("L1H2", "a")])
+    area, precision = (detection(scores, two, measure=m)["OK"] for m in ("pr_auc", "average_precision"))
+    assert (area.value, precision.value) == (0, 1)
+    assert 0 < area.chance < precision.chance < 0.4
+    # Chance by dealing the two labels anew.
+    rng, dealt = np.random.default_rng(14), []
+    for _ in range(300):
+        picked = rng.choice(12, size=2, replace=False)
+        labels = Labels.from_pairs([(scores.heads("O")[i], "a") for i in picked])
+        dealt.append(detection(scores, labels, measure="average_precision")["OK"].value)
+    assert abs(np.mean(dealt) - precision.chance) < 4 * np.std(dealt) / np.sqrt(300)
+    with pytest.raises(HeadspanError, match="pr_auc or average_precision"):
+        detection(scores, two, measure="area")  # type: ignore[arg-type]
+
+
+def test_the_bootstrap_of_detection_follows_the_protocol_without_a_point_0_1() -> None:
+    """Every replicate by hand: heads repeated as often as drawn, ranked by their best pair, trapezoids from there."""
+    scores = random_scores(15, FLOW, layers=4, heads=3)
+    found = detection(scores, LABELS, pairings=["OK"], bootstrap=40, seed=3)["OK"]
+    matrix = scores["pk", "OK"]
+    best = np.fmax(np.nanmax(np.vstack([matrix.values, np.full(12, -1)]), axis=0), np.nan)
+    best = np.fmax(best, np.nanmax(np.hstack([matrix.values, np.full((12, 1), -1)]), axis=1))
+    positive = np.array([head in LABELS for head in matrix.sources])
+    replicates = []
+    for drawn in resampled(positive, 40, 3).T.astype(int):
+        value, label = np.repeat(best, drawn), np.repeat(positive, drawn)
+        cuts = np.unique(value)[::-1]
+        recall = [label[value >= cut].sum() / label.sum() for cut in cuts]
+        precision = [label[value >= cut].mean() for cut in cuts]
+        replicates.append(auc(recall, precision) if len(cuts) > 1 else 0.0)
+    low, high = np.quantile(replicates, [0.025, 0.975])
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    anchored = areas_under_curves(best, positive, resampled(positive, 40, 3)).pr
+    assert np.quantile(anchored, 0.975) > high + 0.02  # the point would be seen
+
+
+def test_chance_stands_beside_every_area() -> None:
+    scores = random_scores(16, FLOW + SAME, layers=4, heads=3)
+    rows = evaluate(scores, LABELS).rows()
+    assert {row["measure"] for row in rows} == {"pr_auc", "average_precision", "roc_auc"}
+    for row in rows:
+        if row["measure"] == "roc_auc":
+            assert row["chance"] == 0.5
+        else:
+            assert 0 < row["chance"] < 0.8
+    (kk,) = (r for r in rows if (r["pairing"], r["class"], r["measure"]) == ("KK", "a", "pr_auc"))
+    assert kk["chance"] == pytest.approx(chance_areas(scores["pk", "KK"].pairs()[2], 3).pr[0])
 
 
 def test_what_cannot_be_evaluated_is_said() -> None:

@@ -18,6 +18,7 @@ from headspan.analysis.labels import Labels
 from headspan.analysis.wiring import Wiring, wiring
 from headspan.cli import app
 from headspan.errors import HeadspanError
+from headspan.figures import save_wiring
 from headspan.heads import FLOW_PAIRINGS, Head, Pairing
 from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
@@ -124,6 +125,47 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
 def test_bad_requests_are_told_in_one_sentence(scores: Scores, options: dict, told: str) -> None:
     with pytest.raises(HeadspanError, match=told):
         wiring(scores, **options)
+
+
+def test_significance_has_one_default_and_options_without_effect_are_refused(scores: Scores, tmp_path: Path) -> None:
+    default = wiring(scores, "OQ", rule="significance")
+    assert default.edges == wiring(scores, "OQ", rule="significance", q=0.05, null="random").edges
+    assert len(default.edges) == significance(scores, "OQ").count()
+    assert default.rule == "q ≤ 0.05 (random null)"
+    scores.save(tmp_path / "r.safetensors")
+    for rule in ("top", "top-per-target", "threshold"):
+        for name, value in (("null", "reversed"), ("null", "random"), ("q", "0.05")):
+            with pytest.raises(HeadspanError, match=f"{name} {value} has no effect on the rule {rule}"):
+                wiring(scores, rule=rule, minimum=0.0, **{name: float(value) if name == "q" else value})  # type: ignore[arg-type]
+    run = CliRunner().invoke(app, ["wiring", str(tmp_path / "r.safetensors"), "--null", "reversed"])
+    assert isinstance(run.exception, HeadspanError)
+    assert "no effect on the rule top" in str(run.exception)
+
+
+def test_an_empty_choice_says_what_would_not_be_empty_and_is_not_drawn(scores: Scores, tmp_path: Path) -> None:
+    chosen = wiring(scores, "OQ,OK", rule="significance", q=1e-9, null="reversed")
+    assert not chosen.edges
+    for pairing, sentence in zip(("OQ", "OK"), chosen.notes, strict=True):
+        result = significance(scores, pairing, null="reversed")
+        assert f"no {pairing} pair has q ≤ 1e-09" in sentence
+        assert f"the smallest q is {result.smallest_q:.3g}" in sentence
+        # Asking for that q is not empty.
+        assert wiring(scores, pairing, rule="significance", q=result.smallest_q, null="reversed").edges
+    assert chosen._repr_svg_() is None
+    assert "the smallest q" in str(chosen._repr_html_())
+    with pytest.raises(HeadspanError, match="would be an empty picture: no OQ pair has q"):
+        save_wiring(chosen, tmp_path / "w.png")
+    assert not list(tmp_path.iterdir())
+    high = wiring(scores, "OQ", rule="threshold", minimum=99)
+    assert high.notes[0].startswith("no OQ pair scores 99 or more; the largest pk is ")
+    assert "give a larger k" in wiring(scores, k=0).notes[0]
+    drawn = wiring(scores, k=2)
+    assert (drawn.notes, drawn._repr_html_()) == ((), None)
+    scores.save(tmp_path / "r.safetensors")
+    options = ["--rule", "significance", "--q", "1e-9", "--null", "reversed", "--pairing", "OQ"]
+    run = CliRunner().invoke(app, ["wiring", str(tmp_path / "r.safetensors"), *options])
+    assert run.exit_code == 0
+    assert "the smallest q is" in run.stderr
 
 
 def test_asking_for_a_head_without_edges(scores: Scores) -> None:
