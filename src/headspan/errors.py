@@ -1,4 +1,28 @@
-"""The one kind of exception that users are meant to read."""
+"""The one kind of exception that users are meant to read, and how text of strangers is shown to them."""
+
+
+class _Escapes(dict[int, str]):
+    """How every character is shown; found once."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        shown = character if character.isprintable() else character.encode("unicode_escape").decode()
+        self[code] = shown
+        return shown
+
+
+_ESCAPES = _Escapes()
+
+
+def visible(text: str) -> str:
+    r"""Text on one line, with what would move the cursor, change colours or the direction of writing spelled out.
+
+    Names of files, tensors, tokens and labels come from strangers, and a terminal obeys what is printed on it.
+
+    >>> visible("red\x1b[31m, bell\x07, reversed\u202e")
+    'red\\x1b[31m, bell\\x07, reversed\\u202e'
+    """
+    return text.translate(_ESCAPES)
 
 
 class HeadspanError(Exception):
@@ -12,8 +36,7 @@ class HeadspanError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        # Names of files and tensors come from strangers: a line break in one must not make two lines of this.
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence))
+        super().__init__(visible(sentence))
 
 
 def missing_extra(package: str, extra: str, what: str) -> HeadspanError:

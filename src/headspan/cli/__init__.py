@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import typer
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, visible
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -34,7 +36,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may have no θ and →
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _stop)
     sys.exit(_run(sys.argv[1:] or ["--help"]))
+
+
+_stopped_by: list[int] = []
+
+
+def _stop(number: int, frame: object) -> None:
+    """Clean up as after Ctrl-C; a second signal does not wait for that."""
+    _stopped_by.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _run(arguments: list[str]) -> int:
@@ -50,22 +66,42 @@ def _run(arguments: list[str]) -> int:
     except MemoryError:
         return _fail("there is not enough memory for this: give a smaller --memory or fewer pairings")
     except BrokenPipeError:
-        _drop_output()  # the reader of our output (head, less) went away: not an error
-        return 0
+        return _reader_left()
     except OSError as error:
         _drop_output()
         return _fail(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
         code = _STOPPED
+    except SystemExit as error:  # typer leaves like this when the reader of its output has
+        return _reader_left() if error.code == 1 else int(error.code or 0)
+    except Exception as error:
+        return _unforeseen(error)
     if code == _STOPPED:
-        return _fail("stopped; what was finished is kept, the same command goes on from there", _STOPPED)
+        code = 128 + _stopped_by[0] if _stopped_by else _STOPPED
+        kept = "; what was finished is kept, the same command goes on from there" if arguments[0] == "score" else ""
+        return _fail(f"stopped{kept}", code)
     return code if isinstance(code, int) else 0
 
 
 def _fail(sentence: str, code: int = 2) -> int:
     if sys.stderr is not None:
-        print(f"headspan: {sentence}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"headspan: {visible(sentence)}", file=sys.stderr)
     return code
+
+
+def _reader_left() -> int:
+    """The reader of our output (head, less) went away before it had all."""
+    _drop_output()
+    return _fail("the output was closed before all of it was written", 128 + 13)
+
+
+def _unforeseen(error: Exception) -> int:
+    """A fault of ours: said in a sentence, and whole for those who mend it."""
+    if os.environ.get("HEADSPAN_DEBUG"):
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return _fail(f"this should not have happened ({what}): please report it, HEADSPAN_DEBUG=1 shows where", 70)
 
 
 def _usage(error: Any) -> str:
@@ -76,5 +112,5 @@ def _usage(error: Any) -> str:
 
 def _drop_output() -> None:
     """Let what is still buffered for stdout go nowhere, so that Python does not complain about it at exit."""
-    if sys.stdout is not None:
+    with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headspan.errors import visible
+
 # Options that all listings take, spelled once.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -33,7 +35,18 @@ Row = Mapping[str, Any]
 
 def print_json(value: Any) -> None:
     """JSON on stdout, NaN as null so that every reader accepts it."""
-    print(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False)
+    # JSON escapes only some of the characters that a terminal obeys.
+    print("\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n")))
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+
+
+def show(text: str) -> None:
+    """Lines for reading on stdout, with nothing in them that a terminal would obey."""
+    print("\n".join(map(visible, text.split("\n"))))
 
 
 def print_table(
@@ -58,18 +71,20 @@ def print_table(
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows({c: _plain(row[c]) for c in columns} for row in rows)
-        print(text.getvalue(), end="")
+        print("\n".join(map(visible, text.getvalue().split("\n"))), end="")
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(
+        title=Text(visible(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     formats = formats or {}
     for column in columns:
         numeric = all(isinstance(row[column], (int, float)) or row[column] is None for row in rows)
-        table.add_column(Text(column), justify="right" if numeric else "left")
+        table.add_column(Text(visible(column)), justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(Text(_cell(row[c], formats.get(c, ""))) for c in columns))
     # A pipe has no width of its own: do not cut the table there.
@@ -80,7 +95,7 @@ def print_table(
 def _cell(value: Any, spec: str) -> str:
     if value is None:
         return "–"
-    return format(value, spec) if spec else str(value)
+    return visible(format(value, spec) if spec else str(value))
 
 
 def _plain(value: Any) -> Any:
@@ -102,7 +117,7 @@ def _plain(value: Any) -> Any:
 
 def note(text: str) -> None:
     """A remark for the person at the terminal, on stderr so that it never mixes with the output."""
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
 
 
 @contextmanager
@@ -114,7 +129,7 @@ def progress(description: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

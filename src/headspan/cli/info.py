@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Json, ModelRef, print_json, progress
+from headspan.cli.common import Json, ModelRef, print_json, progress, show
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
         if json:
             print_json(facts)
         else:
-            print("\n".join(_lines(facts)))
+            show("\n".join(_lines(facts)))
 
 
 def describe(weights: AttentionWeights) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Json, ModelRef, note, print_json, print_table, progress
+from headspan.cli.common import Csv, Json, ModelRef, note, print_json, print_table, progress, show
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def pair(
     if as_csv:
         print_table(_direction_csv(report), as_csv=True)
     else:
-        print("\n".join(_pair_lines(report)))
+        show("\n".join(_pair_lines(report)))
         print_table(_direction_rows(report), formats={"cosine": ".4f", "degrees": ".2f"})
     for sentence in report.notes:
         note(sentence)
@@ -121,7 +121,7 @@ def _print_head(
     chosen = (written if dot else role or "O").upper()
     found = head_tokens(weights, name, chosen, top, preprocess)
     if not as_json and not as_csv:  # above the table, not its title: a narrow table would fold it
-        print(f"tokens of {name}.{chosen} ({_explain(weights, chosen, preprocess)})")
+        show(f"tokens of {name}.{chosen} ({_explain(weights, chosen, preprocess)})")
     print_table(
         [token._asdict() for token in found],
         formats={"score": ".4f"},
@@ -151,7 +151,7 @@ def _print_all(
         print_table(rows, as_csv=True)
     else:
         rows = [{"head": f"{f.head}.{f.role}", "best": f.tokens[0].score, "tokens": _joined(f.tokens)} for f in found]
-        print(f"tokens of every head ({_explain(weights, role or 'O', preprocess)})")
+        show(f"tokens of every head ({_explain(weights, role or 'O', preprocess)})")
         print_table(rows, formats={"best": ".3f"})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress, show
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def reproduce(
         if everything or special:
             print_table(rows if everything else special, title="every number" if everything else "look at these")
     # With --json or --csv the output is for a program: remarks go to stderr.
-    tell = note if json or csv else print
+    tell = note if json or csv else show
     for reason in dict.fromkeys(row["note"] for row in rows if row["verdict"] == NOT_AVAILABLE):
         tell(f"not available: {reason}")
     for remark in result.remarks:

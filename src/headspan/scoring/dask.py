@@ -1,21 +1,42 @@
-"""Tiles on a Dask cluster: workers open the model themselves, and a tile whose worker dies is done again elsewhere."""
+"""Tiles on a Dask cluster: workers open the model themselves, and a tile whose worker dies is done again elsewhere.
+
+Every worker says which headspan it runs, with every tile, and one that runs another is refused. Whatever happens to
+the cluster ends in a sentence within a minute; the tiles that came in are kept by the run, which can go on later.
+``local`` is a cluster inside this process, so it needs no ``if __name__ == "__main__"`` around the script.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import headspan
 from headspan.errors import HeadspanError, missing_extra
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
     from headspan.scoring.plan import Plan, Tile
 
-_RETRIES = 5
+_PATIENCE = 30.0  # seconds without a sign of life from scheduler or workers
+_RETRIES = 2  # of a tile that raised an error; a tile whose worker died is not counted here
+_KEPT = "finished tiles are kept if the run has an output file, and the same command goes on from there"
+
+
+class Done(NamedTuple):
+    """What a worker sends back: the tile's arrays, and the headspan that made them."""
+
+    arrays: dict[str, np.ndarray]
+    build: str
 
 
 def run_on_dask(
@@ -28,8 +49,7 @@ def run_on_dask(
 ) -> Iterator[tuple[Tile, dict[str, np.ndarray]]]:
     """Results of the tiles as they come in. ``address`` is that of a scheduler, or ``local``."""
     try:
-        from distributed import Client, LocalCluster, as_completed
-        from distributed.scheduler import KilledWorker
+        import distributed
     except ImportError:
         raise missing_extra("distributed", "dask", "running on a cluster") from None
     if not weights.reopenable:
@@ -37,47 +57,198 @@ def run_on_dask(
             "a cluster needs a reference that its workers can open: give a path or hub id, not arrays or a live model"
         )
     with ExitStack() as stack:
-        if address == "local":
-            cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=""))
-            client = stack.enter_context(Client(cluster))
-        else:
-            try:
-                client = stack.enter_context(Client(address, timeout="30s"))
-            except (OSError, ValueError, TimeoutError) as error:
-                raise HeadspanError(
-                    f"no Dask scheduler answers at {address!r} ({error}): start one with dask scheduler, or use local"
-                ) from None
-        # One copy of the plan for each worker; a tile is then a number.
-        shared = client.scatter(plan, broadcast=True, hash=False)
-        place = {plan.tiles[i].name: i for i in range(len(plan.tiles))}
-        fingerprint = str(weights.provenance["fingerprint"])
-        futures = {
-            client.submit(
-                _work,
-                weights.reference,
-                weights.folding,
-                fingerprint,
-                shared,
-                place[tile.name],
-                device,
-                retries=_RETRIES,
-                pure=False,
-            ): tile
-            for tile in tiles
-        }
-        for future in as_completed(list(futures)):
-            try:
-                arrays = future.result()
-            except KilledWorker as error:
-                raise HeadspanError(f"the cluster lost too many workers on one tile ({error})") from None
+        stack.enter_context(_quiet())
+        client = _connect(distributed, address, stack)
+        _check_workers(client, address)
+        about = weights.reference, weights.folding, str(weights.provenance["fingerprint"])
+
+        def submit(tile: Tile) -> Any:
+            # Only its own tile goes with a task: a plan that is kept on workers is lost with them.
+            return client.submit(_work, *about, replace(plan, tiles=[tile]), device, retries=_RETRIES, pure=False)
+
+        for tile, arrays in _collect(client, address, submit, tiles):
             tick(1.0)
-            yield futures[future], arrays
+            yield tile, arrays
 
 
-def _work(reference: str, folding: str, fingerprint: str, plan: Plan, index: int, device: str) -> dict[str, np.ndarray]:
+def _connect(distributed: Any, address: str, stack: ExitStack) -> Any:
+    try:
+        if address == "local":
+            where: Any = stack.enter_context(
+                distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+            )
+        else:
+            where = address
+        client = distributed.Client(where, timeout=_PATIENCE / 2, set_as_default=False)
+    except (OSError, ValueError, TimeoutError, TypeError, RuntimeError, ImportError) as error:
+        raise HeadspanError(
+            f"no Dask scheduler answers at {address!r} ({error}): start one with dask scheduler, or use local"
+        ) from None
+    stack.callback(_close, client)
+    return client
+
+
+def _close(client: Any) -> None:
+    with suppress(Exception):  # nothing that goes wrong now matters to the result
+        client.close(timeout=5)
+
+
+def _check_workers(client: Any, address: str) -> None:
+    """At least one worker, and all of those there run this headspan."""
+    pulse = _Pulse(client, address)
+    while not pulse.workers():
+        pulse.check()
+        time.sleep(0.2)
+
+    def ask() -> str:  # travels by value, so that a worker without this module can answer too
+        try:
+            from headspan.scoring.dask import build
+        except ImportError:
+            try:
+                import headspan
+            except ImportError:
+                return "no headspan"
+            return headspan.__version__
+        return build()
+
+    try:
+        answers = client.run(ask, on_error="return")
+    except Exception as error:  # a worker that dies at this moment; tiles bring their own answer
+        answers = {}
+        if client.status != "running":
+            raise _lost(address) from error
+    for worker, answer in answers.items():
+        if isinstance(answer, str):
+            _check_build(answer, worker)
+
+
+def _check_build(found: str, worker: str) -> None:
+    if found != build():
+        version = found.split("+")[0]
+        same = ", of the same version but with other source code" if version == headspan.__version__ else ""
+        raise HeadspanError(
+            f"the worker {worker} runs headspan {version} and here is {headspan.__version__}{same}: "
+            f"install the same on all machines; {_KEPT}"
+        )
+
+
+def _collect(
+    client: Any, address: str, submit: Callable[[Tile], Any], tiles: Sequence[Tile]
+) -> Iterator[tuple[Tile, dict[str, np.ndarray]]]:
+    """Keep the cluster busy with a few tiles more than it has threads, and hand on what comes back."""
+    pulse, waiting = _Pulse(client, address), list(reversed(tiles))
+    done: Queue[Any] = Queue()
+    running: dict[Any, Tile] = {}
+    while waiting or running:
+        while waiting and len(running) < max(4, 2 * pulse.threads):
+            tile = waiting.pop()
+            future = submit(tile)
+            running[future.key] = tile
+            future.add_done_callback(done.put)
+        try:
+            future = done.get(timeout=1.0)
+        except Empty:
+            pulse.check()
+            continue
+        yield running[future.key], _result(future, address)
+        del running[future.key]
+
+
+def _result(future: Any, address: str) -> dict[str, np.ndarray]:
+    from concurrent.futures import CancelledError
+
+    from distributed.scheduler import KilledWorker
+
+    try:
+        found = future.result(timeout=_PATIENCE)
+    except HeadspanError:
+        raise
+    except KilledWorker as error:
+        raise HeadspanError(
+            f"several workers died on one tile, the last at {error.last_worker.address}: they may have too little "
+            f"memory (see --memory); {_KEPT}"
+        ) from None
+    except (CancelledError, TimeoutError, OSError):
+        raise _lost(address) from None
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise HeadspanError(
+            f"a worker could not do a tile ({what}): all machines need the same headspan and packages; {_KEPT}"
+        ) from None
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], str)):
+        _check_build("of an older version", "that did a tile")
+    _check_build(found[1], "that did a tile")
+    return found[0]
+
+
+def _lost(address: str) -> HeadspanError:
+    return HeadspanError(f"the Dask scheduler at {address!r} went away during the run: start it again; {_KEPT}")
+
+
+class _Pulse:
+    """When the cluster was last heard of. A worker counts while its last sign of life changes."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        self._seen: dict[str, Any] = {}
+        self._heard = time.monotonic()
+        self.threads = 1
+
+    def workers(self) -> dict[str, Any]:
+        """What the scheduler says of its workers; nothing when it does not answer."""
+        try:
+            found = self._client.sync(self._client.scheduler.identity, callback_timeout=_PATIENCE / 3)["workers"]
+        except Exception:  # it comes as any of a dozen kinds, and all of them mean that nobody answered
+            return {}
+        self.threads = sum(worker.get("nthreads", 1) for worker in found.values()) or 1
+        return found
+
+    def check(self) -> None:
+        """Raise when nobody has been heard of for too long."""
+        if self._client.status not in ("running", "connecting"):
+            raise _lost(self._address)
+        found = self.workers()
+        seen = {worker: about.get("last_seen") for worker, about in found.items()}
+        if any(self._seen.get(worker) != when for worker, when in seen.items()):
+            self._heard = time.monotonic()
+        self._seen = seen
+        if time.monotonic() - self._heard > _PATIENCE:
+            if found:
+                why = "its workers do not answer"
+            else:
+                why = "it has no workers: start some with dask worker ADDRESS, and see their logs if they die"
+            raise HeadspanError(f"the Dask cluster at {self._address!r} does nothing, {why}; {_KEPT}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the cluster's own messages from the terminal: what matters is said in a sentence of ours."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@lru_cache(maxsize=1)
+def build() -> str:
+    """Version and hash of the source of this headspan: what has to be the same for tiles to be the same."""
+    digest = hashlib.sha256()
+    home = Path(headspan.__file__).parent
+    for path in sorted(path for part in ("sources", "models", "scoring") for path in (home / part).rglob("*.py")):
+        digest.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    return f"{headspan.__version__}+{digest.hexdigest()[:16]}"
+
+
+def _work(reference: str, folding: str, fingerprint: str, plan: Plan, device: str) -> Done:
     from headspan.scoring.run import compute_tile
 
-    return compute_tile(_open_here(reference, folding, fingerprint), plan, plan.tiles[index], device)
+    weights = _open_here(reference, folding, fingerprint)
+    return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
 
 
 @lru_cache(maxsize=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from pathlib import Path
 
 from headspan.errors import HeadspanError
 
@@ -16,34 +16,24 @@ def parse_memory(text: str | int) -> int:
     >>> parse_memory("2GB"), parse_memory("1 GiB")
     (2000000000, 1073741824)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", str(text).strip().lower())
-    if match is None:
-        raise HeadspanError(f"{text!r} is not an amount of memory: write for example 2GB or 512MB")
+    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmgt]i?)?b?", str(text).strip().lower())
+    if match is None or isinstance(text, bool):
+        raise HeadspanError(f"{str(text)[:50]!r} is not an amount of memory: write for example 2GB or 512MB")
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def total_memory() -> int | None:
-    """Bytes of memory that this machine has, or None where it does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+def total_memory() -> int:
+    """Bytes of memory that this machine has, or that the container may use."""
+    import psutil
+
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _container_limits())])
 
 
 def available_memory() -> int:
-    """Bytes that can be taken now without swapping; the container's limit counts where there is one."""
-    free = total_memory() or 4 * 2**30
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
-            free = min(free, int(limit.read()))
-    except (OSError, ValueError):
-        pass
-    return free
+    """Bytes that can be taken now without swapping; a container's limits count, less what it uses already."""
+    import psutil
+
+    return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _container_limits())]))
 
 
 def default_memory() -> int:
@@ -54,4 +44,50 @@ def default_memory() -> int:
     >>> default_memory().bit_count() == 1
     True
     """
-    return 1 << (available_memory() // 2).bit_length() - 1
+    return 1 << max(available_memory() // 2, 1).bit_length() - 1
+
+
+# How the two versions of control groups call their limit, their use, and the part of it that is only cached files.
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _container_limits(
+    groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> list[tuple[int, int]]:
+    """Limit and use of the control group of this process and of all groups around it, Linux only."""
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    found = []
+    for number, controllers, name in (line for line in lines if len(line) == 3):
+        if number == "0" and not controllers:
+            tops, files = [mount, mount / "unified"], _V2
+        elif "memory" in controllers.split(","):
+            tops, files = [mount / "memory", mount / controllers], _V1
+        else:
+            continue
+        parts = [part for part in name.split("/") if part not in ("", "..")]
+        # In a container its own group is mounted at the top, though its name may be the one that the host gives it.
+        for top in dict.fromkeys(tops):
+            for depth in range(len(parts), -1, -1):
+                limit = _limit(top.joinpath(*parts[:depth]), *files)
+                found += [limit] if limit is not None else []
+    return found
+
+
+def _limit(group: Path, limit: str, use: str, cached: str) -> tuple[int, int] | None:
+    """Limit and use of one group; None without a limit."""
+    try:
+        most = int((group / limit).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    used = 0
+    try:
+        used = int((group / use).read_text(encoding="ascii"))
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        used -= int(statistics.get(cached, 0))
+    except (OSError, ValueError):
+        pass
+    return most, max(0, used)
