@@ -30,6 +30,8 @@ _EXPORTS = {
     "compare": "analysis.comparison",
     "adapt": "models.adapters",
     "diff": "analysis.drift",
+    "track": "analysis.tracking",
+    "Series": "analysis.series",
     "significance": "analysis.baseline",
     "kl_divergence": "analysis.baseline",
     "hubs": "analysis.hubs",
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
     from headspan.analysis.pair import PairReader, compare_pair
     from headspan.analysis.reproduction import reproduce
+    from headspan.analysis.series import Series
     from headspan.analysis.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
+    from headspan.analysis.tracking import track
     from headspan.analysis.wiring import wiring
     from headspan.errors import HeadspanError
     from headspan.explorer import report
@@ -88,6 +92,7 @@ __all__ = [
     "Pairing",
     "Role",
     "Scores",
+    "Series",
     "adapt",
     "all_tokens",
     "attention_patterns",
@@ -112,6 +117,7 @@ __all__ = [
     "scores_of",
     "significance",
     "summarise",
+    "track",
     "unembedding_cosines",
     "wiring",
 ]

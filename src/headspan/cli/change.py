@@ -20,6 +20,7 @@ _FORMATS = {
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command("diff")(diff)
+    app.command("track")(track)
 
 
 def diff(
@@ -81,3 +82,76 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in ("table", "rank_before", "rank_after")} | {
         "rank": ranks
     }
+
+
+def track(
+    references: Annotated[
+        list[str],
+        typer.Argument(metavar="REF…", help="Checkpoints in order, 'org/name@step*', 'run/step*', or a saved series."),
+    ],
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", help="Write the series there (.safetensors).")
+    ] = None,
+    steps: Annotated[str | None, typer.Option(help="Only these steps, like 0,1,2,4.")] = None,
+    last: Annotated[int | None, typer.Option(help="Only so many checkpoints from the end.", min=1)] = None,
+    fold: Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")] = False,
+    k: Annotated[int, typer.Option("-k", "--top", help="Keep edges that are ever among so many.", min=1)] = 20,
+    run: Annotated[bool, typer.Option("--run", help="Also run every checkpoint for its head scores.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave downloaded files in the cache of the hub.")] = False,
+    allow_duplicates: Annotated[
+        bool, typer.Option("--allow-duplicates", help="Take equal checkpoints under two names for two steps.")
+    ] = False,
+    table: Annotated[
+        str, typer.Option(help="Which listing: trajectory, edge, drift, hub, head or all.")
+    ] = "trajectory",
+    memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Follow a training run: when edges form, how far heads move, hubs and head scores step by step.
+
+    Example: headspan track 'EleutherAI/pythia-70m@step*' --steps 0,1000,143000 --out run.safetensors
+    Example: headspan track checkpoints/step* --run --out run.safetensors
+    Example: headspan track run.safetensors --table drift --csv
+    """
+    from headspan.analysis.series import TABLES, Series
+    from headspan.analysis.tracking import track as follow
+    from headspan.errors import HeadspanError
+    from headspan.scores import is_result
+
+    if table != "all" and table not in TABLES:
+        raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
+    paths = out or []
+    if len(references) == 1 and is_result(references[0]):
+        series = Series.load(references[0])
+    else:
+        home = next((path for path in paths if path.suffix == ".safetensors"), None)
+        if home is None:
+            raise HeadspanError("a series is kept in a file: add --out run.safetensors")
+        with progress("tracking") as update:
+            series = follow(
+                references, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
+                allow_duplicates=allow_duplicates, memory=memory, progress=update, say=note,
+            )  # fmt: skip
+    for sentence in series.notes:
+        note(sentence)
+    for path in paths:
+        note(f"{path}: {series!r}")
+    formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
+    rows = series.records(table)
+    if not (as_json or as_csv):
+        rows = [{key: value for key, value in row.items() if key != "table"} for row in rows]
+    formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
+    print_table(rows, title=f"{series!r}", formats=formats, as_json=as_json, as_csv=as_csv)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """Step numbers from "0,1,2,4"."""
+    from headspan.errors import HeadspanError
+
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise HeadspanError(f"{text[:80]!r} are no step numbers: write them like 0,1,2,4") from None

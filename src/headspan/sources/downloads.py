@@ -1,0 +1,62 @@
+"""Give back the disk that one checkpoint of the hub took: only what was downloaded meanwhile, nothing of others."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from headspan.sources.hub import HubReference
+from headspan.sources.revisions import cache_folder
+
+
+class Downloads:
+    """Removes, at the end of a ``with`` block, the files of one commit that came into the hub's cache during it.
+
+    marker: a file that remembers what was there before, so that a run that was killed can still tell.
+    A file is removed only if it was linked into this commit's snapshot meanwhile, and its content only if it came
+    meanwhile too and no other snapshot uses it.
+    """
+
+    def __init__(self, hub: HubReference, commit: str, marker: Path) -> None:
+        self._folder = cache_folder(hub.repo)
+        self._snapshot = self._folder / "snapshots" / commit
+        self._ref = self._folder / "refs" / (hub.revision or "main")
+        self._marker = marker
+        self._before: set[str] = set()
+
+    def __enter__(self) -> Downloads:
+        try:
+            self._before = set(json.loads(self._marker.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            self._before = {str(path) for path in self._entries()}
+            self._marker.write_text(json.dumps(sorted(self._before)), encoding="utf-8")
+        return self
+
+    def _entries(self) -> list[Path]:
+        """Files and links of the commit, all contents, and the name of the revision."""
+        links = [path for path in self._snapshot.rglob("*") if not path.is_dir() or path.is_symlink()]
+        return [*links, *(self._folder / "blobs").glob("*"), *([self._ref] if self._ref.exists() else [])]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            new = [path for path in self._entries() if str(path) not in self._before]
+            blobs = self._folder / "blobs"
+            mine = [path for path in new if path.is_relative_to(self._snapshot)]
+            contents = {path.resolve() for path in mine if path.is_symlink()}
+            contents |= {path.resolve() for path in new if path.parent == blobs and path.suffix == ".incomplete"}
+            for path in [*mine, *(path for path in new if path == self._ref)]:
+                path.unlink(missing_ok=True)
+            used = {path.resolve() for path in (self._folder / "snapshots").rglob("*") if path.is_symlink()}
+            for content in contents - used:
+                if str(blobs / content.name) not in self._before and content.parent == blobs.resolve():
+                    content.unlink(missing_ok=True)
+            for folder in sorted((p for p in self._snapshot.rglob("*") if p.is_dir()), reverse=True):
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+            with suppress(OSError):
+                self._snapshot.rmdir()
+        self._marker.unlink(missing_ok=True)
