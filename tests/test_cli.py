@@ -31,7 +31,7 @@ COMMANDS = {
     "top": "top {ref}",
     "compare": "compare {ref} {ref}",
     "diff": "diff {ref} {ref}",
-    "track": "track {ref} {labels} --out {out}.safetensors",
+    "track": "track {labels} {ref} --out {out}.safetensors",
     "hubs": "hubs {ref}",
     "baseline": "baseline {ref}",
     "evaluate": "evaluate {ref} --labels {labels}",

@@ -47,7 +47,7 @@ def files_in(home: Path) -> set[str]:
     }
 
 
-def test_every_number_is_that_of_its_own_comparison(folders: list[Path], tmp_path: Path) -> None:
+def test_every_number_is_that_of_its_own_comparison(folders: list[Path], tmp_path: Path, cache: Path) -> None:
     series = hs.track(folders, tmp_path / "run.safetensors", k=3)
     assert [step.step for step in series.steps] == list(STEPS)
     all_scores = [hs.score(hs.open(folder), "pk", "flow") for folder in folders]
@@ -75,7 +75,7 @@ def test_every_number_is_that_of_its_own_comparison(folders: list[Path], tmp_pat
             for role in ROLES:
                 expected = [line.drift for line in drift if line.role is role]
                 assert arrays[role][row] == pytest.approx(expected, rel=1e-3, abs=1e-9)
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list((cache / "unfinished").iterdir())
 
 
 def test_trajectories() -> None:
@@ -115,7 +115,7 @@ def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
     assert repr(series).startswith("Series of 5 steps") and "half-time" in series._repr_html_()
     with pytest.raises(HeadspanError, match=r"the edge L0H0 → L0H1 \(OK\) is not in this series"):
         series.of("L0H0", "L0H1", "OK")
-    with pytest.raises(HeadspanError, match="lacks what a result must have"):
+    with pytest.raises(HeadspanError, match=r"holds a training run \(headspan track\), not the scores"):
         hs.load(tmp_path / "run.safetensors")
 
 
@@ -238,7 +238,7 @@ def test_large_models_keep_the_strongest_edges(folders: list[Path], monkeypatch:
     assert known[:, strongest].all()  # the edges of the last step are known from the first on
 
 
-def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path, cache: Path) -> None:
     out, home = tmp_path / "run.safetensors", tmp_path / "home"
     killed = run(
         f"told('{REPO}@step*', r'{out}', k=2, progress=lambda done, total: done == 3 and os.kill(os.getpid(), 9))",
@@ -254,7 +254,7 @@ def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path) -> No
     series = hs.Series.load(out)
     assert np.allclose(series.scores, straight.scores, atol=1e-6)
     assert all(np.allclose(series.from_previous[r], straight.from_previous[r], equal_nan=True) for r in ROLES)
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list((cache / "unfinished").iterdir())
 
 
 def test_a_network_failure_halfway(hub: SeriesHub, tmp_path: Path) -> None:
@@ -283,6 +283,31 @@ def test_without_a_network_the_cache_is_asked(hub: SeriesHub, tmp_path: Path) ->
     assert files_in(home) == before
     nothing = run(f"told('{REPO}@step*', r'{out}')", tmp_path / "empty", "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
     assert "refused: no revision of someone/series matches 'step*' in the local cache" in nothing.stdout
+
+
+def test_a_damaged_shelf_is_made_again(folders: list[Path], tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run.safetensors"
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hs.track(folders, out, k=2, progress=stop)
+    kept = sorted(path.name for path in (cache / "unfinished").rglob("*.safetensors"))
+    assert sum(name.startswith("step-") for name in kept) == 3
+    assert {name.partition("-")[2] for name in kept if name.startswith("bases")} == {"1.safetensors", "4.safetensors"}
+    for path in (cache / "unfinished").rglob("bases_k1-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8] + b"12345678")
+    series, straight = hs.track(folders, out, k=2), hs.track(folders, k=2)
+    assert all(np.allclose(series.from_previous[r], straight.from_previous[r], equal_nan=True) for r in ROLES)
+
+
+def test_inputs_are_never_written_over(folders: list[Path]) -> None:
+    for out in (folders[0] / "model.safetensors", folders[2] / "model-2.safetensors"):
+        with pytest.raises(HeadspanError, match="cannot write"):
+            hs.track(folders, out)
+    assert len(hs.track(folders).steps) == 5
 
 
 # -- the hub ---------------------------------------------------------------------------------------------------

@@ -317,6 +317,11 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     """The JSON metadata of a result file, or one sentence on what is wrong with it."""
     head = json.loads(text)
     schema = head.get("schema") if isinstance(head, dict) else None
+    if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
+        what = {"diff": "two models compared (headspan diff)", "series": "a training run (headspan track)"}[
+            head["kind"]
+        ]
+        raise HeadspanError(f"{path} holds {what}, not the scores of one model: make those with headspan score")
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"

@@ -32,6 +32,7 @@ from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
 from headspan.scoring.subspaces import orthonormal_bases
 from headspan.system.atomic import write_safetensors
+from headspan.system.outputs import check_output
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +110,7 @@ class Diff:
             raise missing_extra("pandas", "graph", "a data frame") from None
         return pandas.DataFrame(self.records(table))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Scores before and after, drift, floor and angle as one safetensors file with everything else as JSON."""
         tensors: dict[str, np.ndarray] = {}
         for when, scores in (("before", self.before), ("after", self.after)):
@@ -124,7 +125,8 @@ class Diff:
             "heads": {str(role): [str(line.head) for line in self.drift if line.role is role] for role in ROLES},
             "provenance": {"base": self.before.provenance, "other": self.after.provenance},
         }  # fmt: skip
-        write_safetensors(path, tensors, {"headspan": json.dumps(head)})
+        target = check_output(path, "result", inputs=[self.base, self.other], force=force)
+        write_safetensors(target, tensors, {"headspan": json.dumps(head)})
 
     def __repr__(self) -> str:
         moved = sum(line.moved for line in self.drift)

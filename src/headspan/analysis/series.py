@@ -18,6 +18,7 @@ import headspan
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import ROLES, Head, Pairing, Role
 from headspan.system.atomic import write_safetensors
+from headspan.system.outputs import check_output
 
 if TYPE_CHECKING:
     import pandas
@@ -188,7 +189,7 @@ class Series:
 
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write everything to one safetensors file; it appears only when complete."""
         head = {
             "schema": SCHEMA, "kind": "series", "headspan": headspan.__version__, "k": self.k, "folding": self.folding,
@@ -196,7 +197,8 @@ class Series:
             "heads": {str(role): list(map(str, heads)) for role, heads in self.heads.items()}, "notes": self.notes,
             "provenance": self.provenance,
         }  # fmt: skip
-        write_safetensors(path, self._tensors(), {"headspan": json.dumps(head)})
+        target = check_output(path, "result", inputs=[step.name for step in self.steps], force=force)
+        write_safetensors(target, self._tensors(), {"headspan": json.dumps(head)})
 
     def _tensors(self) -> dict[str, np.ndarray]:
         tensors = {"scores": self.scores.astype(np.float32), "ranks": self.ranks.astype(np.int32)}

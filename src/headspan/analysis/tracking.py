@@ -2,8 +2,8 @@
 
 The last checkpoint is opened first, since every step is compared with it; then the others in order, each opened once.
 What is kept of a step is small: scores, drifts, hubs. The bases of the last step and of the step before lie on disk
-beside the result, one role of one layer is in memory at a time. A finished step is a file, so a run that was stopped
-goes on after it.
+with the other unfinished work, one role of one layer is in memory at a time. A finished step is a file there, so a run
+that was stopped goes on after it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from headspan.scoring.subspaces import orthonormal_bases
 from headspan.scoring.tiles import TileStore
 from headspan.sources.downloads import Downloads
 from headspan.sources.revisions import Checkpoint, find_checkpoints
+from headspan.system.outputs import check_output
 
 Progress = Callable[[int, int], None]
 Arrays = dict[str, np.ndarray]
@@ -53,36 +52,36 @@ def track(
     keep: bool = False,
     allow_duplicates: bool = False,
     memory: str | int | None = None,
+    force: bool = False,
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
 
     refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``.
-    out: write the series there, and keep finished steps beside it until it is complete.
+    out: write the series there, and keep finished steps in the cache folder until it is complete; without it the bases
+        of two steps are held in memory.
     steps, last: only these step numbers; only so many checkpoints from the end.
     fold: fold the norms into the weights first.
     k: edges that are among the strongest k of their pairing at some step are kept.
     run: also run every checkpoint and keep its head scores.
     keep: leave the files of the hub in its cache; else what this run downloaded for a step is removed after it.
     allow_duplicates: take checkpoints with equal attention weights for what they say they are.
+    force: replace a file that is not a result; one that is read is never replaced.
     """
     if k < 1:
         raise HeadspanError(f"cannot keep {k} edges: give a number of 1 or more")
     checkpoints = find_checkpoints(refs, steps=steps, last=last)
-    if run and not all(isinstance(c.ref, (str, os.PathLike)) for c in checkpoints):
+    if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again: paths or hub ids")
-    with ExitStack() as stack:
-        home = out
-        if home is None:
-            folder = tempfile.mkdtemp(prefix="headspan-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            home = Path(folder) / "series"
-        store = stack.enter_context(TileStore(home, _key(checkpoints, fold, k, run)))
-        tracker = _Tracker(checkpoints, store, fold, k, run, keep, allow_duplicates, memory, say)
+    if out is not None:
+        check_output(out, "result", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
+    key = _key(checkpoints, fold, k, run)
+    with TileStore(out, key, say) if out is not None else nullcontext() as store:
+        tracker = _Tracker(checkpoints, _Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
         series = tracker.series(progress)
         if out is not None:
-            series.save(out)
+            series.save(out, force=force)
     return series
 
 
@@ -95,7 +94,7 @@ def _key(checkpoints: Sequence[Checkpoint], fold: bool, k: int, run: bool) -> st
 
 def _stamp(ref: Any) -> Any:
     """Names, sizes and times of local files; they tell when a checkpoint was replaced between two runs."""
-    if not isinstance(ref, (str, os.PathLike)):
+    if not _is_text(ref):
         return id(ref)  # an object in memory: no other run can go on with it
     path = Path(os.path.expanduser(ref))
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
@@ -103,14 +102,48 @@ def _stamp(ref: Any) -> Any:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
+def _is_text(ref: Any) -> bool:
+    return isinstance(ref, (str, os.PathLike))
+
+
+class _Shelf:
+    """What a run keeps between its steps: with the unfinished work on disk, or in memory where there is no place."""
+
+    def __init__(self, store: TileStore | None) -> None:
+        self._store = store
+        self._memory: dict[str, Arrays] = {}
+
+    def _path(self, name: str) -> Path | None:
+        return None if self._store is None else self._store.folder / f"{name}.safetensors"
+
+    def save(self, name: str, arrays: Arrays) -> None:
+        if self._store is not None:
+            self._store.save(name, arrays)
+        path = self._path(name)
+        if path is None or not path.exists():
+            self._memory[name] = arrays
+
+    def load(self, name: str) -> Arrays | None:
+        if name in self._memory:
+            return dict(self._memory[name])
+        return None if self._store is None else self._store.load(name)
+
+    def drop(self, name: str) -> None:
+        self._memory.pop(name, None)
+        path = self._path(name)
+        if path is not None:
+            with suppress(OSError):
+                path.unlink()
+
+
 class _Tracker:
     """One run over a series."""
 
     def __init__(
-        self, checkpoints: list[Checkpoint], store: TileStore, fold: bool, k: int, run: bool, keep: bool,
+        self, checkpoints: list[Checkpoint], shelf: _Shelf, fold: bool, k: int, run: bool, keep: bool,
         allow_duplicates: bool, memory: str | int | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.checkpoints, self.store = checkpoints, store
+        self.checkpoints, self.shelf = checkpoints, shelf
         self.fold, self.k, self.run, self.keep = fold, k, run, keep
         self.allow_duplicates, self.memory, self.say = allow_duplicates, memory, say
         self.final = len(checkpoints) - 1
@@ -124,17 +157,17 @@ class _Tracker:
         order = [self.final, *range(self.final)]
         for count, place in enumerate(order):
             kept = self._kept(place)
-            if kept is None:
-                kept = self._measured(place, count)
-            elif not done and self._kept(order[1]) is not None:
+            if count == 1 and kept is not None:
                 finished = sum(self._kept(i) is not None for i in order)
                 self.say(f"going on with an unfinished series: {finished} of {len(order)} steps are done")
+            if kept is None:
+                kept = self._measured(place, count)
             self._learn(place, *kept)
             done[place] = kept
             if 0 < place < self.final:
-                shutil.rmtree(self._bases(place - 1), ignore_errors=True)
+                self._drop_bases(place - 1)
             progress(count + 1, len(order))
-        previous = dict(self._compare(self._bases(self.final - 1), self._bases(self.final)))
+        previous = dict(self._compare(self.final - 1, self.final))
         done[self.final][1].update({f"from_previous/{role}": values for role, values in previous.items()})
         return self._assembled([done[place] for place in range(len(order))])
 
@@ -142,18 +175,10 @@ class _Tracker:
 
     def _kept(self, place: int) -> tuple[dict[str, Any], Arrays] | None:
         """What an earlier run found at a step, if it is whole."""
-        arrays = self.store.load(f"step-{place}")
-        if arrays is None or "info" not in arrays or not self._needed_bases(place):
+        arrays = self.shelf.load(f"step-{place}")
+        if arrays is None or "info" not in arrays:
             return None
         return json.loads(arrays.pop("info").tobytes()), arrays
-
-    def _needed_bases(self, place: int) -> bool:
-        """Whether the bases that later steps are compared with are still there."""
-        later = place in (self.final, self.final - 1) or self.store.load(f"step-{place + 1}") is None
-        return not later or (self._bases(place) / "whole").exists()
-
-    def _bases(self, place: int) -> Path:
-        return self.store.folder / f"bases-{place}"
 
     def _learn(self, place: int, info: dict[str, Any], arrays: Arrays) -> None:
         """Take over what the following steps need to know of one."""
@@ -186,14 +211,23 @@ class _Tracker:
             kept = f" ({done} of {len(self.checkpoints)} steps are kept, the same command goes on after them)"
             raise HeadspanError(f"{where}{error}{kept if done else ''}") from error
         text = np.frombuffer(json.dumps(info).encode(), dtype=np.uint8)
-        self.store.save(f"step-{place}", {**arrays, "info": text})
+        self.shelf.save(f"step-{place}", {**arrays, "info": text})
         return info, arrays
 
     def _downloads(self, place: int) -> Any:
-        checkpoint = self.checkpoints[place]
+        """Gives back the disk that a step took, even if it is not this run that began it."""
+        checkpoint, name = self.checkpoints[place], f"downloads-{place}"
         if self.keep or checkpoint.hub is None or checkpoint.commit is None:
             return nullcontext()
-        return Downloads(checkpoint.hub, checkpoint.commit, self.store.folder / f"downloads-{place}.json")
+        known = self.shelf.load(name)
+        before = None if known is None else json.loads(known["before"].tobytes())
+        downloads = Downloads(checkpoint.hub, checkpoint.commit, before)
+        text = json.dumps(sorted(downloads.before)).encode()
+        self.shelf.save(name, {"before": np.frombuffer(text, dtype=np.uint8)})
+        stack = ExitStack()
+        stack.callback(self.shelf.drop, name)
+        stack.enter_context(downloads)
+        return stack
 
     @contextmanager
     def _opened(self, checkpoint: Checkpoint) -> Iterator[AttentionWeights]:
@@ -225,36 +259,48 @@ class _Tracker:
                 )
 
     def _drifts(self, place: int, weights: AttentionWeights) -> tuple[Arrays, str]:
-        """Drift from the step before and from the last, and the hash of the weights; bases are left on disk."""
+        """Drift from the step before and from the last, and the hash of the weights; the bases stay on the shelf."""
+        content = self._save_bases(place, weights)
+        arrays: Arrays = {}
+        others = {"from_last": self.final} | ({"from_previous": place - 1} if 0 < place < self.final else {})
+        for name, other in others.items():  # the step before the last one is not known yet
+            arrays |= {f"{name}/{role}": values for role, values in self._compare(other, place, weights.layers)}
+        return arrays, content
+
+    def _save_bases(self, place: int, weights: AttentionWeights) -> str:
+        """Bases of all heads to the shelf; the hash of the weights they were made of."""
         digest = hashlib.sha256()
-        folder = self._bases(place)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         for layer in weights.layers:
             for role in ROLES:
                 read = weights.read(role, layer)
                 digest.update(np.ascontiguousarray(read).view(np.uint8).data)
                 bases, _ = orthonormal_bases(read, weights.storage_dtype(role, layer))
-                np.save(folder / f"{role}{layer}.npy", bases.astype(np.float32), allow_pickle=False)
-        (folder / "whole").touch()
-        arrays: Arrays = {}
-        for name, other in (("from_previous", place - 1), ("from_last", self.final)):
-            if other < 0 or (name == "from_previous" and place == self.final):
-                continue  # the step before the last one is not known yet
-            found = self._compare(self._bases(other), folder, weights.layers)
-            arrays |= {f"{name}/{role}": values for role, values in found}
-        return arrays, digest.hexdigest()
+                self.shelf.save(_bases_name(place, role, layer), {"bases": bases.astype(np.float32)})
+        return digest.hexdigest()
+
+    def _load_bases(self, place: int, role: Role, layer: int) -> np.ndarray:
+        name = _bases_name(place, role, layer)
+        found = self.shelf.load(name)
+        if found is None:  # the shelf was damaged: make them again
+            with self._downloads(place), self._opened(self.checkpoints[place]) as weights:
+                self._save_bases(place, weights)
+            found = self.shelf.load(name)
+            assert found is not None  # the shelf takes what disks do not
+        return found["bases"].astype(np.float64)
+
+    def _drop_bases(self, place: int) -> None:
+        for layer in self.shape["layers"]:
+            for role in ROLES:
+                self.shelf.drop(_bases_name(place, role, layer))
 
     def _compare(
-        self, first: Path, second: Path, layers: Sequence[int] | None = None
+        self, first: int, second: int, layers: Sequence[int] | None = None
     ) -> Iterator[tuple[Role, np.ndarray]]:
         """Drift of every head between the bases of two steps, role by role."""
         for role in ROLES:
             parts = []
             for layer in layers if layers is not None else self.shape["layers"]:
-                a, b = (
-                    np.load(f / f"{role}{layer}.npy", allow_pickle=False).astype(np.float64) for f in (first, second)
-                )
+                a, b = (self._load_bases(place, role, layer) for place in (first, second))
                 ranks = [np.any(bases, axis=1).sum(axis=1) for bases in (a, b)]
                 parts.append(span_drift(a, ranks[0], b, ranks[1])[0])
             yield role, np.concatenate(parts).astype(np.float32)
@@ -341,6 +387,10 @@ class _Tracker:
     def _stacked_head_scores(parts: list[tuple[dict[str, Any], Arrays]]) -> dict[str, np.ndarray]:
         kinds = [name.partition("/")[2] for name in parts[0][1] if name.startswith("head/")]
         return {kind: np.stack([arrays[f"head/{kind}"] for _, arrays in parts]) for kind in kinds}
+
+
+def _bases_name(place: int, role: Role, layer: int) -> str:
+    return f"bases_{str(role).lower()}{layer}-{place}"
 
 
 def _shape(weights: AttentionWeights) -> dict[str, Any]:

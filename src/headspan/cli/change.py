@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Json, note, print_table, progress
+from headspan.cli.common import Csv, Force, Json, note, print_table, progress
 
 if TYPE_CHECKING:
     from headspan.analysis.drift import Diff
+    from headspan.analysis.series import Series
 
+_KINDS = {".safetensors": "result"}
 _FORMATS = {
     "drift": ".3g", "floor": ".2g", "angle": ".2f", "before": ".3f", "after": ".3f", "change": "+.3f",
 }  # fmt: skip
@@ -33,6 +35,7 @@ def diff(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything there (.safetensors).")] = None,
     table: Annotated[str, typer.Option(help="Which listing: drift, edge, hub or all.")] = "all",
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    force: Force = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -47,13 +50,13 @@ def diff(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
+    outputs = _outputs([out] if out is not None else [], [base, other], force)
     with progress("comparing") as update:
         change = run(base, other, fold=fold, k=k, memory=memory, progress=update)
     for sentence in change.notes:
         note(sentence)
-    if out is not None:
-        change.save(out)
-        note(f"{out}: {change!r}")
+    for path, kind in outputs:
+        _write(change, path, kind, force)
     if as_json or as_csv:
         print_table(change.records(table), as_json=as_json, as_csv=as_csv)
     else:
@@ -105,6 +108,7 @@ def track(
         str, typer.Option(help="Which listing: trajectory, edge, drift, hub, head or all.")
     ] = "trajectory",
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    force: Force = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -121,28 +125,47 @@ def track(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
-    paths = out or []
+    outputs = _outputs(out or [], references, force)
     if len(references) == 1 and is_result(references[0]):
         series = Series.load(references[0])
     else:
-        home = next((path for path in paths if path.suffix == ".safetensors"), None)
+        home = next((path for path, kind in outputs if kind == "result"), None)
         if home is None:
             raise HeadspanError("a series is kept in a file: add --out run.safetensors")
         with progress("tracking") as update:
             series = follow(
                 references, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
-                allow_duplicates=allow_duplicates, memory=memory, progress=update, say=note,
+                allow_duplicates=allow_duplicates, memory=memory, force=force, progress=update, say=note,
             )  # fmt: skip
     for sentence in series.notes:
         note(sentence)
-    for path in paths:
-        note(f"{path}: {series!r}")
+    for path, kind in outputs:
+        _write(series, path, kind, force)
     formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
     rows = series.records(table)
     if not (as_json or as_csv):
         rows = [{key: value for key, value in row.items() if key != "table"} for row in rows]
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
     print_table(rows, title=f"{series!r}", formats=formats, as_json=as_json, as_csv=as_csv)
+
+
+def _outputs(paths: list[Path], inputs: list[str], force: bool) -> list[tuple[Path, str]]:
+    """What is to be written where, refused before any work if it cannot or must not be."""
+    from headspan.errors import HeadspanError
+    from headspan.system.outputs import check_outputs
+
+    wrong = next((path for path in paths if path.suffix.lower() not in _KINDS), None)
+    if wrong is not None:
+        raise HeadspanError(f"cannot write {wrong}: its name must end in {', '.join(_KINDS)}")
+    outputs = [(path, _KINDS[path.suffix.lower()]) for path in paths]
+    check_outputs(outputs, inputs=inputs, force=force)
+    return outputs
+
+
+def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
+    """One of the forms that a comparison or a series can be kept in."""
+    change.save(path, force=force)
+    note(f"{path}: {change!r}")
 
 
 def _numbers(text: str | None) -> list[int] | None:

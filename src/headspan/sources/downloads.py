@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,24 +14,18 @@ from headspan.sources.revisions import cache_folder
 class Downloads:
     """Removes, at the end of a ``with`` block, the files of one commit that came into the hub's cache during it.
 
-    marker: a file that remembers what was there before, so that a run that was killed can still tell.
+    before: what was there before; given where a run that was killed began it.
     A file is removed only if it was linked into this commit's snapshot meanwhile, and its content only if it came
     meanwhile too and no other snapshot uses it.
     """
 
-    def __init__(self, hub: HubReference, commit: str, marker: Path) -> None:
+    def __init__(self, hub: HubReference, commit: str, before: Iterable[str] | None = None) -> None:
         self._folder = cache_folder(hub.repo)
         self._snapshot = self._folder / "snapshots" / commit
         self._ref = self._folder / "refs" / (hub.revision or "main")
-        self._marker = marker
-        self._before: set[str] = set()
+        self.before = {str(path) for path in self._entries()} if before is None else set(before)
 
     def __enter__(self) -> Downloads:
-        try:
-            self._before = set(json.loads(self._marker.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            self._before = {str(path) for path in self._entries()}
-            self._marker.write_text(json.dumps(sorted(self._before)), encoding="utf-8")
         return self
 
     def _entries(self) -> list[Path]:
@@ -43,7 +37,7 @@ class Downloads:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(OSError):
-            new = [path for path in self._entries() if str(path) not in self._before]
+            new = [path for path in self._entries() if str(path) not in self.before]
             blobs = self._folder / "blobs"
             mine = [path for path in new if path.is_relative_to(self._snapshot)]
             contents = {path.resolve() for path in mine if path.is_symlink()}
@@ -52,11 +46,10 @@ class Downloads:
                 path.unlink(missing_ok=True)
             used = {path.resolve() for path in (self._folder / "snapshots").rglob("*") if path.is_symlink()}
             for content in contents - used:
-                if str(blobs / content.name) not in self._before and content.parent == blobs.resolve():
+                if str(blobs / content.name) not in self.before and content.parent == blobs.resolve():
                     content.unlink(missing_ok=True)
             for folder in sorted((p for p in self._snapshot.rglob("*") if p.is_dir()), reverse=True):
                 with suppress(OSError):  # not empty
                     folder.rmdir()
             with suppress(OSError):
                 self._snapshot.rmdir()
-        self._marker.unlink(missing_ok=True)
