@@ -390,7 +390,7 @@ def test_baseline_command(tmp_path: Path) -> None:
         app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
     )
     lines = listed.stdout.splitlines()
-    assert lines[0] == "rank,source,target,score,z,p,q"
+    assert lines[0] == "pairing,rank,source,target,score,z,p,q"
     assert len(lines) == 1 + len(scores["pk", "OK"].pairs()[2])
     shown = CliRunner().invoke(app, ["baseline", str(path)])
-    assert "reversed_significant" in shown.stdout
+    assert "reversed significant" in shown.stdout

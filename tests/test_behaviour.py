@@ -288,11 +288,11 @@ def test_command_prints_json_and_writes_files(gpt2_folder: Path, tmp_path: Path)
         "--out", str(out), "--labels-out", str(labels), "--best", "2",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    printed = json.loads(done.stdout)
-    file = json.loads(out.read_text())
-    assert file.pop("_model")["fingerprint"] == headspan.open(gpt2_folder).fingerprint()
-    assert printed == file
-    assert printed == head_scores(gpt2_folder, sequences=2, length=8).to_dict()
+    measured = head_scores(gpt2_folder, sequences=2, length=8)
+    assert json.loads(done.stdout) == measured.rows()
+    printed = json.loads(out.read_text())
+    assert printed.pop("_model")["fingerprint"] == headspan.open(gpt2_folder).fingerprint()
+    assert printed == measured.to_dict()
     written = Labels.load(labels)
     assert written.names == KINDS
     best = sorted(printed["induction"], key=lambda head: -printed["induction"][head])[:2]
@@ -327,7 +327,7 @@ def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: 
 def test_command_measures_a_text_file(gpt2_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("w3 w4 w3 w4")
     done = run(str(gpt2_folder), "--text", str(tmp_path / "text.txt"), "--prompt", "w7 w8", "--json")
-    expected = head_scores(gpt2_folder, texts=["w3 w4 w3 w4", "w7 w8"]).to_dict()
+    expected = head_scores(gpt2_folder, texts=["w3 w4 w3 w4", "w7 w8"]).rows()
     assert json.loads(done.stdout) == expected
 
 

@@ -322,15 +322,18 @@ def test_evaluate_command(tmp_path: Path) -> None:
     arguments = ["evaluate", str(path), "--labels", str(labels), "--bootstrap", "20"]
     run = CliRunner().invoke(app, [*arguments, "--json"])
     assert run.exit_code == 0, run.output
-    found = json.loads(run.stdout)
+    keys = ("task", "metric", "measure", "pairing", "class")
+    found = {tuple(row[key] for key in keys): row for row in json.loads(run.stdout)}
     expected = classification(scores, LABELS, "cs", classes=["a", "b"])
-    assert found["classification_by_pairing"]["roc_auc"]["VV"]["cs"]["b"] == expected.roc_auc["VV"]["b"].value
-    assert found["classification_by_class"]["pr_auc"]["cs"]["a"] == expected.by_class["pr_auc"]["a"].value
-    assert found["classification_summary"]["cs"]["roc_auc"] == expected.summary["roc_auc"].value
-    assert found["detection_pr_auc"]["pk"]["OK"] == detection(scores, LABELS)["OK"].value
-    assert found["pk_vs_cs_spearman"]["all"]["OV"] == pytest.approx(metric_agreement(scores, "OV")[0])
-    low, high = found["intervals"]["detection_pr_auc"]["pk"]["OK"]
-    assert low <= high
+    roc, pr = (("classification", "cs", f"{kind}_auc") for kind in ("roc", "pr"))
+    assert found[(*roc, "VV", "b")]["value"] == expected.roc_auc["VV"]["b"].value
+    assert found[(*pr, "average", "a")]["value"] == expected.by_class["pr_auc"]["a"].value
+    assert found[(*roc, "average", "average")]["value"] == expected.summary["roc_auc"].value
+    detected = found["detection", "pk", "pr_auc", "OK", None]
+    assert detected["value"] == detection(scores, LABELS)["OK"].value
+    assert detected["low"] <= detected["high"]
+    agreement = found["agreement", "pk,cs", "spearman", "OV", "all"]
+    assert agreement["value"] == pytest.approx(metric_agreement(scores, "OV")[0])
     lines = CliRunner().invoke(app, [*arguments, "--csv", "--metrics", "pk"]).stdout.splitlines()
     assert lines[0] == "task,metric,measure,pairing,class,value,low,high,chance"
     assert len(lines) == 1 + 2 * 4 + 2 * 5 * 3

@@ -133,9 +133,9 @@ def test_hubs_command(tmp_path: Path) -> None:
     scores.save(path)
     run = CliRunner().invoke(app, ["hubs", str(path), "--json"])
     assert run.exit_code == 0, run.output
-    lists = json.loads(run.stdout)
-    assert set(lists) == {"inlet_top10", "outlet_top10"}
-    assert lists["outlet_top10"]["OV"] == [[str(h), pytest.approx(s)] for _, h, s in hubs(scores, "OV").outlet.top(10)]
+    outlets = [row for row in json.loads(run.stdout) if (row["kind"], row["pairing"]) == ("outlet", "OV")]
+    expected = [(str(h), pytest.approx(s)) for _, h, s in hubs(scores, "OV").outlet.top(10)]
+    assert [(row["head"], row["score"]) for row in outlets] == expected
     run = CliRunner().invoke(
         app, ["hubs", str(path), "--pairings", "OK", "--corrected", "--top", "3", "--labels", "gpt2", "--csv"]
     )

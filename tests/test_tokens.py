@@ -358,19 +358,19 @@ def test_command_line(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    expected = [token._asdict() for token in head_tokens(weights, "L1H2", "O", 4)]
+    expected = [{"head": "L1H2", "role": "O", **row} for row in head_tokens(weights, "L1H2", "O", 4).rows()]
     assert json.loads(run("L1H2", "--role", "O", "--top", "4", "--json")) == expected
     assert json.loads(run("L1H2.O", "--top", "4", "--json")) == expected
     everything = json.loads(run("--all", "--top", "3", "--json"))
-    assert len(everything) == 2 * (4 + 2 + 2 + 4)
-    assert everything[-1]["head"] == "L1H3"
-    assert everything[-1]["role"] == "O"
-    assert everything[-1]["tokens"] == [t._asdict() for t in all_tokens(weights, [Role.O], 3)[-1].tokens]
+    assert len(everything) == 2 * (4 + 2 + 2 + 4) * 3
+    assert [row["head"] for row in everything[-3:]] == ["L1H3"] * 3
+    last = [{name: row[name] for name in ("id", "token", "score")} for row in everything[-3:]]
+    assert last == [t._asdict() for t in all_tokens(weights, [Role.O], 3)[-1].tokens]
     assert len(run("--all", "--role", "K", "--top", "3", "--csv").splitlines()) == 1 + 4 * 3
-    assert run("L1H2", "--csv").splitlines()[0] == "id,token,score"
+    assert run("L1H2", "--csv").splitlines()[0] == "head,role,rank,id,token,score"
     norms = json.loads(run("--norms", "--json"))
-    assert norms["cosines"]["e_with_beta_final"] is None
-    assert set(norms["spearman"]["identity"]) == {"Q", "K", "V", "O", "all"}
+    assert [row["mean"] for row in norms if row["quantity"] == "cosine_e_with_beta_final"] == [None]
+    assert [row["role"] for row in norms if row["preprocess"] == "identity"] == ["Q", "K", "V", "O", "all"]
     for wrong in ([], ["L1H2", "--all"], ["L1H2.O", "--role", "K"], ["L1H2", "--preprocess", "none"]):
         with pytest.raises(HeadspanError):
             CliRunner().invoke(app, ["tokens", str(tmp_path), *wrong], catch_exceptions=False)

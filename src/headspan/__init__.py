@@ -15,60 +15,80 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it. Resolved on first use, so that `import headspan` stays instant.
 _EXPORTS = {
+    # the vocabulary
     "HeadspanError": "errors",
     "Head": "heads",
     "HeadRole": "heads",
     "Pairing": "heads",
     "Role": "heads",
-    "AttentionWeights": "models.weights",
+    "Scores": "scores",
+    "Labels": "analysis.labels",
+    # models and results
     "open": "models.weights",
     "fold": "models.folding",
-    "score": "scoring.run",
-    "scores_of": "scoring.run",
-    "Scores": "scores",
-    "load": "scores",
-    "compare": "analysis.comparison",
     "adapt": "models.adapters",
+    "info": "analysis.info",
+    "score": "scoring.run",
+    "load": "scores",
+    # what the numbers mean: one verb per command
+    "top": "analysis.neighbours",
+    "around": "analysis.neighbours",
+    "compare": "analysis.comparison",
     "diff": "analysis.drift",
     "track": "analysis.tracking",
     "Series": "analysis.series",
-    "significance": "analysis.baseline",
-    "kl_divergence": "analysis.baseline",
     "hubs": "analysis.hubs",
-    "Labels": "analysis.labels",
+    "baseline": "analysis.baseline",
+    "significance": "analysis.baseline",
     "evaluate": "analysis.evaluation",
-    "head_tokens": "analysis.tokens",
-    "compare_pair": "analysis.pair",
-    "head_scores": "analysis.behaviour",
+    "tokens": "analysis.tokens",
+    "pair": "analysis.pair",
+    "behaviour": "analysis.behaviour",
     "effects": "analysis.effects",
     "Effects": "analysis.effects",
     "wiring": "analysis.wiring",
     "report": "explorer",
     "reproduce": "analysis.reproduction",
-    "all_tokens": "analysis.tokens",
-    "norm_correlations": "analysis.tokens",
-    "unembedding_cosines": "analysis.tokens",
-    "PairReader": "analysis.pair",
-    "attention_patterns": "analysis.behaviour",
-    "BehaviourScores": "analysis.behaviour",
-    "summarise": "analysis.baseline",
-    "detection": "analysis.evaluation",
-    "classification": "analysis.evaluation",
+    # any two matrices
+    "subspace": "scoring.public",
+    "principal_angles": "scoring.public",
+    "projection_kernel": "scoring.public",
+}
+
+# Names of version 0.1 -> where they are now. They go with the next version.
+_RENAMED = {
+    "head_tokens": ("analysis.tokens", "tokens"),
+    "compare_pair": ("analysis.pair", "pair"),
+    "head_scores": ("analysis.behaviour", "behaviour"),
+    "summarise": ("analysis.baseline", "baseline"),
+    "scores_of": ("scoring.run", "scores_of"),
+    "AttentionWeights": ("models.weights", "AttentionWeights"),
+    "kl_divergence": ("analysis.baseline", "kl_divergence"),
+    "all_tokens": ("analysis.tokens", "all_tokens"),
+    "norm_correlations": ("analysis.tokens", "norm_correlations"),
+    "unembedding_cosines": ("analysis.tokens", "unembedding_cosines"),
+    "PairReader": ("analysis.pair", "PairReader"),
+    "attention_patterns": ("analysis.behaviour", "attention_patterns"),
+    "BehaviourScores": ("analysis.behaviour", "BehaviourScores"),
+    "detection": ("analysis.evaluation", "detection"),
+    "classification": ("analysis.evaluation", "classification"),
 }
 
 if TYPE_CHECKING:
-    from headspan.analysis.baseline import kl_divergence, significance, summarise
-    from headspan.analysis.behaviour import BehaviourScores, attention_patterns, head_scores
+    from headspan.analysis.baseline import baseline, significance
+    from headspan.analysis.behaviour import behaviour
     from headspan.analysis.comparison import compare
     from headspan.analysis.drift import diff
     from headspan.analysis.effects import Effects, effects
-    from headspan.analysis.evaluation import classification, detection, evaluate
+    from headspan.analysis.evaluation import evaluate
     from headspan.analysis.hubs import hubs
+    from headspan.analysis.info import info
     from headspan.analysis.labels import Labels
-    from headspan.analysis.pair import PairReader, compare_pair
+    from headspan.analysis.neighbours import around, top
+    from headspan.analysis.pair import pair
     from headspan.analysis.reproduction import reproduce
     from headspan.analysis.series import Series
-    from headspan.analysis.tokens import all_tokens, head_tokens, norm_correlations, unembedding_cosines
+    from headspan.analysis.tokens import tokens
     from headspan.analysis.tracking import track
     from headspan.analysis.wiring import wiring
     from headspan.errors import HeadspanError
@@ -76,49 +96,45 @@ if TYPE_CHECKING:
     from headspan.heads import Head, HeadRole, Pairing, Role
     from headspan.models.adapters import adapt
     from headspan.models.folding import fold
-    from headspan.models.weights import AttentionWeights, open
+    from headspan.models.weights import open
     from headspan.scores import Scores, load
-    from headspan.scoring.run import score, scores_of
+    from headspan.scoring.public import principal_angles, projection_kernel, subspace
+    from headspan.scoring.run import score
 
 __all__ = [
-    "AttentionWeights",
-    "BehaviourScores",
     "Effects",
     "Head",
     "HeadRole",
     "HeadspanError",
     "Labels",
-    "PairReader",
     "Pairing",
     "Role",
     "Scores",
     "Series",
     "adapt",
-    "all_tokens",
-    "attention_patterns",
-    "classification",
+    "around",
+    "baseline",
+    "behaviour",
     "compare",
-    "compare_pair",
-    "detection",
     "diff",
     "effects",
     "evaluate",
     "fold",
-    "head_scores",
-    "head_tokens",
     "hubs",
-    "kl_divergence",
+    "info",
     "load",
-    "norm_correlations",
     "open",
+    "pair",
+    "principal_angles",
+    "projection_kernel",
     "report",
     "reproduce",
     "score",
-    "scores_of",
     "significance",
-    "summarise",
+    "subspace",
+    "tokens",
+    "top",
     "track",
-    "unembedding_cosines",
     "wiring",
 ]
 
@@ -126,6 +142,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         return getattr(import_module(f"headspan.{_EXPORTS[name]}"), name)
+    if name in _RENAMED:
+        from headspan.system.renamed import warn_renamed
+
+        module, new = _RENAMED[name]
+        place = f"headspan.{new}" if new in _EXPORTS else f"headspan.{module}.{new}"
+        warn_renamed(f"headspan.{name}", place)
+        return getattr(import_module(f"headspan.{module}"), new)
     raise AttributeError(f"module 'headspan' has no attribute {name!r}")
 
 

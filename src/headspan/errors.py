@@ -39,6 +39,10 @@ class HeadspanError(Exception):
         super().__init__(visible(sentence))
 
 
+class WrongArgument(HeadspanError, TypeError):
+    """A value of the wrong kind; also a TypeError, as Python code expects."""
+
+
 def missing_extra(package: str, extra: str, what: str) -> HeadspanError:
     """The error for an optional dependency that is not installed.
 

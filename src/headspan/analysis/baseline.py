@@ -15,15 +15,18 @@ Two nulls, for two questions:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headspan.analysis.given import ScoresLike, given_scores
 from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, Pairing, pair_mask
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.progress import Update
+from headspan.system.tabular import Tabular
 
 Null = Literal["random", "reversed"]
 Approximation = Literal["tight", "loose"]
@@ -159,8 +162,8 @@ def sample_pk(n: int, d: int, m: int, m2: int | None = None, seed: int | np.rand
     return np.concatenate(draws) if draws else np.empty(0)
 
 
-@dataclass(frozen=True)
-class Significance:
+@dataclass(frozen=True, repr=False)
+class Significance(Tabular):
     """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
 
     z: distance from the null mean in null standard deviations.
@@ -177,6 +180,26 @@ class Significance:
     q: np.ndarray
     tail: Tail | None = None
     note: str = ""
+
+    def rows(self, k: int | None = None) -> list[dict[str, Any]]:
+        """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k."""
+        matrix = self.matrix
+        rows, columns, values = matrix.pairs()
+        order = np.argsort(-values, kind="stable")[:k]
+        return [
+            {
+                "pairing": str(matrix.pairing),
+                "rank": rank,
+                "source": str(matrix.sources[i]),
+                "target": str(matrix.targets[j]),
+                "score": float(matrix.values[i, j]),
+                **{name: float(getattr(self, name)[i, j]) for name in ("z", "p", "q")},
+            }
+            for rank, (i, j) in enumerate(zip(rows[order], columns[order], strict=True), start=1)
+        ]
+
+    def _headline(self) -> str:
+        return f"{self.matrix.metric} {self.matrix.pairing} against the {self.null} null"
 
     def count(self, q: float = DISCOVERY_RATE) -> int:
         """How many pairs are significant at a false-discovery rate of q."""
@@ -205,7 +228,7 @@ def _pairs(count: int) -> str:
 
 
 def significance(
-    scores: Scores,
+    scores: ScoresLike,
     pairing: str | Pairing,
     *,
     null: Null = "random",
@@ -217,6 +240,9 @@ def significance(
     ``random`` is for ``pk`` only, over the paper's pair set. ``reversed`` takes any similarity and needs the
     scores of the reversed pairing (KO for OK) too; the four same-type pairings have no reverse.
     """
+    if not isinstance(scores, Scores):
+        one = Pairing.parse(pairing)
+        scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
     matrix = scores[metric, pairing]
     if null == "reversed":
         return _against_reversed(matrix, scores)
@@ -417,3 +443,30 @@ def _summary(scores: Scores, pairing: Pairing, q: float, kl: bool) -> PairingSum
         significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
         divergence(scores, pairing).shown if kl else float("nan"),
     )
+
+
+class Baseline(Tabular, list[PairingSummary]):
+    """One line per pairing against chance."""
+
+    with_kl = False
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per pairing; without ``kl`` where it was not asked for."""
+        records = [line._asdict() | {"pairing": str(line.pairing)} for line in self]
+        return records if self.with_kl else [{n: v for n, v in record.items() if n != "kl"} for record in records]
+
+    def _headline(self) -> str:
+        return f"pk of forward pairs against chance, {len(self)} pairings"
+
+
+def baseline(
+    scores: ScoresLike, q: float = DISCOVERY_RATE, kl: bool = False, progress: Update | None = None
+) -> Baseline:
+    """How far are Projection Kernels from chance? One line per pairing, as `summarise` makes them.
+
+    >>> str(baseline("demo")[0].pairing)
+    'QQ'
+    """
+    found = Baseline(summarise(given_scores(scores, ["pk"], "all", progress), q, kl))
+    found.with_kl = kl
+    return found

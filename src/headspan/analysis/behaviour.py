@@ -18,10 +18,12 @@ occurrence counts only when it lies before the current position).
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +34,11 @@ from headspan.errors import HeadspanError
 from headspan.heads import Head
 from headspan.models.identity import same_model
 from headspan.models.running import RunningModel, head_names, running
-from headspan.system.outputs import MADE_BY, writing
+from headspan.models.weights import AttentionWeights
+from headspan.system.outputs import MADE_BY, remember_input, writing
+from headspan.system.progress import progress_bar
+from headspan.system.renamed import renamed
+from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +57,8 @@ ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
 Progress = Callable[[int, int], None]
 
 
-@dataclass
-class BehaviourScores(Mapping[str, dict[str, float]]):
+@dataclass(repr=False, eq=False)
+class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     """Scores of every query head by kind: ``scores["induction"]["L5H1"]``; NaN where nothing could be measured.
 
     >>> scores = BehaviourScores((Head(0, 0), Head(0, 1)), {kind: np.array([0.25, 0.5]) for kind in KINDS})
@@ -74,6 +80,16 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
 
     def __len__(self) -> int:
         return len(self.arrays)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per head: head, and its score of every kind."""
+        return [
+            {"head": str(head), **{kind: float(self.arrays[kind][i]) for kind in self}}
+            for i, head in enumerate(self.heads)
+        ]
+
+    def _headline(self) -> str:
+        return f"head scores of {len(self.heads)} heads: {', '.join(self)}"
 
     def _of(self, kind: str) -> np.ndarray:
         if kind not in self.arrays:
@@ -108,6 +124,18 @@ class BehaviourScores(Mapping[str, dict[str, float]]):
         return {kind: {h: None if math.isnan(v) else v for h, v in self[kind].items()} for kind in self}
 
     @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BehaviourScores:
+        """Head scores from a JSON file, as ``headspan behaviour --out`` writes it."""
+        remember_input(path)
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise HeadspanError(
+                f"{path} cannot be read as head scores in JSON ({error}): make it with headspan behaviour --out"
+            ) from None
+        return cls.from_dict(content)
+
+    @classmethod
     def from_dict(cls, content: Mapping[str, Mapping[str, float | None]]) -> BehaviourScores:
         """The inverse of `to_dict` (for behaviour.json and the annotations of a result) and of `to_file_dict`."""
         model = content.get(_MODEL) if isinstance(content, Mapping) else None
@@ -139,7 +167,7 @@ def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = 
         csv.writer(file, lineterminator="\n").writerows([("head", "label"), *rows])
 
 
-def head_scores(
+def behaviour(
     ref: Any,
     *,
     sequences: int = 128,
@@ -157,7 +185,7 @@ def head_scores(
 
     Parameters
     ----------
-    ref : model reference, live transformers model, or a `RunningModel`.
+    ref : model reference, opened weights, live transformers model, or a `RunningModel`.
     sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
         0…``vocab_limit`` and each sequence is said twice. A smaller vocabulary is used whole, without its special
         tokens, and a note says so.
@@ -166,9 +194,9 @@ def head_scores(
     special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
     bos : put the beginning-of-sequence token in front: ``"auto"`` where the tokenizer does so, ``"yes"`` or ``"no"``.
     device : where to run a model that is loaded here.
-    progress : called with (sequences done, sequences in all).
+    progress : called with (sequences done, sequences in all); by default a bar where somebody is looking.
     """
-    with running(ref, device=device) as model:
+    with progress_bar("running the model", progress) as update, running(_runnable(ref), device=device) as model:
         notes = list(model.notes)
         start = model.start_token(bos)
         if texts is not None:
@@ -180,11 +208,23 @@ def head_scores(
             protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
         if start is not None:
             protocol["bos"] = start
-        heads, values = _measure(model, samples, batch, progress)
+        heads, values = _measure(model, samples, batch, update)
     for kind in KINDS:
         if np.isnan(values[kind]).all():
             notes.append(f"the text has no token that comes again, so {kind} could not be measured")
     return BehaviourScores(heads, values, protocol, notes, model.identity)
+
+
+def _runnable(ref: Any) -> Any:
+    """What can be run of a reference: opened weights are run by the reference they came from."""
+    if not isinstance(ref, AttentionWeights):
+        return ref
+    if ref.folding != "none" or not ref.reopenable:
+        raise HeadspanError(
+            f"{ref.reference} cannot be run as it is opened here (arrays, or folded weights): give the model itself, "
+            "its directory, file or hub id"
+        )
+    return ref.reference
 
 
 def _measure(
@@ -261,3 +301,6 @@ def attention_patterns(
     if unknown:
         raise HeadspanError(f"no such heads: {', '.join(unknown)}; this model has {present[0]} to {present[-1]}")
     return AttentionPatterns(tokens, {h: attentions[h.layer][0, h.index].float().cpu().numpy() for h in wanted})
+
+
+__getattr__ = renamed(__name__, {"head_scores": "behaviour"})

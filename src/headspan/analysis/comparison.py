@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.given import ScoresLike, given_scores, given_weights
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Pairing
+from headspan.heads import FLOW_PAIRINGS, Pairing, parse_pairings
 from headspan.models.weights import AttentionWeights
-from headspan.scores import ScoreMatrix, Scores
+from headspan.scores import ScoreMatrix, Scores, is_result
+from headspan.scoring.metrics import parse_metrics
+from headspan.system.progress import Update
+from headspan.system.tabular import Tabular
 
 
 class PairingComparison(NamedTuple):
@@ -45,16 +50,52 @@ def shape_text(of: Scores | AttentionWeights) -> str:
     return f"{heads}, d_model {of.d_model}"
 
 
+class Comparison(Tabular, list[PairingComparison]):
+    """One line per similarity and pairing of two results."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [line._asdict() | {"pairing": str(line.pairing)} for line in self]
+
+    def _headline(self) -> str:
+        return f"two results compared in {len(self)} similarities and pairings"
+
+
 def compare(
-    first: Scores, second: Scores, k: int = 20, metrics: tuple[str, ...] | None = None
-) -> list[PairingComparison]:
-    """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing."""
-    check_same_shape(first, second)
-    keys = [key for key in first.arrays if key in second.arrays and (metrics is None or key[0] in metrics)]
+    first: ScoresLike,
+    second: ScoresLike,
+    k: int = 20,
+    metrics: str | Iterable[str] | None = None,
+    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    progress: Update | None = None,
+) -> Comparison:
+    """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
+
+    Results, or models to score on the spot; ``metrics`` and ``pairings`` choose among what both have.
+    """
+    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
+    chosen = None if pairings is None else parse_pairings(pairings)
+    first, second = _opened(first), _opened(second)
+    check_same_shape(first, second)  # before anything is scored
+    a, b = (given_scores(x, wanted or ("pk", "cs"), chosen or "all", progress) for x in (first, second))
+    keys = [
+        (metric, pairing)
+        for metric, pairing in a.arrays
+        if (metric, pairing) in b.arrays
+        and (wanted is None or metric in wanted)
+        and (chosen is None or pairing in chosen)
+    ]
     if not keys:
-        raise HeadspanError("the two results have no similarity and pairing in common")
-    keys.sort(key=lambda key: (first.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
-    return [_compare(first, second, metric, pairing, k) for metric, pairing in keys]
+        asked = "" if wanted is None and chosen is None else " that was asked for"
+        raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
+    keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
+    return Comparison(_compare(a, b, metric, pairing, k) for metric, pairing in keys)
+
+
+def _opened(reference: ScoresLike) -> Scores | AttentionWeights:
+    """A result, or the weights of a model that is yet to be scored."""
+    if isinstance(reference, Scores):
+        return reference
+    return Scores.load(reference) if is_result(reference) else given_weights(reference)
 
 
 def shared_edges(first: ScoreMatrix, second: ScoreMatrix, k: int = 20) -> int:

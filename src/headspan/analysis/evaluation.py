@@ -7,6 +7,7 @@ resampled: pairs that share a head are not independent, so resampling pairs woul
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headspan.analysis.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
+from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.analysis.labels import Labels
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
 from headspan.scores import Scores
+from headspan.scoring.metrics import parse_metrics
+from headspan.system.progress import Update
+from headspan.system.tabular import Tabular
 
 Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
@@ -226,8 +231,8 @@ def metric_agreement(
     return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Tabular):
     """Everything that one set of labels says about one result, by metric."""
 
     detection: dict[str, dict[str, Estimate]]
@@ -260,6 +265,9 @@ class Evaluation:
         }
         return found if results else {"detection_pr_auc": found["detection_pr_auc"]}
 
+    def _headline(self) -> str:
+        return f"detection and classification of labelled heads by {', '.join(self.detection)}"
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per estimate: task, metric, measure, pairing, class, value, low, high, chance."""
         names = ("task", "metric", "measure", "pairing", "class", *Estimate._fields)
@@ -277,30 +285,40 @@ class Evaluation:
                     for pairing, estimates in tables.items()
                     for name, estimate in estimates.items()
                 ]
+        for kind, rhos in self.spearman.items():
+            rows += [("agreement", "pk,cs", "spearman", p, kind, *Estimate(rho)) for p, rho in rhos.items()]
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def evaluate(
-    scores: Scores,
-    labels: Labels,
-    metrics: Sequence[str] | None = None,
+    scores: ScoresLike,
+    labels: Labels | str | os.PathLike[str],
+    metrics: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
     seed: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
+    progress: Update | None = None,
 ) -> Evaluation:
-    """Detection, classification and PK against CS for all similarities of a result.
+    """Detection, classification and PK against CS for all similarities of a result (pk and cs of a model).
 
     Classes with fewer than two heads have no pairs to classify: they are left out, and ``say`` is told.
     """
-    metrics = scores.metrics if metrics is None else metrics
-    checked = labels.for_model(scores.ports)
+    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
+    if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
+        labels = Labels.load(labels)  # a wrong name must not wait for the scores
+    scores = given_scores(scores, wanted or ("pk", "cs"), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress)
+    names = wanted or scores.metrics
+    checked = given_labels(labels, scores, say)
+    if checked is None:
+        raise HeadspanError("evaluation needs labels: give the name or the CSV file of some, for example gpt2-ioi")
+    labels = checked
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]
     if left_out:
         say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
-    for metric in metrics:
+    for metric in names:
         found.detection[metric] = detection(scores, labels, metric, bootstrap=bootstrap, seed=seed)
         found.average_precision[metric] = detection(
             scores, labels, metric, measure="average_precision", bootstrap=bootstrap, seed=seed
@@ -309,7 +327,7 @@ def evaluate(
             found.classification[metric] = classification(
                 scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed
             )
-    if {"pk", "cs"} <= set(metrics):
+    if {"pk", "cs"} <= set(names):
         pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
         for i, name in enumerate(("all", "top3pct_of_either")):
             found.spearman[name] = {pairing: rhos[i] for pairing, rhos in pairs.items()}

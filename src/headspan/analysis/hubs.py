@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from headspan.analysis.given import ScoresLike, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import Head, Pairing
+from headspan.heads import Head, Pairing, parse_pairings
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.tabular import Tabular
 
 
 class HubHead(NamedTuple):
@@ -20,8 +23,8 @@ class HubHead(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True)
-class HubScores:
+@dataclass(frozen=True, repr=False)
+class HubScores(Tabular):
     """One number per head; NaN for heads that no other head could choose (the first layer has no inlets).
 
     kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
@@ -33,6 +36,15 @@ class HubScores:
     pairing: Pairing
     heads: tuple[Head, ...]
     values: np.ndarray
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per head with a value, best first: kind, pairing, rank, head, score."""
+        about = {"kind": self.kind, "pairing": str(self.pairing)}
+        return [about | line._asdict() | {"head": str(line.head)} for line in self.top(len(self.heads))]
+
+    def _headline(self) -> str:
+        what = "z-scores" if self.corrected else f"sums of {self.metric}"
+        return f"{self.kind} heads of {self.pairing}, {what}"
 
     def top(self, k: int = 10) -> list[HubHead]:
         """The k heads with the largest values, ties in head order; heads without a value are left out."""
@@ -64,8 +76,8 @@ class HubScores:
         return self.heads.index(head)
 
 
-@dataclass(frozen=True)
-class Hubs:
+@dataclass(frozen=True, repr=False)
+class Hubs(Tabular):
     """Inlet and outlet scores of one pairing, as published and corrected for the number of candidates."""
 
     inlet: HubScores
@@ -73,9 +85,40 @@ class Hubs:
     inlet_corrected: HubScores
     outlet_corrected: HubScores
 
+    def rows(self, k: int | None = None, corrected: bool = False) -> list[dict[str, Any]]:
+        """One record per inlet, then per outlet: kind, pairing, rank, head, score, corrected; k of each, best first."""
+        rows: list[dict[str, Any]] = []
+        for raw, z in ((self.inlet, self.inlet_corrected), (self.outlet, self.outlet_corrected)):
+            for rank, head, _ in (z if corrected else raw).top(len(raw.heads) if k is None else k):
+                about = {"kind": raw.kind, "pairing": str(raw.pairing), "rank": rank, "head": str(head)}
+                rows.append(about | {"score": raw.of(head), "corrected": z.of(head)})
+        return rows
 
-def hubs(scores: Scores, pairing: str | Pairing = "OK", metric: str = "pk") -> Hubs:
-    """Inlet and outlet scores over the forward pairs of one pairing.
+    def _headline(self) -> str:
+        return f"inlet and outlet heads of {self.inlet.pairing} by {self.inlet.metric}"
+
+
+class HubLists(Tabular, dict[str, Hubs]):
+    """Hubs of several pairings: ``lists["OK"].outlet``."""
+
+    def rows(self, k: int | None = None, corrected: bool = False) -> list[dict[str, Any]]:
+        """The records of all pairings, one pairing after the other."""
+        return [row for found in self.values() for row in found.rows(k, corrected)]
+
+    def _headline(self) -> str:
+        return f"inlet and outlet heads of {', '.join(self)}"
+
+
+@overload
+def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = "pk") -> Hubs: ...
+@overload
+def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = "pk") -> HubLists: ...
+@overload
+def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = "pk") -> Any: ...
+def hubs(
+    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = "pk"
+) -> Hubs | HubLists:
+    """Inlet and outlet scores over the forward pairs of a pairing; of several pairings (a list, "flow") by pairing.
 
     inlet(h) adds up the scores of those sources whose best later target is h; outlet(h) those of the targets whose
     best earlier source is h. Where several are equally best, each gets the score.
@@ -84,7 +127,19 @@ def hubs(scores: Scores, pairing: str | Pairing = "OK", metric: str = "pk") -> H
     minus what it would get on average, over the standard deviation. A sum grows with the number of choosers and
     with how few rivals h has, and so depends on the layer; this does not. Dividing by the number of choosers
     instead would keep the second bias and let single choices decide in layers with few choosers.
+
+    >>> hubs("demo", "OK").outlet.top(1)[0].head, list(hubs("demo", ["OQ", "OK"]))
+    (Head(layer=0, index=3, kind='H'), ['OQ', 'OK'])
     """
+    one = isinstance(pairing, Pairing) or (isinstance(pairing, str) and len(pairing.strip()) == 2)
+    chosen = parse_pairings(pairing)
+    scores = given_scores(scores, [metric], chosen)
+    if one:
+        return _hubs(scores, chosen[0], metric)
+    return HubLists({str(p): _hubs(scores, p, metric) for p in chosen})
+
+
+def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:
     matrix = scores[metric, pairing].forward()
     if not len(matrix.pairs()[2]):
         raise HeadspanError(f"{matrix.pairing} has no forward pairs: hubs need heads in at least two layers")

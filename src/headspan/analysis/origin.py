@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headspan.analysis.comparison import shape_text
+from headspan.analysis.given import WeightsLike
 from headspan.errors import HeadspanError
 from headspan.models.folding import fold
 from headspan.models.identity import same_model
@@ -12,7 +13,9 @@ from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores
 
 
-def weights_of(scores: Scores, reference: str, say: Callable[[str], None] = lambda sentence: None) -> AttentionWeights:
+def weights_of(
+    scores: Scores, reference: WeightsLike, say: Callable[[str], None] = lambda sentence: None
+) -> AttentionWeights:
     """The weights a result was made from, folded if the result is; any others are refused."""
     weights = open(reference)
     if scores.provenance.get("folding", "none") != "none" and weights.folding == "none":

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.baseline import moments
+from headspan.analysis.given import WeightsLike, given_weights
 from headspan.analysis.token_lengths import MAX_BLOCK, VocabularyRows, parse_preprocess, through_norm
 from headspan.analysis.tokens import Best, Token, check_count, reader
 from headspan.errors import HeadspanError
 from headspan.heads import HeadRole
 from headspan.scoring.subspaces import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
+from headspan.system.renamed import renamed
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -59,7 +61,7 @@ class SharedDirection:
 
 @dataclass(frozen=True)
 class PairReport:
-    """How the subspaces of two weights lie to each other; see :func:`compare_pair`.
+    """How the subspaces of two weights lie to each other; see :func:`pair`.
 
     principal_angles: radians, ascending. random_mean, random_sd, z: PK against independent random subspaces of the
     same dimensions (z None where random subspaces cannot vary). shared_directions: how many cos² are above
@@ -99,23 +101,26 @@ class PairReport:
         return plain
 
 
-def compare_pair(
-    weights: AttentionWeights,
+def pair(
+    weights: WeightsLike,
     source: HeadRole | str,
     target: HeadRole | str,
     top: int = 10,
     tokens: int = 5,
     preprocess: str = "centre-normalise",
 ) -> PairReport:
-    """Compare two weights, written ``"L4H11.O"`` and ``"L5H1.K"``; ``tokens`` per sign for the ``top`` directions.
+    """Compare two weights of a model, written ``"L4H11.O"`` and ``"L5H1.K"``.
+
+    weights: opened weights or a model reference.
+    top: how many leading directions to show, with ``tokens`` for either sign.
 
     >>> from headspan.models.weights import open
     >>> axes = np.eye(6)[None, None]
     >>> weights = open({"Q": axes[..., :3], "K": axes[..., 2:5], "V": axes[..., :3], "O": axes[..., :3]})
-    >>> compare_pair(weights, "L0H0.O", "L0H0.K").pk
+    >>> pair(weights, "L0H0.O", "L0H0.K").pk
     1.0
     """
-    return PairReader(weights, preprocess).compare(source, target, top, tokens)
+    return PairReader(given_weights(weights), preprocess).compare(source, target, top, tokens)
 
 
 class PairReader:
@@ -138,7 +143,7 @@ class PairReader:
             return None
 
     def compare(self, source: HeadRole | str, target: HeadRole | str, top: int = 10, tokens: int = 5) -> PairReport:
-        """One pair, as :func:`compare_pair` reports it."""
+        """One pair, as :func:`pair` reports it."""
         check_count(top)
         check_count(tokens)
         first, second = (_basis(self.weights, name) for name in (source, target))
@@ -270,3 +275,6 @@ def _fix_signs(sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np
     largest = np.abs(sources).argmax(axis=0)
     signs = np.sign(sources[largest, np.arange(sources.shape[1])])
     return sources * signs, targets * signs
+
+
+__getattr__ = renamed(__name__, {"compare_pair": "pair"})

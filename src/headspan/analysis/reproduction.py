@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headspan.analysis.baseline import kl_divergence, summarise
 from headspan.analysis.evaluation import evaluate, near_tie_range
+from headspan.analysis.given import WeightsLike, given_weights
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
 from headspan.analysis.wiring import wiring
@@ -29,6 +30,11 @@ from headspan.scores import Scores
 from headspan.scoring.metrics import METRICS
 from headspan.scoring.run import score
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
+from headspan.system.progress import progress_bar
+from headspan.system.tabular import data_frame, html_table
+
+if TYPE_CHECKING:
+    import pandas
 
 Progress = Callable[[int, int], None]
 Tree = dict[str, Any]
@@ -76,7 +82,7 @@ class Row(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reproduction:
     """All rows, our numbers in the layout of the published ones, and remarks on the paper."""
 
@@ -84,6 +90,20 @@ class Reproduction:
     rows: tuple[Row, ...]
     ours: Tree
     remarks: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        differing = [f"  {r.section} {r.key}: {r.ours} for {r.published}" for r in self.rows if r.verdict == DIFFERS]
+        more = [f"  … and {len(differing) - 6} more"] if len(differing) > 6 else []
+        return "\n".join(
+            [f"the paper's numbers from {self.model.get('reference')}: {self.summary}", *differing[:6], *more]
+        )
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per published number: section, key, published, ours, verdict, note."""
+        return data_frame([row._asdict() for row in self.rows])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary, self.by_section())
 
     @property
     def summary(self) -> str:
@@ -123,12 +143,17 @@ def published() -> Tree:
     return json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text(encoding="utf-8"))
 
 
-def reproduce(weights: AttentionWeights, progress: Progress = lambda done, total: None) -> Reproduction:
-    """Compute every published number that these weights of GPT-2 small allow and compare.
+def reproduce(weights: WeightsLike, progress: Progress | None = None) -> Reproduction:
+    """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
 
     The unembedding is needed for two sections and a forward pass for one; where the checkpoint lacks what they
     need, their rows say so.
     """
+    with progress_bar("computing", progress) as update, given_weights(weights) as opened:
+        return _reproduce(opened, update)
+
+
+def _reproduce(weights: AttentionWeights, progress: Progress) -> Reproduction:
     _check_is_gpt2_small(weights)
     scores, folded = _all_scores(weights, progress)
     ours, reasons = _from_scores(scores, folded), {}
@@ -222,10 +247,10 @@ def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
 
 
 def _from_forward_pass(weights: AttentionWeights, progress: Progress) -> Tree:
-    from headspan.analysis.behaviour import head_scores
+    from headspan.analysis.behaviour import behaviour
 
     weights.embedding()  # says in one sentence that a checkpoint without it cannot be run
-    measured = head_scores(weights.reference, bos="no", progress=progress)
+    measured = behaviour(weights.reference, bos="no", progress=progress)
     lists = {kind: [head for head, _ in heads] for kind, heads in published()["head_scores_top10"].items()}
     return {"head_scores_top10": {kind: [[h, measured[kind][h]] for h in heads] for kind, heads in lists.items()}}
 

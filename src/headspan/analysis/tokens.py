@@ -8,10 +8,11 @@ so the bases of many heads side by side turn a block of the vocabulary into one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.given import WeightsLike, given_weights
 from headspan.analysis.token_lengths import (
     DEFAULT_MEMORY,
     MAX_BLOCK,
@@ -26,6 +27,8 @@ from headspan.analysis.token_lengths import (
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Role
 from headspan.system.memory import parse_memory
+from headspan.system.renamed import renamed
+from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -46,6 +49,17 @@ class Token(NamedTuple):
     score: float
 
 
+class TokenList(Tabular, list[Token]):
+    """Tokens, best first."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """rank, id, token, score of each."""
+        return [{"rank": rank, **token._asdict()} for rank, token in enumerate(self, start=1)]
+
+    def _headline(self) -> str:
+        return f"{len(self)} tokens"
+
+
 class HeadTokens(NamedTuple):
     """The best tokens of one role of one head, best first."""
 
@@ -54,29 +68,44 @@ class HeadTokens(NamedTuple):
     tokens: list[Token]
 
 
-def head_tokens(
-    weights: AttentionWeights,
+def tokens(
+    weights: WeightsLike,
     head: Head | str,
-    role: Role | str = Role.O,
+    role: Role | str | None = None,
     k: int = 10,
     preprocess: str = "centre-normalise",
-) -> list[Token]:
+) -> TokenList:
     """The k tokens whose preprocessed unembedding vectors lie most in the subspace of one head.
+
+    weights: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
 
     >>> from headspan.models.weights import open
     >>> axes = np.eye(6)[None, None, :, 1:3]
     >>> weights = open({**{role: axes for role in "QKVO"}, "unembedding": np.eye(6)})
-    >>> [token.id for token in head_tokens(weights, "L0H0", "O", k=2)]
+    >>> [token.id for token in tokens(weights, "L0H0", "O", k=2)]
     [1, 2]
     """
-    role = parse_role(role)
-    head = weights.ports.resolve(head, role)
-    search = _Search(VocabularyRows.unembedding(weights), k, preprocess)
-    return search.best(head_stack(weights, head, role), reader(weights))[0].tokens
+    head, role = head_and_role(head, role)
+    opened = given_weights(weights)
+    found = opened.ports.resolve(head, role)
+    search = _Search(VocabularyRows.unembedding(opened), k, preprocess)
+    return TokenList(search.best(head_stack(opened, found, role), reader(opened))[0].tokens)
+
+
+def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role]:
+    """A head and its role, which may be part of its name.
+
+    >>> head_and_role("L10H6.k", None)[1]
+    <Role.K: 'K'>
+    """
+    name, dot, written = (head, "", "") if isinstance(head, Head) else head.partition(".")
+    if dot and role is not None and written.upper() != str(role).upper():
+        raise HeadspanError(f"{head} names the role {written}, but {role} is asked for: give one of them")
+    return Head.parse(name), parse_role(written if dot else "O" if role is None else role)
 
 
 def all_tokens(
-    weights: AttentionWeights,
+    weights: WeightsLike,
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
@@ -89,6 +118,7 @@ def all_tokens(
     taken a few layers at a time. ``progress(done, total)`` counts products of a head with a token.
     """
     budget = parse_memory(memory)
+    weights = given_weights(weights)
     roles = [parse_role(role) for role in roles]
     rows = VocabularyRows.unembedding(weights, budget // 2)
     search = _Search(rows, k, preprocess, budget // 4, progress, sum(len(weights.heads(role)) for role in roles))
@@ -297,3 +327,6 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
     # einsum rather than @: handing so short a product to many BLAS threads costs more than the product.
     both, one, other = (np.einsum("t,t->", a, b) for a, b in ((first, second), (first, first), (second, second)))
     return float(both / np.sqrt(one * other)) if one * other > 0 else float("nan")
+
+
+__getattr__ = renamed(__name__, {"head_tokens": "tokens"})

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -16,11 +16,14 @@ from xml.etree import ElementTree
 import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
+from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.analysis.hubs import HubScores, hubs
+from headspan.analysis.neighbours import edge_row
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head, Pairing, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores
 from headspan.system.outputs import GENERATOR, MADE_BY, writing
+from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
     import networkx
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
 
 SCHEMA = 1
+EDGE_COLUMNS = (*Edge._fields, "source_labels", "target_labels")
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -50,8 +54,8 @@ class Node:
     outlet: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Wiring:
+@dataclass(frozen=True, repr=False)
+class Wiring(Tabular):
     """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
 
     metric: str
@@ -62,6 +66,15 @@ class Wiring:
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
     notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge, with the labels of both heads (several are joined by ``;``)."""
+        labels = {node.head: ";".join(node.labels) for node in self.nodes}
+        ends = ("source", "target")
+        return [edge_row(edge) | {f"{end}_labels": labels[getattr(edge, end)] for end in ends} for edge in self.edges]
+
+    def _headline(self) -> str:
+        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {len(self.nodes)} heads"
 
     def node(self, head: Head | str) -> Node:
         """The node of one head."""
@@ -121,14 +134,11 @@ class Wiring:
         _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
 
     def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """One row per edge, with the labels of both heads (several are joined by ``;``)."""
-        labels = {node.head: ";".join(node.labels) for node in self.nodes}
+        """The rows as a CSV file."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["metric", "pairing", "rank", "source", "target", "score", "source_labels", "target_labels"])
-        for edge in self.edges:
-            ends = (edge.source, edge.target)
-            writer.writerow([*edge[:3], *ends, repr(edge.score), *(labels[head] for head in ends)])
+        writer = csv.DictWriter(text, EDGE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
         _write(path, "csv", text.getvalue(), force)
 
     def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -171,15 +181,17 @@ class Wiring:
 
 
 def wiring(
-    scores: Scores,
-    pairings: str | Iterable[str | Pairing] = "flow",
+    scores: ScoresLike,
+    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
     metric: str = "pk",
     k: int = 20,
     rule: Rule = "top",
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | None = None,
+    labels: Labels | str | os.PathLike[str] | None = None,
+    *,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Wiring:
     """The graph of the strongest forward pairs.
 
@@ -197,11 +209,15 @@ def wiring(
     minimum
         With any rule, leave out pairs that score less than this.
     labels
-        Head classes to attach to the nodes.
+        Head classes to attach to the nodes, or the name or CSV file of some.
+    say
+        Called with a sentence where nobody can tell whether the labels are for these weights.
     """
     chosen = parse_pairings(pairings)
     _check(rule, k, q, null, minimum)
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
+    scores = given_scores(scores, [metric], _needed(chosen, rule, against))
+    labels = given_labels(labels, scores, say)
     edges, found = Edges(), list[Significance]()
     for pairing in chosen:
         matrix = scores[metric, pairing].forward()
@@ -215,6 +231,13 @@ def wiring(
     nodes = _nodes(edges, scores, metric, chosen, labels)
     notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
     return Wiring(metric, chosen, _describe(rule, k, rate, against, minimum), edges, nodes, names, scores, notes)
+
+
+def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
+    """The pairings to score: the reversed null looks at the reversed ones too."""
+    if (rule, null) != ("significance", "reversed"):
+        return pairings
+    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
 
 
 def _why_empty(

@@ -8,10 +8,12 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from headspan import __version__
+from headspan.cli.common import Command
 from headspan.errors import HeadspanError, visible
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
@@ -19,7 +21,15 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _STOPPED = 130
 _MODULES = ("info", "results", "change", "science", "reading", "behaviour", "pictures", "report")
 
-app = typer.Typer(
+
+class _App(typer.Typer):
+    """Every command is a `Command`, which knows old spellings of options."""
+
+    def command(self, *args: Any, **options: Any) -> Any:
+        return super().command(*args, **{"cls": Command, **options})
+
+
+app = _App(
     name="headspan",
     help="Which attention heads talk to which, judged by weights alone.",
     no_args_is_help=True,
@@ -27,6 +37,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"headspan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Which attention heads talk to which, judged by weights alone."""
+
+
 for _module in _MODULES:
     import_module(f"headspan.cli.{_module}").register(app)
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Force, Json, ModelRef, note, print_table, progress
+from headspan.cli.common import Force, Listing, ModelRef, k_option, listing, note, out_option, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
     from headspan.analysis.behaviour import BehaviourScores
+    from headspan.heads import Head
 
 EXAMPLES = """\b
 Examples:
@@ -24,7 +25,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("behaviour", epilog=EXAMPLES)(behaviour)
+    app.command("behaviour", epilog=EXAMPLES)(listing(behaviour))
 
 
 def behaviour(
@@ -40,19 +41,17 @@ def behaviour(
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences at a time (default: by memory).")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Heads of each kind in the table.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write all scores to this JSON file.")] = None,
+    k: Annotated[int, k_option("Heads of each kind in the table.")] = 10,
+    out: Annotated[Path | None, out_option("Write all scores to this JSON file.")] = None,
     into: Annotated[Path | None, typer.Option(help="Store the scores in this result of headspan score.")] = None,
     labels_out: Annotated[Path | None, typer.Option(help="Write the best heads of each kind as a label file.")] = None,
     best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
     threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
     force: Force = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+) -> Listing:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
-    from headspan.analysis.behaviour import head_scores, write_labels
-    from headspan.models.running import identity_of
+    from headspan.analysis.behaviour import behaviour as measure
+    from headspan.analysis.behaviour import write_labels
     from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
@@ -62,11 +61,9 @@ def behaviour(
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(_read_text, text or []), *(prompt or [])] or None
-    result = _load_result(into) if into is not None else None  # before the long run: a bad file is told at once
-    if result is not None:
-        _check_model(identity_of(model), result.provenance, str(into))
+    result = _load_result(into, model) if into is not None else None  # before the long run: a bad file is told at once
     with progress("running the model") as update:
-        scores = head_scores(
+        scores = measure(
             model,
             sequences=sequences,
             length=length,
@@ -85,9 +82,8 @@ def behaviour(
             temporary.write_text(json.dumps(scores.to_file_dict(), indent=1) + "\n", encoding="utf-8")
     if labels_out is not None:
         write_labels(scores.labels(best or 10, threshold), labels_out, force=force)
-    rows = _every_head(scores) if as_csv else _best_heads(scores, top)
     title = f"Heads of {model} by what they attend to"
-    print_table(rows, title=title, as_json=as_json, as_csv=as_csv, json_value=scores.to_dict())
+    return Listing(scores.rows(), tables=[(title, _best_heads(scores, k), {})])
 
 
 def _read_text(path: Path) -> str:
@@ -97,10 +93,30 @@ def _read_text(path: Path) -> str:
         raise HeadspanError(f"{path} cannot be read as UTF-8 text: {error}") from None
 
 
-def _load_result(path: Path) -> Any:
+def _load_result(path: Path, model: str) -> Any:
+    """The result that head scores will be put into, once it is sure that it is one of this model."""
+    from headspan.models.running import identity_of
+    from headspan.models.weights import open
     from headspan.scores import Scores
 
-    return Scores.load(path)
+    result = Scores.load(path)
+    _check_model(identity_of(model), result.provenance, str(path))
+    try:
+        with open(model) as weights:
+            heads = weights.ports.query
+    except HeadspanError:
+        return result  # what can be run may still be something whose weights cannot be read
+    _check_heads(heads, result, path, model)
+    return result
+
+
+def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -> None:
+    theirs = result.ports.query
+    if set(heads) != set(theirs):
+        raise HeadspanError(
+            f"{path} is a result of another model: it has {len(theirs)} query heads where {model} has {len(heads)}, "
+            "or others"
+        )
 
 
 def _check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
@@ -114,11 +130,7 @@ def _check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None
 
 def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
     """Put head scores into a result of the same model and write it back whole."""
-    if set(scores.heads) != set(result.ports.query):
-        ours, theirs = len(scores.heads), len(result.ports.query)
-        raise HeadspanError(
-            f"{path} is a result of another model: it has {theirs} query heads where {model} has {ours}, or others"
-        )
+    _check_heads(scores.heads, result, path, model)
     scores.doubt(result)  # the model may have changed since it was looked at first
     result.annotations["behaviour"] = scores.to_dict()
     result.annotations["behaviour_protocol"] = scores.protocol
@@ -137,9 +149,3 @@ def _best_heads(scores: BehaviourScores, k: int) -> list[dict[str, Any]]:
             row[KIND_TITLES[kind]] = f"{found[rank][0]:<8}{found[rank][1]:.3f}" if rank < len(found) else None
         rows.append(row)
     return rows
-
-
-def _every_head(scores: BehaviourScores) -> list[dict[str, Any]]:
-    return [
-        {"head": str(h), **{kind: float(scores.arrays[kind][i]) for kind in scores}} for i, h in enumerate(scores.heads)
-    ]

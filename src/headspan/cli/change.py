@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Force, Json, note, print_table, progress
+from headspan.cli.common import Fold, Force, Listing, Table, k_option, listing, note, out_option, progress
 
 if TYPE_CHECKING:
     from headspan.analysis.drift import Diff
@@ -21,8 +21,8 @@ _FORMATS = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("diff")(diff)
-    app.command("track")(track)
+    app.command("diff")(listing(diff))
+    app.command("track")(listing(track))
 
 
 def diff(
@@ -30,19 +30,19 @@ def diff(
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="The model after, of the same shape, or a LoRA adapter directory.")
     ],
-    fold: Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")] = False,
-    k: Annotated[int, typer.Option("-k", "--top", help="How many weights, and edges a pairing, to list.", min=1)] = 20,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything there (.safetensors).")] = None,
+    fold: Fold = False,
+    k: Annotated[int, k_option("How many weights, and edges a pairing, to list.")] = 20,
+    out: Annotated[Path | None, out_option("Write everything there (.safetensors).")] = None,
     table: Annotated[str, typer.Option(help="Which listing: drift, edge, hub or all.")] = "all",
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
     force: Force = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+) -> Listing:
     """Compare two models of one shape, or a model and its LoRA adapter: drift of every head, edges and hubs.
 
-    Example: headspan diff gpt2 my-tuned-gpt2 --out diff.safetensors
-    Example: headspan diff base-directory lora-directory --fold --json
+    \b
+    Examples:
+      headspan diff gpt2 my-tuned-gpt2 --out diff.safetensors
+      headspan diff base-directory lora-directory --fold --json
     """
     from headspan.analysis.drift import TABLES
     from headspan.analysis.drift import diff as run
@@ -57,13 +57,10 @@ def diff(
         note(sentence)
     for path, kind in outputs:
         _write(change, path, kind, force)
-    if as_json or as_csv:
-        print_table(change.records(table), as_json=as_json, as_csv=as_csv)
-    else:
-        _print_diff(change, table, k)
+    return Listing(change.records(table), tables=_tables(change, table, k))
 
 
-def _print_diff(change: Diff, table: str, k: int) -> None:
+def _tables(change: Diff, table: str, k: int) -> list[Table]:
     """One table after the other, each with the columns it has."""
     moved = sum(line.moved for line in change.drift)
     titles = {
@@ -71,12 +68,8 @@ def _print_diff(change: Diff, table: str, k: int) -> None:
         "edge": f"edges: entered or left the top {change.k}, and largest other changes (pk)",
         "hub": "hubs that rose or fell",
     }
-    for name, title in titles.items():
-        if table in ("all", name):
-            rows = [_short(row) for row in change.records(name)]
-            print_table(rows[:k] if name == "drift" else rows, title=title, formats=_FORMATS)
-            if not rows:
-                print(f"({title})\n")
+    rows = {name: [_short(row) for row in change.records(name)] for name in titles if table in ("all", name)}
+    return [(titles[name], r[:k] if name == "drift" else r, _FORMATS) for name, r in rows.items()]
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
@@ -92,13 +85,11 @@ def track(
         list[str],
         typer.Argument(metavar="REF…", help="Checkpoints in order, 'org/name@step*', 'run/step*', or a saved series."),
     ],
-    out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", help="Write the series there (.safetensors).")
-    ] = None,
+    out: Annotated[list[Path] | None, out_option("Write the series there (.safetensors).")] = None,
     steps: Annotated[str | None, typer.Option(help="Only these steps, like 0,1,2,4.")] = None,
     last: Annotated[int | None, typer.Option(help="Only so many checkpoints from the end.", min=1)] = None,
-    fold: Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")] = False,
-    k: Annotated[int, typer.Option("-k", "--top", help="Keep edges that are ever among so many.", min=1)] = 20,
+    fold: Fold = False,
+    k: Annotated[int, k_option("Keep edges that are ever among so many.")] = 20,
     run: Annotated[bool, typer.Option("--run", help="Also run every checkpoint for its head scores.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave downloaded files in the cache of the hub.")] = False,
     allow_duplicates: Annotated[
@@ -109,14 +100,14 @@ def track(
     ] = "trajectory",
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
     force: Force = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+) -> Listing:
     """Follow a training run: when edges form, how far heads move, hubs and head scores step by step.
 
-    Example: headspan track 'EleutherAI/pythia-70m@step*' --steps 0,1000,143000 --out run.safetensors
-    Example: headspan track checkpoints/step* --run --out run.safetensors
-    Example: headspan track run.safetensors --table drift --csv
+    \b
+    Examples:
+      headspan track 'EleutherAI/pythia-70m@step*' --steps 0,1000,143000 --out run.safetensors
+      headspan track checkpoints/step* --run --out run.safetensors
+      headspan track run.safetensors --table drift --csv
     """
     from headspan.analysis.series import TABLES, Series
     from headspan.analysis.tracking import track as follow
@@ -142,11 +133,10 @@ def track(
     for path, kind in outputs:
         _write(series, path, kind, force)
     formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
-    rows = series.records(table)
-    if not (as_json or as_csv):
-        rows = [{key: value for key, value in row.items() if key != "table"} for row in rows]
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
-    print_table(rows, title=f"{series!r}", formats=formats, as_json=as_json, as_csv=as_csv)
+    rows = series.records(table)
+    shown = [key for key in (rows[0] if rows else ()) if key != "table"]
+    return Listing(rows, f"{series!r}", formats, shown=shown)
 
 
 def _outputs(paths: list[Path], inputs: list[str], force: bool) -> list[tuple[Path, str]]:

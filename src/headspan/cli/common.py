@@ -1,22 +1,57 @@
-"""What every command shares: one way to print a table, one progress bar, one way to open a reference."""
+"""What every command shares, and how a new command is written.
+
+A command is a function in a module of this folder that has ``register(app)``; the module's name stands in
+``_MODULES`` of ``cli/__init__.py``, the command in ``COMMANDS`` of tests/test_cli.py, and ``make docs`` puts its help
+into docs/cli.md. It parses, calls one public function that does the work (so that Python can do the same), and prints.
+
+A command that lists something returns a `Listing` and is registered as ``app.command("hubs")(listing(hubs))``::
+
+    def hubs(reference: ResultRef, pairing: Pairings = None, k: Annotated[int, k_option("Heads.")] = 10) -> Listing:
+        '''One line that says what it lists.
+
+        \b
+        Examples:
+          headspan hubs gpt2
+        '''
+        ...
+        return Listing(rows, title="hubs by pk", formats={"score": ".2f"})
+
+`listing` adds ``--json`` and ``--csv``. Rows are flat: the same keys in every row, each value a number, a text or None.
+JSON and CSV show all of them in full; the table shows ``shown`` (or all) of them, or the command's own ``tables``.
+
+Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
+`WeightsOption`, `BehaviourOption`, `Fold`, `NullOption`, `Force`, `out_option`. Old and plural spellings go into
+``ALIASES``: they work and are not shown. What a reference, a label list or a file stands for is known
+by `headspan.analysis.given`.
+
+A command that writes calls `headspan.system.outputs.check_output` before any work, with what it reads and ``force``.
+
+Long work goes under ``with progress("scoring") as update``; remarks for the reader through `note`, never `print`.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
-from headspan.errors import visible
+from headspan.cli.tables import Row, print_csv, print_json, print_lines, print_table
+from headspan.errors import HeadspanError, visible
+from headspan.system.progress import progress_bar as progress
 
-# Options that all listings take, spelled once.
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
+if TYPE_CHECKING:
+    from headspan.models.weights import AttentionWeights
+
+__all__ = ["Listing", "listing", "note", "print_json", "print_lines", "print_table", "progress"]
+
+# -------------------------------------------------------------------------------------------- arguments, options
+
 ModelRef = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Directory, file (.safetensors, .gguf, .bin), hub id or 'demo'."),
@@ -25,111 +60,158 @@ ResultRef = Annotated[
     str,
     typer.Argument(metavar="RESULT|MODEL", help="A saved result, or a model reference to score on the spot."),
 ]
-
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
+Metric = Annotated[str, typer.Option("--metric", "-m", help="Similarity: pk, cs, simple_cs, linear_cka or procrustes.")]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metric", "-m", help="pk, cs, simple_cs, linear_cka, procrustes or all; may be repeated."),
+]
+Pairings = Annotated[
+    list[str] | None,
+    typer.Option("--pairing", "-p", help="Like OK; flow for OQ, OK and OV; or all. May be repeated."),
+]
+LabelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--labels",
+        help="Head classes: gpt2, gpt2-ioi, gpt2-identity, a CSV file head,label, or behaviour for head scores ≥ 0.3.",
+    ),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", help="With a RESULT: the model it was made from, for tokens, angles and norms."),
+]
+BehaviourOption = Annotated[
+    str | None, typer.Option("--behaviour", help="Head scores written by headspan behaviour --out.")
+]
+Fold = Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Replace a file that headspan did not make; never one that is read.")
 ]
+NullOption = Annotated[
+    str | None,
+    typer.Option(
+        "--null",
+        help="random subspaces, or reversed: pairs in the direction no information can flow. [default: random]",
+    ),
+]
 
-Row = Mapping[str, Any]
-
-
-def print_json(value: Any) -> None:
-    """JSON on stdout, NaN as null so that every reader accepts it."""
-    text = json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False)
-    # JSON escapes only some of the characters that a terminal obeys.
-    print("\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n")))
-
-
-def _escaped(line: str) -> str:
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+# Spellings of version 0.1 that still work, where a command does not use the word for something else.
+ALIASES = {"--metrics": "--metric", "--pairings": "--pairing"}
 
 
-def show(text: str) -> None:
-    """Lines for reading on stdout, with nothing in them that a terminal would obey."""
-    print("\n".join(map(visible, text.split("\n"))))
+def k_option(what: str, minimum: int = 1) -> Any:
+    """``-k``: how many to list."""
+    return typer.Option("-k", "--top", min=minimum, help=what)
 
 
-def print_table(
-    rows: Sequence[Row],
-    *,
-    title: str | None = None,
-    formats: Mapping[str, str] | None = None,
-    as_json: bool = False,
-    as_csv: bool = False,
-    json_value: Any = None,
-) -> None:
-    """Rows as a table that reads well, or as JSON (``json_value`` or the rows), or as CSV with full precision.
+def out_option(what: str) -> Any:
+    """``--out``: where to write."""
+    return typer.Option("--out", "-o", help=what)
 
-    Columns are the keys of the first row; ``formats`` gives a format spec per column, for the table only.
+
+class Command(TyperCommand):
+    """A command that understands the spellings in ``ALIASES`` too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, [_modern(arg, known) for arg in args])
+
+
+def _modern(argument: str, known: set[str]) -> str:
+    """An option in today's spelling.
+
+    >>> _modern("--metrics=pk", {"--metric"}), _modern("--metrics", {"--metrics"})
+    ('--metric=pk', '--metrics')
     """
-    if as_json:
-        print_json(rows if json_value is None else json_value)
-        return
-    columns = list(rows[0]) if rows else []
-    if as_csv:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({c: _plain(row[c]) for c in columns} for row in rows)
-        print("\n".join(map(visible, text.getvalue().split("\n"))), end="")
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(visible(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
-    formats = formats or {}
-    for column in columns:
-        numeric = all(isinstance(row[column], (int, float)) or row[column] is None for row in rows)
-        table.add_column(Text(visible(column)), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*(Text(_cell(row[c], formats.get(c, ""))) for c in columns))
-    # A pipe has no width of its own: do not cut the table there.
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(table if rows else Text("nothing to show"))
+    name, equals, value = argument.partition("=")
+    usual = ALIASES.get(name, name)
+    return argument if name in known or usual not in known else f"{usual}{equals}{value}"
 
 
-def _cell(value: Any, spec: str) -> str:
-    if value is None:
-        return "–"
-    return visible(format(value, spec) if spec else str(value))
+# ------------------------------------------------------------------------------------------------------ listings
 
 
-def _plain(value: Any) -> Any:
-    """Numpy scalars, heads, pairings and NaN as plain JSON values."""
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, str) or type(value).__module__ == "headspan.heads":
-        return str(value)
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+Table = tuple[str | None, Sequence[Row], Mapping[str, str]]  # title, rows, formats
+
+
+@dataclass
+class Listing:
+    """What a listing command prints.
+
+    rows: flat records, for JSON, CSV and the table; ``columns`` are their names, needed where there may be no rows.
+    shown: the columns of the table where it has fewer; formats: a format spec per column, for the table only.
+    tables: other tables (title, rows, formats) to show a reader instead of the one of ``rows``.
+    head, remarks: lines above and below the table; with --json and --csv remarks go to stderr.
+    code: the exit code. written: all of it went to files, so that a table would only be in the way.
+    """
+
+    rows: Sequence[Row]
+    title: str | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    shown: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    head: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    code: int = 0
+    written: bool = False
+
+    def print(self, as_json: bool, as_csv: bool) -> None:
+        if as_json:
+            print_json(self.rows)
+        elif as_csv:
+            print_csv(self.rows, self.columns)
+        elif not self.written:
+            self._print_tables()
+        for remark in self.remarks:
+            note(remark) if as_json or as_csv else print_lines([remark])
+
+    def _print_tables(self) -> None:
+        print_lines(self.head)
+        shown = [{name: row[name] for name in self.shown or row} for row in self.rows]
+        for i, (title, rows, formats) in enumerate(self.tables or [(self.title, shown, self.formats)]):
+            if i:
+                print()
+            print_table(rows, title, formats)
+
+
+def listing(command: Callable[..., Listing]) -> Callable[..., None]:
+    """Give a command that returns a `Listing` the options --json and --csv, and print what it returns."""
+
+    @functools.wraps(command)
+    def run(*args: Any, as_json: bool, as_csv: bool, **options: Any) -> None:
+        if as_json and as_csv:
+            raise HeadspanError("--json and --csv are two ways to print one list: give one of them")
+        found = command(*args, **options)
+        found.print(as_json, as_csv)
+        if found.code:
+            raise typer.Exit(found.code)
+
+    added = {"as_json": Json, "as_csv": Csv}
+    run.__annotations__ = {**get_type_hints(command, include_extras=True), **added, "return": None}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(annotation=run.__annotations__[n]) for n, p in inspect.signature(command).parameters.items()]
+    outputs = [inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in added.items()]
+    run.__signature__ = inspect.Signature([*own, *outputs])  # type: ignore[attr-defined]
+    return run
+
+
+# ---------------------------------------------------------------------------------------------- opening, telling
+
+
+def open_model(reference: str, fold: bool = False, tell: bool = False) -> AttentionWeights:
+    """The weights of a model, folded if asked for; ``tell`` prints what is remarkable about it."""
+    from headspan.analysis.given import given_weights
+
+    weights = given_weights(reference, fold)
+    for sentence in weights.notes if tell else ():
+        note(sentence)
+    return weights
 
 
 def note(text: str) -> None:
     """A remark for the person at the terminal, on stderr so that it never mixes with the output."""
-    print(visible(text), file=sys.stderr)
-
-
-@contextmanager
-def progress(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar with time left on stderr, driven by ``update(done, total)``; silent when not a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    if sys.stderr is not None:
+        print(visible(text), file=sys.stderr)

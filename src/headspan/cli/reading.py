@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Json, ModelRef, note, print_json, print_table, progress, show
+from headspan.cli.common import (
+    Csv,
+    Fold,
+    Json,
+    Listing,
+    ModelRef,
+    k_option,
+    listing,
+    note,
+    open_model,
+    print_json,
+    progress,
+)
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -17,18 +29,17 @@ if TYPE_CHECKING:
 TOKENS_EXAMPLES = """\b
 Examples:
   headspan tokens model.gguf L14H0
-  headspan tokens model.gguf L14KV0 --role K --top 20 --json
+  headspan tokens model.gguf L14KV0 --role K -k 20 --json
   headspan tokens ./gpt2 --all --role O --csv
   headspan tokens ./gpt2 --norms
 """
 PAIR_EXAMPLES = """\b
 Examples:
   headspan pair ./gpt2 L4H11.O L5H1.K
-  headspan pair model.gguf L17H3.O L20KV1.K --top 3 --tokens 8
+  headspan pair model.gguf L17H3.O L20KV1.K -k 3 --tokens 8
   headspan pair ./gpt2 L4H11.O L5H1.K --fold --json
 """
 
-Fold = Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")]
 Preprocess = Annotated[
     str,
     typer.Option(help="What is done to a token's vector first: centre-normalise, centre, normalise or identity."),
@@ -36,7 +47,7 @@ Preprocess = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("tokens", epilog=TOKENS_EXAMPLES)(tokens)
+    app.command("tokens", epilog=TOKENS_EXAMPLES)(listing(tokens))
     app.command("pair", epilog=PAIR_EXAMPLES)(pair)
 
 
@@ -50,109 +61,53 @@ def tokens(
     norms: Annotated[
         bool, typer.Option("--norms", help="How far vector lengths decide the scores, for each preprocessing.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Tokens per head.")] = 10,
+    k: Annotated[int, k_option("Tokens per head.")] = 10,
     preprocess: Preprocess = "centre-normalise",
     fold: Fold = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+) -> Listing:
     """List the tokens whose unembedding vectors lie most in a head's subspace."""
     if (head is not None) + all_heads + norms != 1:
         raise HeadspanError("say what to read: one head such as L10H6, --all for every head, or --norms for the table")
-    with _open(model, fold) as weights:
+    with open_model(model, fold) as weights:
         if norms:
-            _print_norms(weights, as_json, as_csv)
+            found = _norms(weights)
         elif head is None:
-            _print_all(weights, role, top, preprocess, as_json, as_csv)
+            found = _all_heads(weights, role, k, preprocess)
         else:
-            _print_head(weights, head, role, top, preprocess, as_json, as_csv)
-        _remark(weights)
+            found = _one_head(weights, head, role, k, preprocess)
+        if weights.vocabulary() is None and not norms:
+            note("no tokenizer was found beside the weights, so tokens are shown by their ids")
+    return found
 
 
-def pair(
-    model: ModelRef,
-    source: Annotated[str, typer.Argument(help="A head and its role, for example L4H11.O.")],
-    target: Annotated[str, typer.Argument(help="A head and its role, for example L5H1.K.")],
-    top: Annotated[int, typer.Option(min=1, help="Leading directions to show.")] = 10,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens for each sign of a direction.")] = 5,
-    preprocess: Preprocess = "centre-normalise",
-    fold: Fold = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
-    """Show what two heads share: PK, principal angles, and the tokens along the shared directions."""
-    from headspan.analysis.pair import compare_pair
+def _one_head(weights: AttentionWeights, head: str, role: str | None, k: int, preprocess: str) -> Listing:
+    from headspan.analysis.tokens import head_and_role
+    from headspan.analysis.tokens import tokens as find
 
-    with _open(model, fold) as weights:
-        report = compare_pair(weights, source, target, top, tokens, preprocess)
-    if as_json:
-        print_json(report.to_dict())
-        return
-    if as_csv:
-        print_table(_direction_csv(report), as_csv=True)
-    else:
-        show("\n".join(_pair_lines(report)))
-        print_table(_direction_rows(report), formats={"cosine": ".4f", "degrees": ".2f"})
-    for sentence in report.notes:
+    name, chosen = head_and_role(head, role)
+    if (sentence := weights.ports.note(name, chosen)) is not None:
         note(sentence)
+    title = f"tokens of {name}.{chosen} ({_explain(weights, str(chosen), preprocess)})"
+    rows = [
+        {"head": str(name), "role": str(chosen), **row} for row in find(weights, name, chosen, k, preprocess).rows()
+    ]
+    return Listing(rows, title, {"score": ".4f"}, shown=("rank", "id", "token", "score"))
 
 
-def _open(model: str, fold: bool) -> AttentionWeights:
-    from headspan.models.folding import fold as folded
-    from headspan.models.weights import open as open_weights
-
-    weights = open_weights(model)
-    return folded(weights) if fold else weights
-
-
-def _remark(weights: AttentionWeights) -> None:
-    if weights.vocabulary() is None:
-        note("no tokenizer was found beside the weights, so tokens are shown by their ids")
-
-
-def _print_head(
-    weights: AttentionWeights, head: str, role: str | None, top: int, preprocess: str, as_json: bool, as_csv: bool
-) -> None:
-    from headspan.analysis.tokens import head_tokens
-
-    name, dot, written = head.partition(".")
-    if dot and role is not None and written.upper() != role.upper():
-        raise HeadspanError(f"{head} names the role {written}, but --role says {role}: give one of them")
-    chosen = (written if dot else role or "O").upper()
-    found = head_tokens(weights, name, chosen, top, preprocess)
-    if not as_json and not as_csv:  # above the table, not its title: a narrow table would fold it
-        show(f"tokens of {name}.{chosen} ({_explain(weights, chosen, preprocess)})")
-    print_table(
-        [token._asdict() for token in found],
-        formats={"score": ".4f"},
-        as_json=as_json,
-        as_csv=as_csv,
-    )
-
-
-def _print_all(
-    weights: AttentionWeights, role: str | None, top: int, preprocess: str, as_json: bool, as_csv: bool
-) -> None:
+def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: str) -> Listing:
     from headspan.analysis.tokens import all_tokens
     from headspan.heads import ROLES
 
     with progress("projecting the vocabulary") as update:
-        found = all_tokens(weights, ROLES if role is None else [role], top, preprocess, update)
-    if as_json:
-        print_json(
-            [{"head": str(f.head), "role": str(f.role), "tokens": [t._asdict() for t in f.tokens]} for f in found]
-        )
-    elif as_csv:
-        rows = [
-            {"head": str(f.head), "role": str(f.role), "rank": rank, **token._asdict()}
-            for f in found
-            for rank, token in enumerate(f.tokens, start=1)
-        ]
-        print_table(rows, as_csv=True)
-    else:
-        rows = [{"head": f"{f.head}.{f.role}", "best": f.tokens[0].score, "tokens": _joined(f.tokens)} for f in found]
-        show(f"tokens of every head ({_explain(weights, role or 'O', preprocess)})")
-        print_table(rows, formats={"best": ".3f"})
+        found = all_tokens(weights, ROLES if role is None else [role], k, preprocess, update)
+    rows = [
+        {"head": str(f.head), "role": str(f.role), "rank": rank, **token._asdict()}
+        for f in found
+        for rank, token in enumerate(f.tokens, start=1)
+    ]
+    shown = [{"head": f"{f.head}.{f.role}", "best": f.tokens[0].score, "tokens": _joined(f.tokens)} for f in found]
+    title = f"tokens of every head ({_explain(weights, role or 'O', preprocess)})"
+    return Listing(rows, tables=[(title, shown, {"best": ".3f"})])
 
 
 def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
@@ -166,32 +121,59 @@ def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
     return f"{preprocess}; best token of a random subspace: {best:.2f}"
 
 
-def _print_norms(weights: AttentionWeights, as_json: bool, as_csv: bool) -> None:
+def _norms(weights: AttentionWeights) -> Listing:
+    """Two tables of correlations and cosines; as records, one per number, told apart by ``quantity``."""
     from headspan.analysis.tokens import norm_correlations, unembedding_cosines
 
     with progress("correlating lengths") as update:
         table = norm_correlations(weights, update)
     cosines = unembedding_cosines(weights)
-    if as_json:
-        print_json({"spearman": table, "cosines": cosines})
-        return
-    if as_csv:
-        rows: list[dict[str, Any]] = [
-            {"preprocess": name, "role": role, "mean": mean, "sd": sd}
-            for name, by_role in table.items()
-            for role, (mean, sd) in by_role.items()
-        ]
-        print_table(rows, as_csv=True)
-        return
-    rows = [
-        {"preprocess": name, **{role: f"{mean:+.3f} ± {sd:.3f}" for role, (mean, sd) in by_role.items()}}
+    rows: list[dict[str, Any]] = [
+        {"quantity": "spearman", "preprocess": name, "role": role, "mean": mean, "sd": sd}
+        for name, by_role in table.items()
+        for role, (mean, sd) in by_role.items()
+    ]
+    rows += [
+        {"quantity": f"cosine_{name}", "preprocess": None, "role": None, "mean": value, "sd": None}
+        for name, value in cosines.items()
+    ]
+    shown = [
+        {"preprocess": name, **{role: f"{mean:+.3f}\n± {sd:.3f}" for role, (mean, sd) in by_role.items()}}
         for name, by_role in table.items()
     ]
-    print_table(rows, title="Spearman ρ: length of a token's vector against length of its projection, over heads")
-    print_table(
-        [{"mean cosine": name.replace("_", " "), "value": value} for name, value in cosines.items()],
-        formats={"value": ".3f"},
-    )
+    title = "Spearman ρ: length of a token's vector against length of its projection, over heads"
+    lines = [{"mean cosine": name.replace("_", " "), "value": value} for name, value in cosines.items()]
+    return Listing(rows, tables=[(title, shown, {}), (None, lines, {"value": ".3f"})])
+
+
+def pair(
+    model: ModelRef,
+    source: Annotated[str, typer.Argument(help="A head and its role, for example L4H11.O.")],
+    target: Annotated[str, typer.Argument(help="A head and its role, for example L5H1.K.")],
+    k: Annotated[int, k_option("Leading directions to show.")] = 10,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens for each sign of a direction.")] = 5,
+    preprocess: Preprocess = "centre-normalise",
+    fold: Fold = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Show what two heads share: PK, principal angles, and the tokens along the shared directions.
+
+    --json prints one object with everything, --csv the directions.
+    """
+    from headspan.analysis.pair import pair as compare
+
+    with open_model(model, fold) as weights, progress("reading the vocabulary"):
+        report = compare(weights, source, target, k, tokens, preprocess)
+    if as_json:
+        print_json(report.to_dict())
+        return
+    rows = _direction_records(report)
+    shown = [] if as_csv else _direction_rows(report)
+    formats = {"cosine": ".4f", "degrees": ".2f"}
+    Listing(rows, tables=[(None, shown, formats)], head=_pair_lines(report)).print(False, as_csv)
+    for sentence in report.notes:
+        note(sentence)
 
 
 def _pair_lines(report: PairReport) -> list[str]:
@@ -213,6 +195,7 @@ def _pair_lines(report: PairReport) -> list[str]:
 
 
 def _direction_rows(report: PairReport) -> list[dict[str, Any]]:
+    """The directions for a reader, with the tokens of either sign below each other."""
     rows = []
     for direction in report.directions:
         first, last = direction.block[0], direction.block[-1]
@@ -230,7 +213,7 @@ def _direction_rows(report: PairReport) -> list[dict[str, Any]]:
     return rows
 
 
-def _direction_csv(report: PairReport) -> list[dict[str, Any]]:
+def _direction_records(report: PairReport) -> list[dict[str, Any]]:
     rows = []
     for direction in report.directions:
         lists = {

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress
+from headspan.cli.common import (
+    Fold,
+    Force,
+    LabelsOption,
+    Listing,
+    Metric,
+    Metrics,
+    ModelRef,
+    Pairings,
+    ResultRef,
+    k_option,
+    listing,
+    note,
+    open_model,
+    out_option,
+    progress,
+)
+from headspan.errors import HeadspanError
 
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option("--metric", "-m", help="pk, cs, simple_cs, linear_cka, procrustes or all; may be repeated."),
-]
-Pairings = Annotated[
-    list[str] | None,
-    typer.Option("--pairing", "-p", help="Like OK; flow for OQ, OK and OV; or all. May be repeated."),
-]
+if TYPE_CHECKING:
+    from headspan.scores import Scores
 
 
 def register(app: typer.Typer) -> None:
     app.command("score")(score)
-    app.command("top")(top)
-    app.command("compare")(compare)
+    app.command("top")(listing(top))
+    app.command("compare")(listing(compare))
 
 
 def score(
     model: ModelRef,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The result file to write (.safetensors).")],
+    out: Annotated[Path, out_option("The result file to write (.safetensors).")],
     metric: Metrics = None,
     pairing: Pairings = None,
     pairs: Annotated[
         str, typer.Option(help="default (forward, and same-type for QQ KK VV OO), forward, same-type or all.")
     ] = "default",
-    fold: Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")] = False,
+    fold: Fold = False,
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     route: Annotated[str | None, typer.Option(help="gram or direct. [default: the cheaper one]")] = None,
@@ -43,24 +54,22 @@ def score(
 ) -> None:
     """Score all pairs of heads and write a result file.
 
-    Example: headspan score gpt2 --out gpt2.safetensors
-    Example: headspan score model.gguf --out r.safetensors --metric all --pairing flow
+    \b
+    Examples:
+      headspan score gpt2 --out gpt2.safetensors
+      headspan score model.gguf --out r.safetensors --metric all --pairing flow
     """
-    from headspan.errors import HeadspanError
-    from headspan.models.folding import fold as folded
-    from headspan.models.weights import open
     from headspan.scoring.run import score as run
     from headspan.system.outputs import check_output
 
-    check_output(out, "result", inputs=[model], force=force)
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
-    weights = open(model)
-    for sentence in weights.notes:
-        note(sentence)
+    check_result_name(out)
+    check_output(out, "result", inputs=[model], force=force)
+    weights = open_model(model, fold, tell=True)
     with progress("scoring") as update:
         scores = run(
-            folded(weights) if fold else weights,
+            weights,
             metric or ("pk", "cs"),
             pairing or "all",
             pairs,  # type: ignore[arg-type]
@@ -78,72 +87,92 @@ def score(
     note(f"{out}: {', '.join(scores.metrics)} for {len(scores.pairings)} pairings, {pairs_scored:,} scores")
 
 
+def check_result_name(path: Path) -> None:
+    """A result is known by the end of its name: a file called otherwise could not be read again."""
+    if path.suffix != ".safetensors":
+        raise HeadspanError(f"a result is a file whose name ends in .safetensors, not {path.name!r}: name it so")
+
+
 def top(
-    result: ResultRef,
+    reference: ResultRef,
     pairing: Pairings = None,
-    k: Annotated[int, typer.Option("-k", "--top", help="How many pairs per pairing.")] = 20,
-    metric: Annotated[str, typer.Option("--metric", "-m", help="Which similarity.")] = "pk",
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+    k: Annotated[int, k_option("How many pairs per pairing.", 0)] = 20,
+    metric: Metric = "pk",
+    head: Annotated[str | None, typer.Option(help="Only pairs of this head: who feeds it, and whom it feeds.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Only pairs with a head of this layer.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only pairs with a head of this class of --labels.")] = None,
+    labels: LabelsOption = None,
+) -> Listing:
     """List the pairs of heads with the largest scores, with z against random subspaces for pk.
 
-    Example: headspan top gpt2.safetensors --pairing OK -k 20
-    Example: headspan top demo --pairing flow -k 5 --json
+    \b
+    Examples:
+      headspan top gpt2.safetensors --pairing OK -k 20
+      headspan top gpt2.safetensors --head L5H1 -k 5
+      headspan top gpt2.safetensors --labels gpt2-ioi --label induction
     """
-    from headspan.analysis.baseline import z_scores
+    from headspan.analysis.given import given_labels, given_scores
+    from headspan.analysis.neighbours import around, edge_row
+    from headspan.analysis.neighbours import top as strongest
     from headspan.heads import parse_pairings
     from headspan.scoring.metrics import parse_metrics
-    from headspan.scoring.run import scores_of
 
+    if head is not None and (layer is not None or label is not None):
+        raise HeadspanError("--head lists all pairs of one head: leave out --layer and --label")
     (name,) = parse_metrics(metric)[:1] or ("pk",)
     chosen = parse_pairings(pairing or "flow")
-    with progress("scoring") as update:
-        scores = scores_of(result, [name], chosen, progress=update)
-    rows = []
-    for p in chosen:
-        matrix = scores[name, p]
-        z = z_scores(scores, p) if name == "pk" else None
-        for edge in matrix.top(k):
-            i, j = matrix.sources.index(edge.source), matrix.targets.index(edge.target)
-            rows.append(
-                {
-                    "pairing": str(p),
-                    "rank": edge.rank,
-                    "source": str(edge.source),
-                    "target": str(edge.target),
-                    "score": edge.score,
-                    "z": None if z is None else float(z[i, j]),
-                }
-            )
-    print_table(
-        rows, title=f"largest {name} scores", formats={"score": ".4f", "z": ".2f"}, as_json=as_json, as_csv=as_csv
-    )
+    scores = given_scores(reference, [name], chosen)
+    classes = given_labels(labels, scores, note)
+    if head is not None:
+        rows = around(scores, head, k, name, pairing).rows()
+        title = f"largest {name} scores of pairs with {head}"
+    else:
+        rows = [edge_row(e) for e in strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes)]
+        title = f"largest {name} scores"
+    rows = _with_z(rows, scores)
+    if classes is not None and label is None:
+        for row in rows:
+            row |= {f"{end}_labels": ";".join(classes.of(row[end])) for end in ("source", "target")}
+    columns = [c for c in (rows[0] if rows else ()) if c != "metric"]
+    return Listing(rows, title, {"score": ".4f", "z": ".2f"}, shown=columns)
+
+
+def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
+    """Rows of edges with their distance from chance; None where the random baseline is not known."""
+    from headspan.analysis.baseline import z_scores
+
+    tables: dict[str, Any] = {}
+    found = []
+    for row in rows:
+        z = None
+        if row["metric"] == "pk":
+            if row["pairing"] not in tables:
+                matrix = scores["pk", row["pairing"]]
+                places = ({str(h): i for i, h in enumerate(heads)} for heads in (matrix.sources, matrix.targets))
+                tables[row["pairing"]] = (z_scores(scores, row["pairing"]), *places)
+            values, sources, targets = tables[row["pairing"]]
+            z = float(values[sources[row["source"]], targets[row["target"]]])
+        found.append(row | {"z": z})
+    return found
 
 
 def compare(
     first: ResultRef,
     second: ResultRef,
-    k: Annotated[int, typer.Option("-k", "--top", help="How many top edges to compare.")] = 20,
+    k: Annotated[int, k_option("How many top edges to compare.", 0)] = 20,
     metric: Metrics = None,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
+    pairing: Pairings = None,
+) -> Listing:
     """Compare two results of one shape: shared top edges, mean squared difference (PK normalised), Spearman.
 
-    Example: headspan compare gpt2.safetensors gpt2-folded.safetensors
+    \b
+    Examples:
+      headspan compare gpt2.safetensors gpt2-folded.safetensors
+      headspan compare gpt2.safetensors gpt2-folded.safetensors --pairing flow --metric pk
     """
-    from headspan.analysis.comparison import check_same_shape
     from headspan.analysis.comparison import compare as run
-    from headspan.models.weights import open
-    from headspan.scores import Scores, is_result
-    from headspan.scoring.metrics import parse_metrics
-    from headspan.scoring.run import score as score_model
 
-    names = parse_metrics(metric) if metric else None
-    opened = [Scores.load(reference) if is_result(reference) else open(reference) for reference in (first, second)]
-    check_same_shape(*opened)  # before the work of scoring
-    results = [one if isinstance(one, Scores) else score_model(one, names or ("pk", "cs")) for one in opened]
-    rows = [row._asdict() | {"pairing": str(row.pairing)} for row in run(*results, k=k, metrics=names)]
+    with progress("scoring") as update:
+        found = run(first, second, k=k, metrics=metric, pairings=pairing, progress=update)
     formats = {"mse": ".3g", "spearman": ".3f", "pairs": ","}
-    print_table(rows, title="first against second", formats=formats, as_json=as_json, as_csv=as_csv)
+    return Listing(found.rows(), "first against second", formats)

@@ -3,104 +3,86 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Csv, Force, Json, ModelRef, ResultRef, note, print_table, progress, show
+from headspan.cli.common import (
+    Force,
+    LabelsOption,
+    Listing,
+    Metric,
+    Metrics,
+    ModelRef,
+    NullOption,
+    Pairings,
+    ResultRef,
+    Table,
+    k_option,
+    listing,
+    note,
+    out_option,
+    progress,
+)
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.baseline import PairingSummary, Significance
     from headspan.analysis.evaluation import Estimate, Evaluation
-    from headspan.analysis.labels import Labels
-    from headspan.heads import Pairing
-    from headspan.scores import Scores
+    from headspan.analysis.reproduction import Reproduction
 
-
-class NullChoice(str, Enum):
-    random = "random"
-    reversed = "reversed"
-
-
-LabelsOption = Annotated[
-    str | None,
-    typer.Option("--labels", help="Head classes: gpt2-ioi, gpt2-identity, gpt2 (both), or a CSV file head,label."),
-]
+_SIDE_BY_SIDE = 2  # similarities whose areas with intervals fit beside each other
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     for command in (hubs, baseline, evaluate, reproduce):
-        app.command()(command)
+        app.command(command.__name__)(listing(command))
 
 
 def hubs(
     reference: ResultRef,
-    pairings: Annotated[str, typer.Option(help="Pairings, like OK or OQ,OK; flow means OQ,OK,OV.")] = "flow",
-    metric: Annotated[str, typer.Option(help="Similarity.")] = "pk",
-    top: Annotated[int, typer.Option(help="Heads per list.", min=1)] = 10,
+    pairing: Pairings = None,
+    metric: Metric = "pk",
+    k: Annotated[int, k_option("Heads per list.")] = 10,
     corrected: Annotated[
         bool, typer.Option("--corrected", help="Rank by the z-score corrected for the number of candidates.")
     ] = False,
     labels: LabelsOption = None,
-    json: Json = False,
-    csv: Csv = False,
-) -> None:
+) -> Listing:
     """Heads that many others write to (inlets) or read from (outlets).
 
     \b
     Examples:
       headspan hubs gpt2
-      headspan hubs result.safetensors --pairings OK --corrected --labels gpt2
+      headspan hubs result.safetensors --pairing OK --corrected --labels gpt2
     """
+    from headspan.analysis.given import given_labels, given_scores
+    from headspan.analysis.hubs import HubLists
     from headspan.analysis.hubs import hubs as find_hubs
     from headspan.heads import parse_pairings
-    from headspan.scoring.run import scores_of
 
-    chosen = parse_pairings(pairings)
-    with progress("scoring") as update:
-        scores = scores_of(reference, [metric], chosen, progress=update)
-    classes = _labels(labels)
-    _tell_doubt(classes, scores)
-    rows: list[dict[str, Any]] = []
-    lists: dict[str, dict[str, list[list[Any]]]] = {}
-    for pairing in chosen:
-        found = find_hubs(scores, pairing, metric)
-        for kind, raw, z in (
-            ("inlet", found.inlet, found.inlet_corrected),
-            ("outlet", found.outlet, found.outlet_corrected),
-        ):
-            best = (z if corrected else raw).top(top)
-            name = f"{kind}_corrected_top{top}" if corrected else f"{kind}_top{top}"
-            lists.setdefault(name, {})[str(pairing)] = [[line.head, line.score] for line in best]
-            for line in best:
-                row = {"kind": kind, "pairing": str(pairing), "rank": line.rank, "head": str(line.head)}
-                row |= {"score": raw.of(line.head), "corrected": z.of(line.head)}
-                rows.append(row | ({"labels": " ".join(classes.of(line.head))} if classes else {}))
-    formats = {"score": ".2f", "corrected": ".1f"}
-    print_table(rows, title=f"hubs by {metric}", formats=formats, as_json=json, as_csv=csv, json_value=lists)
+    chosen = parse_pairings(pairing or "flow")
+    scores = given_scores(reference, [metric], chosen)
+    classes = given_labels(labels, scores, note)
+    found = find_hubs(scores, [str(p) for p in chosen], metric)
+    assert isinstance(found, HubLists)
+    rows = found.rows(k, corrected)
+    if classes is not None:
+        rows = [row | {"labels": ";".join(classes.of(row["head"]))} for row in rows]
+    return Listing(rows, f"hubs by {metric}", {"score": ".2f", "corrected": ".1f"})
 
 
 def baseline(
     reference: ResultRef,
-    pairing: Annotated[
-        str | None, typer.Option(help="List the pairs of this pairing instead of one line per pairing.")
-    ] = None,
-    null: Annotated[
-        NullChoice | None,
-        typer.Option(help="With --pairing: random subspaces, or pairs in the direction no information can flow."),
-    ] = None,
-    top: Annotated[int, typer.Option(help="Pairs to list; 0 lists all.", min=0)] = 20,
+    pairing: Pairings = None,
+    null: NullOption = None,
+    k: Annotated[int, k_option("Pairs to list of each --pairing; 0 lists all.", 0)] = 20,
     q: Annotated[float, typer.Option(help="False-discovery rate for counting significant pairs.", min=0, max=1)] = 0.05,
     kl: Annotated[
         bool, typer.Option("--kl", help="Add the paper's KL(random ‖ observed), where it means something.")
     ] = False,
-    json: Json = False,
-    csv: Csv = False,
-) -> None:
+) -> Listing:
     """How far are Projection Kernels from chance?
 
     One line per pairing: the shift of the mean in random standard deviations, and the share of pairs above the 99.9 %
@@ -109,101 +91,83 @@ def baseline(
     \b
     Examples:
       headspan baseline gpt2
-      headspan baseline gpt2 --pairing OK --null reversed --top 30
+      headspan baseline gpt2 --pairing OK --null reversed -k 30
     """
-    from headspan.analysis.baseline import significance, summarise
-    from headspan.heads import Pairing
-    from headspan.scoring.run import scores_of
+    from headspan.analysis.baseline import baseline as summary
 
-    one = Pairing.parse(pairing) if pairing else None
-    _check_baseline(one, null, kl)
-    wanted = "all" if one is None else list(dict.fromkeys([one, Pairing(one.target, one.source)]))
+    if pairing and kl:
+        raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
+    if pairing:
+        return _pairs_against(reference, pairing, null or "random", k, q)
+    if null is not None:
+        raise HeadspanError(
+            f"--null {null} chooses the null for the pairs of a pairing, and the table of all pairings counts both: "
+            "add --pairing, for example --pairing OK"
+        )
     with progress("scoring") as update:
-        scores = scores_of(reference, ["pk"], wanted, progress=update)
-    if one is not None:
-        against = (null or NullChoice.random).value
-        result = significance(scores, one, null=against)
-        rows = _pair_rows(result, top)
-        title = f"pk {one} against the {against} null: {result.count(q)} pairs at a false-discovery rate of {q:g}"
-        formats = {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}
-        print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv)
-        if result.note:
-            note(result.note)
-        if not result.count(q):
-            note(result.nothing(q))
-        return
-    rows = [_baseline_row(line, kl) for line in summarise(scores, q, kl)]
+        rows = summary(reference, q, kl, update).rows()
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
     formats |= {"pairs": ",d", "shift": "+.2f", "above": ".1%"}
-    title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
-    print_table(rows, title=title, formats=formats, as_json=json, as_csv=csv)
+    return Listing(
+        rows, f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}", formats
+    )
 
 
-def _baseline_row(line: PairingSummary, kl: bool) -> dict[str, Any]:
-    """One line of the table; a KL that leaves out most of the random mass is not shown."""
-    row = line._asdict() | {"pairing": str(line.pairing), "kl": None if math.isnan(line.kl) else line.kl}
-    return row if kl else {name: value for name, value in row.items() if name != "kl"}
+def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: float) -> Listing:
+    """The pairs with the largest scores of some pairings, all of them if k is 0."""
+    from headspan.analysis.baseline import significance
+    from headspan.analysis.given import given_scores
+    from headspan.heads import Pairing, parse_pairings
 
-
-def _check_baseline(pairing: Pairing | None, null: NullChoice | None, kl: bool) -> None:
-    """Options that would change nothing are refused."""
-    if pairing is None and null is not None:
-        raise HeadspanError(
-            f"--null {null.value} chooses the null for the pairs of one pairing, and the table of all pairings counts "
-            "both: add --pairing, for example --pairing OK"
-        )
-    if pairing is not None and kl:
-        raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
+    chosen = parse_pairings(pairings)
+    wanted = parse_pairings([*chosen, *(Pairing(p.target, p.source) for p in chosen)])
+    if null not in ("random", "reversed"):
+        raise HeadspanError(f"--null is random or reversed, not {null!r}")
+    scores = given_scores(reference, ["pk"], wanted)
+    rows: list[dict[str, Any]] = []
+    counts: list[str] = []
+    remarks: list[str] = []
+    for one in chosen:
+        result = significance(scores, one, null=null)  # type: ignore[arg-type]
+        rows += result.rows(k or None)
+        counts.append(f"{result.count(q)} pairs of {one}")
+        remarks += [result.note] if result.note else []
+        remarks += [] if result.count(q) else [result.nothing(q)]
+    if not rows:
+        raise HeadspanError(f"{chosen[0]} has no pairs in this result: the baseline needs heads in two layers")
+    title = f"pk against the {null} null: {', '.join(counts)} at a false-discovery rate of {q:g}"
+    return Listing(rows, title, {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}, remarks=remarks)
 
 
 def evaluate(
     reference: ResultRef,
-    labels: Annotated[str, typer.Option(help="gpt2-ioi, gpt2-identity, gpt2 (both), or a CSV file head,label.")],
-    metrics: Annotated[
-        str | None, typer.Option(help="Similarities, or all; those of the result, or pk,cs, by default.")
-    ] = None,
+    labels: LabelsOption = None,
+    metric: Metrics = None,
     bootstrap: Annotated[int, typer.Option(help="Draws for the 95 % intervals; 0 for none.", min=0)] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the draws.", min=0)] = 0,
-    json: Json = False,
-    csv: Csv = False,
-) -> None:
+) -> Listing:
     """How well similarities find labelled heads and tell classes of heads apart.
 
     \b
     Examples:
-      headspan evaluate gpt2 --labels gpt2-ioi --metrics all
+      headspan evaluate gpt2 --labels gpt2-ioi --metric all
       headspan evaluate result.safetensors --labels my-heads.csv --json
     """
     from headspan.analysis.evaluation import evaluate as run
-    from headspan.analysis.labels import Labels
-    from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS
-    from headspan.scores import is_result
-    from headspan.scoring.metrics import parse_metrics
-    from headspan.scoring.run import scores_of
 
-    classes = Labels.load(labels)
-    chosen = parse_metrics(metrics) if metrics else (None if is_result(reference) else ("pk", "cs"))
-    with progress("scoring") as update:
-        scores = scores_of(reference, chosen or (), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress=update)
-    _tell_doubt(classes, scores)
-    result = run(scores, classes, chosen, bootstrap=bootstrap, seed=seed, say=note)
-    if json or csv:
-        tables = result.tables() | ({"pk_vs_cs_spearman": result.spearman} if result.spearman else {})
-        if bootstrap:
-            tables["intervals"] = result.tables(lambda estimate: [estimate.low, estimate.high])
-        print_table(result.rows(), as_json=json, as_csv=csv, json_value=tables)
-        return
-    _print_evaluation(result)
+    if labels is None:
+        raise HeadspanError("which heads are known? Give --labels with gpt2-ioi, behaviour or a CSV file head,label")
+    with progress("scoring and drawing heads") as update:
+        result = run(reference, labels, metric, bootstrap=bootstrap, seed=seed, say=note, progress=update)
+    return Listing(result.rows(), tables=_evaluation_tables(result))
 
 
 def reproduce(
     model: ModelRef,
-    out: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV, Markdown and JSON.")] = None,
+    out: Annotated[Path | None, out_option("Folder for the tables as CSV, Markdown and JSON.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every number, not only those to look at.")] = False,
     force: Force = False,
-    json: Json = False,
-    csv: Csv = False,
-) -> None:
+) -> Listing:
     """Compute the paper's numbers for GPT-2 small again and compare them with the published ones.
 
     Exit code 1 if a number differs.
@@ -213,84 +177,71 @@ def reproduce(
       headspan reproduce gpt2
       headspan reproduce path/to/gpt2 --out reproduction
     """
-    from headspan.analysis.reproduction import AGREES, DIFFERS, FILES, NOT_AVAILABLE
+    from headspan.analysis.reproduction import FILES, NOT_AVAILABLE
     from headspan.analysis.reproduction import reproduce as run
-    from headspan.models.weights import open
     from headspan.system.outputs import check_folder
 
     if out is not None:
         check_folder(out, FILES, inputs=[model], force=force)
-    with open(model) as weights, progress("computing") as update:
-        result = run(weights, update)
+
+    with progress("computing") as update:
+        result = run(model, update)
     rows = [row._asdict() for row in result.rows]
-    if json or csv:
-        print_table(rows, as_json=json, as_csv=csv)
-    else:
-        print_table(result.by_section(), title="published numbers, by section")
-        special = [row for row in rows if row["verdict"] == DIFFERS or (row["verdict"] == AGREES and row["note"])]
-        if everything or special:
-            print_table(rows if everything else special, title="every number" if everything else "look at these")
-    # With --json or --csv the output is for a program: remarks go to stderr.
-    tell = note if json or csv else show
-    for reason in dict.fromkeys(row["note"] for row in rows if row["verdict"] == NOT_AVAILABLE):
-        tell(f"not available: {reason}")
-    for remark in result.remarks:
-        tell(remark)
+    reasons = dict.fromkeys(row.note for row in result.rows if row.verdict == NOT_AVAILABLE)
+    remarks = [*(f"not available: {reason}" for reason in reasons), *result.remarks]
     if out is not None:
-        tell("written: " + ", ".join(map(str, result.write(out, force=force))))
-    tell(result.summary)
-    if not result.success:
-        raise typer.Exit(1)
+        remarks.append("written: " + ", ".join(map(str, result.write(out, force=force))))
+    tables = _reproduction_tables(result, everything)
+    return Listing(rows, tables=tables, remarks=[*remarks, result.summary], code=0 if result.success else 1)
 
 
-def _labels(name: str | None) -> Labels | None:
-    from headspan.analysis.labels import Labels
+def _reproduction_tables(result: Reproduction, everything: bool) -> list[Table]:
+    """How many numbers of each section agree, and section by section those to look at."""
+    from headspan.analysis.reproduction import AGREES, DIFFERS
 
-    return Labels.load(name) if name else None
-
-
-def _tell_doubt(labels: Labels | None, scores: Scores) -> None:
-    if labels is not None and (doubt := labels.doubt(scores.provenance)):
-        note(doubt)
-
-
-def _pair_rows(result: Significance, top: int) -> list[dict[str, Any]]:
-    """The pairs with the largest scores, all of them if top is 0."""
-    matrix = result.matrix
-    edges = matrix.top(top or matrix.values.size)
-    if not edges:
-        raise HeadspanError(f"{matrix.pairing} has no pairs in this result: the baseline needs heads in two layers")
-    position = {head: i for i, head in enumerate(matrix.sources)}, {head: i for i, head in enumerate(matrix.targets)}
-    rows = []
-    for edge in edges:
-        at = position[0][edge.source], position[1][edge.target]
-        row: dict[str, Any] = {"rank": edge.rank, "source": str(edge.source), "target": str(edge.target)}
-        row |= {"score": edge.score, "z": float(result.z[at]), "p": float(result.p[at]), "q": float(result.q[at])}
-        rows.append(row)
-    return rows
+    tables: list[Table] = [("published numbers, by section", result.by_section(), {})]
+    for section in dict.fromkeys(row.section for row in result.rows):
+        rows = [row for row in result.rows if row.section == section]
+        if not everything:
+            rows = [row for row in rows if row.verdict == DIFFERS or (row.verdict == AGREES and row.note)]
+        lines = [{n: v for n, v in row._asdict().items() if n != "section"} for row in rows]
+        if not any(row.note for row in rows):
+            lines = [{n: v for n, v in line.items() if n != "note"} for line in lines]
+        if lines:
+            tables.append((section if everything else f"look at these of {section}", lines, {}))
+    return tables
 
 
-def _print_evaluation(result: Evaluation) -> None:
-    """Tables for reading: detection by two measures, PR-AUC and ROC-AUC by class averaged over pairings."""
-    tables = [
-        ("detection: PR-AUC of finding labelled heads", result.detection),
-        ("detection: average precision of finding labelled heads", result.average_precision),
+def _evaluation_tables(result: Evaluation) -> list[Table]:
+    """Tables for reading: detection, PR-AUC and ROC-AUC by class averaged over pairings, agreement of pk and cs."""
+    found = [
+        ("detection: PR-AUC of finding labelled heads", "pairing", result.detection),
+        ("detection: average precision of finding labelled heads", "pairing", result.average_precision),
     ]
     for kind, name in (("pr_auc", "PR-AUC"), ("roc_auc", "ROC-AUC")):
         by_metric = {metric: c.by_class[kind] for metric, c in result.classification.items()}
         if by_metric:
-            tables.append((f"classification: {name} by class, mean over QQ, KK, VV, OO", by_metric))
-    for title, by_metric in tables:
-        first_column = "pairing" if title.startswith("detection") else "class"
-        names = next(iter(by_metric.values()))  # chance is the same for all of them, but for ties between scores
-        cells = {
-            name: {m: _with_interval(e[name]) for m, e in by_metric.items()} | {"chance": f"{first.chance:.3f}"}
-            for name, first in names.items()
-        }
-        print_table([{first_column: name, **row} for name, row in cells.items()], title=title)
+            found.append((f"classification: {name} by class, mean over QQ, KK, VV, OO", "class", by_metric))
+    tables: list[Table] = []
+    for title, first_column, by_metric in found:
+        names = next(iter(by_metric.values()))
+        if len(by_metric) <= _SIDE_BY_SIDE:
+            # Chance is the same for all of them, but for ties between scores.
+            rows = [
+                {first_column: n, **{m: _with_interval(e[n]) for m, e in by_metric.items()}, "chance": first.chance}
+                for n, first in names.items()
+            ]
+        else:
+            pairs = [(n, m, e[n]) for n in names for m, e in by_metric.items()]
+            rows = [
+                {first_column: n, "metric": m, "area [95 % interval]": _with_interval(e), "chance": e.chance}
+                for n, m, e in pairs
+            ]
+        tables.append((title, rows, {"chance": ".3f"}))
     if result.spearman:
         rows = [{"pairs": name, **rhos} for name, rhos in result.spearman.items()]
-        print_table(rows, title="Spearman's ρ of pk and cs", formats=dict.fromkeys(("OQ", "OK", "OV"), ".3f"))
+        tables.append(("Spearman's ρ of pk and cs", rows, dict.fromkeys(("OQ", "OK", "OV"), ".3f")))
+    return tables
 
 
 def _with_interval(estimate: Estimate) -> str:

@@ -9,16 +9,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
+from headspan.analysis.given import ScoresLike, WeightsLike, given_labels, given_scores, given_weights
 from headspan.analysis.labels import Labels
+from headspan.analysis.origin import weights_of
 from headspan.explorer.data import HeadScores, Progress, collect
 from headspan.explorer.page import render
-from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
+from headspan.scores import Scores, is_result
 from headspan.system.outputs import check_output, writing
+from headspan.system.progress import progress_bar
+from headspan.system.renamed import warn_renamed
 
 FRAME_HEIGHT = 820  # pixels of a notebook cell
 
@@ -48,32 +51,47 @@ class Report:
 
 
 def report(
-    scores: Scores,
-    weights: AttentionWeights | None = None,
-    path: str | os.PathLike[str] | None = None,
+    scores: ScoresLike,
+    weights: WeightsLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     labels: Labels | str | os.PathLike[str] | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
     force: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress | None = None,
+    path: str | os.PathLike[str] | None = None,
 ) -> Report:
     """A page with the wiring diagram, heat maps, hubs and everything else that the scores tell.
 
-    weights: the weights the scores were made from; with them the page also has tokens and principal angles.
-    path: where to write it; without, the page is only returned (a notebook shows it).
-    labels: head classes, or the name or CSV file of some; they colour the heads and are evaluated.
-    behaviour: head scores by kind and head (``headspan.head_scores``); those kept with the result by default.
+    scores: scores, the file of a result, or a model to score on the spot (its weights are then used too).
+    weights: the weights the scores were made from, or their model; with them the page has tokens and principal angles.
+    out: where to write it; without, the page is only returned (a notebook shows it).
+    labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
+        heads and are evaluated.
+    behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
     force: replace a file that is not such a page; one that is read is never replaced.
-    progress: called with what is being done, and how much of it is.
+    progress: called with what is being done, and how much of it is; by default a bar where somebody is looking.
+    path: the old name of ``out``.
     """
     if path is not None:
-        check_output(path, "page", force=force)
-    if labels is not None and not isinstance(labels, Labels):
-        labels = Labels.load(labels)
-    payload = collect(scores, weights, labels=labels, behaviour=behaviour, tokens=tokens, progress=progress)
+        warn_renamed("the argument path", "out")
+        out = path
+    if out is not None:
+        check_output(out, "page", force=force)
+    if weights is None and not isinstance(scores, Scores) and not is_result(scores):
+        weights = scores = given_weights(scores)
+    scores = given_scores(scores)
+    if weights is not None:
+        weights = weights_of(scores, weights)
+    if behaviour is not None:
+        scores = replace(scores, annotations={**scores.annotations, "behaviour": dict(behaviour)})
+    classes = given_labels(labels, scores)
+    with progress_bar("making the page") as update:
+        tell = progress or (lambda what, done, total: update(done, total))
+        payload = collect(scores, weights, labels=classes, behaviour=behaviour, tokens=tokens, progress=tell)
     page = Report(payload, render(payload))
-    if path is not None:
-        page.save(path, force=force)
+    if out is not None:
+        page.save(out, force=force)
     return page

@@ -88,13 +88,13 @@ class Context:
     @cached_property
     def behaviour(self) -> BehaviourScores:
         """Head scores kept with the result, or measured now where that is allowed."""
-        from headspan.analysis.behaviour import BehaviourScores, head_scores
+        from headspan.analysis.behaviour import BehaviourScores, behaviour
 
         kept = self.scores.annotations.get("behaviour")
         if kept:
             return BehaviourScores.from_dict(kept)
         if self.run:
-            return head_scores(self._running, progress=self.progress)
+            return behaviour(self._running, progress=self.progress)
         raise HeadspanError(
             "head scores are not kept with this result: make them with headspan behaviour, or add --run"
         )

@@ -1,0 +1,165 @@
+"""The strongest pairs of a result, all of them or those around one head, in one layer, of one class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.analysis.given import ScoresLike, given_labels, given_scores
+from headspan.errors import HeadspanError
+from headspan.heads import FLOW_PAIRINGS, Head, Pairing, PortTable, Role, layers_of, parse_pairings
+from headspan.scores import Edge, Edges, ScoreMatrix
+from headspan.system.tabular import Tabular
+
+if TYPE_CHECKING:
+    import os
+
+    from headspan.analysis.labels import Labels
+
+
+@dataclass(frozen=True, repr=False)
+class Around(Tabular):
+    """The neighbourhood of a head: who feeds it and whom it feeds, each pairing's best first.
+
+    reads: the heads whose reading counts as this head's, itself or, under GQA, the KV head it shares.
+    """
+
+    head: Head
+    incoming: Edges
+    outgoing: Edges
+    reads: tuple[Head, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge: direction (``in`` or ``out``), metric, pairing, rank, source, target, score."""
+        both = (("in", self.incoming), ("out", self.outgoing))
+        return [{"direction": name, **row} for name, edges in both for row in map(edge_row, edges)]
+
+    def __repr__(self) -> str:
+        lines = [f"{self.head}: fed by {len(self.incoming)} and feeding {len(self.outgoing)} edges"]
+        for name, edges in (("in", self.incoming), ("out", self.outgoing)):
+            best = sorted(edges, key=lambda edge: -edge.score)[:4]
+            lines += [f"  {name:<4}{e.source} → {e.target}  {e.pairing}  {e.score:.4f}" for e in best]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<p>Who feeds {self.head}</p>{self.incoming._repr_html_()}"
+            f"<p>Whom {self.head} feeds</p>{self.outgoing._repr_html_()}"
+        )
+
+
+def around(
+    scores: ScoresLike,
+    head: Head | str,
+    k: int = 10,
+    metric: str = "pk",
+    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+) -> Around:
+    """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
+
+    Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
+
+    Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
+    heads of its group: their pairs are among those listed.
+
+    >>> around("demo", "L1H2", k=1).incoming[0].target
+    Head(layer=1, index=2, kind='H')
+    """
+    chosen = FLOW_PAIRINGS if pairings is None else parse_pairings(pairings)
+    scores = given_scores(scores, [metric], chosen)
+    if pairings is None:
+        chosen = tuple(p for p in scores.pairings if p.flow and (metric, p) in scores) or chosen
+    table, wanted = scores.ports, Head.parse(head)
+    if wanted not in table.heads:
+        raise HeadspanError(
+            f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
+            + (f", its shared ones from {table.kv[0]} to {table.kv[-1]}" if table.shared else "")
+        )
+    incoming, outgoing = Edges(), Edges()
+    for pairing in chosen:
+        matrix = scores[metric, pairing].forward()
+        ends = (_acts_as(table, wanted, pairing.source), _acts_as(table, wanted, pairing.target))
+        shape = matrix.values.shape
+        outgoing += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.sources), _ids(ends[0]))[:, None], shape), k)
+        incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
+    reads = _acts_as(table, wanted, Role.K)
+    return Around(wanted, incoming, outgoing, reads)
+
+
+def top(
+    scores: ScoresLike,
+    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
+    k: int = 20,
+    metric: str = "pk",
+    *,
+    layer: int | None = None,
+    label: str | None = None,
+    labels: Labels | str | os.PathLike[str] | None = None,
+) -> Edges:
+    """The k largest scores of every pairing; ranks count all pairs of the pairing.
+
+    layer: only pairs with a head of this layer. label: only pairs with a head of this class of ``labels``.
+
+    >>> [str(edge.source) for edge in top("demo", "OK", k=2)]
+    ['L0H3', 'L0H3']
+    """
+    chosen = parse_pairings(pairings)
+    scores = given_scores(scores, [metric], chosen)
+    members: tuple[Head, ...] | None = None
+    if label is not None:
+        classes = given_labels(labels, scores)
+        if classes is None:
+            raise HeadspanError(f"to list the heads of the class {label!r}, say whose classes: give labels")
+        members = classes.heads(label)
+    if layer is not None and layer not in {head.layer for head in scores.ports.heads}:
+        layers = sorted({head.layer for head in scores.ports.query})
+        raise HeadspanError(
+            f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
+        )
+    edges = Edges()
+    for pairing in chosen:
+        matrix = scores[metric, pairing]
+        keep = np.ones(matrix.values.shape, dtype=bool)
+        if layer is not None:
+            keep &= (layers_of(matrix.sources) == layer)[:, None] | (layers_of(matrix.targets) == layer)[None, :]
+        if members is not None:
+            inside = _ids(members)
+            keep &= np.isin(_ids(matrix.sources), inside)[:, None] | np.isin(_ids(matrix.targets), inside)[None, :]
+        edges += _best(matrix, keep, k)
+    return edges
+
+
+def edge_row(edge: Edge) -> dict[str, Any]:
+    """An edge as a flat record."""
+    names = {"pairing": str(edge.pairing), "source": str(edge.source), "target": str(edge.target)}
+    return {**edge._asdict(), **names}
+
+
+def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
+    """The k largest of the pairs to keep, with their ranks among all pairs, ties in head order."""
+    if k < 0:
+        raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
+    rows, columns, values = matrix.pairs()
+    order = np.argsort(-values, kind="stable")
+    kept = np.flatnonzero(keep[rows[order], columns[order]])[:k]
+    for rank in kept.tolist():
+        i = order[rank]
+        source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
+        yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
+
+
+def _acts_as(table: PortTable, head: Head, role: Role) -> tuple[Head, ...]:
+    """The heads that hold this head's weight of a role: itself, its KV head, or the query heads of its group."""
+    if head in table.of(role):
+        return (head,)
+    if head.kv:
+        return table.group_of(head) if not role.shared and head in table.heads else ()
+    return (table.kv_of(head),) if role.shared and head in table.served_by else ()
+
+
+def _ids(heads: Iterable[Head]) -> np.ndarray:
+    """Heads as texts, which numpy can compare."""
+    return np.array([str(head) for head in heads], dtype=object).astype(str)
