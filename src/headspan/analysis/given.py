@@ -64,8 +64,8 @@ def given_labels(
 ) -> Labels | None:
     """Labels as they are, or by name or file; ``"behaviour"`` are those of the head scores kept with the scores.
 
-    They are checked against the heads of the model; a shared key/value head takes over those of its group. ``say`` hears
-    of it where nobody can tell whether they are for these weights.
+    They are checked against the heads of the model; a shared key/value head takes over those of its group. ``say``
+    hears of it where nobody can tell whether they are for these weights.
     """
     from headspan.analysis.labels import Labels
 

@@ -67,8 +67,8 @@ class Info(dict[str, Any]):
 def info(model: WeightsLike, check: bool = False, progress: Update | None = None) -> Info:
     """What a model is and which of its tensors would be read.
 
-    Without ``check`` only headers are read; with it all weights are, ``["fingerprint"]`` is theirs and ``["check"]`` has
-    the rank of every head.
+    Without ``check`` only headers are read; with it all weights are, ``["fingerprint"]`` is theirs and ``["check"]``
+    has the rank of every head.
 
     >>> info("demo")["n_heads"]
     8
