@@ -11,7 +11,8 @@ import numpy as np
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, PortTable, Role
 from headspan.models.identity import IDENTITY_PREFIX
-from headspan.models.weights import AttentionWeights, Norm, check_finite
+from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
+from headspan.sources.dtypes import exact_array
 from headspan.sources.mapping import hash_tensor
 from headspan.sources.untrusted import changed
 
@@ -46,9 +47,9 @@ class ArrayWeights(AttentionWeights):
                 f"four arrays Q, K, V and O are needed, got {', '.join(names) or 'nothing'}"
                 f" (further names understood: {', '.join(sorted(known - set('QKVO')))})"
             )
-        self._arrays = {name: np.asarray(arrays[key]) for name, key in names.items() if name not in ("norm", "eps")}
+        self._arrays = {n: exact_array(arrays[key], n) for n, key in names.items() if n not in ("norm", "eps")}
         self._norm = arrays.get("norm")
-        self._eps = float(arrays.get("eps", 1e-5))
+        self._eps = _epsilon(arrays.get("eps", 1e-5))
         self._check_shapes()
         self.norm_kind = self._check_norm()
         self.norm_place = "pre" if self._norm else "none"
@@ -63,7 +64,7 @@ class ArrayWeights(AttentionWeights):
         shapes = {role: self._arrays[role.value].shape for role in ROLES}
         for role, shape in shapes.items():
             array = self._arrays[role.value]
-            if len(shape) != 4 or 0 in shape or array.dtype.kind not in "fiuV":
+            if len(shape) != 4 or 0 in shape:
                 raise HeadspanError(
                     f"{role} must be numbers of shape (layer, head, d_model, d_head), all at least 1: "
                     f"got {shape} of {array.dtype}"
@@ -82,40 +83,44 @@ class ArrayWeights(AttentionWeights):
         self.d_model, self.n_layers, self.n_heads, self.n_kv_heads = d_model, n_layers, n_heads, n_kv
         self.layers = tuple(range(n_layers))
         self.ports = PortTable.regular(self.layers, n_heads, n_kv)
-        vocab = len(self._arrays["unembedding"]) if "unembedding" in self._arrays else 0
+        vocab = len(np.atleast_1d(self._arrays.get("unembedding", ())))
         others = {
             **{name: (n_layers, expected[r][1], expected[r][3]) for name, r in _BIASES.items() if r is not Role.O},
             "bO": (n_layers, d_model), "gain": (n_layers, d_model), "gain_bias": (n_layers, d_model),
             "final_gain": (d_model,), "final_bias": (d_model,), "unembedding_bias": (vocab,),
             "unembedding": (vocab, d_model),
         }  # fmt: skip
+        embedding = self._arrays.get("embedding")
+        if embedding is not None and (embedding.ndim != 2 or embedding.shape[1] != d_model):
+            raise HeadspanError(f"embedding has shape {embedding.shape}, expected (vocabulary, {d_model})")
         for name, shape in others.items():
             if name in self._arrays and self._arrays[name].shape != shape:
                 raise HeadspanError(f"{name} has shape {self._arrays[name].shape}, expected {shape}")
 
     def _check_norm(self) -> str:
-        if self._norm not in (None, "layer", "rms"):
+        if not (self._norm is None or (isinstance(self._norm, str) and self._norm in ("layer", "rms"))):
             raise HeadspanError(f"norm must be 'layer' or 'rms', not {self._norm!r}")
         if self._norm is None and any(name in self._arrays for name in ("gain", "gain_bias", "final_gain")):
             raise HeadspanError("gains were given without saying which norm they belong to: add norm='layer' or 'rms'")
         return self._norm or "none"
 
     def d_head(self, role: Role | str) -> int:
-        return self._arrays[Role(role).value].shape[3]
+        return self._arrays[attention_role(role).value].shape[3]
 
     def read(self, role: Role | str, layer: int) -> np.ndarray:
-        role = Role(role)
+        role = attention_role(role)
         self._check_layer(layer)
         weights = _as_float(self._arrays[role.value][layer])
         return check_finite(weights, role, self.heads_in(role, layer), "the arrays")
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         self._check_layer(layer)
-        biases = self._arrays.get(f"b{Role(role)}")
+        biases = self._arrays.get(f"b{attention_role(role)}")
         return None if biases is None else _as_float(biases[layer])
 
     def storage_dtype(self, role: Role | str, layer: int) -> str:
-        return self._arrays[Role(role).value].dtype.name
+        self._check_layer(layer)
+        return self._arrays[attention_role(role).value].dtype.name
 
     def tensors(self) -> dict[str, int]:
         return {role.value: self._arrays[role.value].nbytes for role in ROLES}
@@ -141,7 +146,8 @@ class ArrayWeights(AttentionWeights):
         return self._vocabulary_matrix("embedding")
 
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
-        return self._vocabulary_matrix("unembedding")[start:stop]
+        rows = self._vocabulary_matrix("unembedding")
+        return rows[check_rows(start, stop)]
 
     def unembedding_bias(self) -> np.ndarray | None:
         bias = self._arrays.get("unembedding_bias")
@@ -172,6 +178,13 @@ class ArrayWeights(AttentionWeights):
         before = self._last
         if before is not None and self.fingerprint() != IDENTITY_PREFIX + before:
             raise changed(self.reference)
+
+
+def _epsilon(value: Any) -> float:
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise HeadspanError(f"eps must be a small number, not {repr(value)[:80]}")
+    return float(value)
 
 
 def _as_float(array: np.ndarray) -> np.ndarray:

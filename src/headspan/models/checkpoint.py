@@ -13,7 +13,7 @@ from headspan.heads import ROLES, PortTable, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
 from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
-from headspan.models.weights import AttentionWeights, Norm, check_finite
+from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
 from headspan.sources.base import TensorSource
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ class CheckpointWeights(AttentionWeights):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def d_head(self, role: Role | str) -> int:
+        attention_role(role)
         return self._map.d_head
 
     def read(self, role: Role | str, layer: int) -> np.ndarray:
-        role = Role(role)
+        role = attention_role(role)
         self._check_layer(layer)
         name = self._map.weight(role, layer)
         stored = self._read_once(name) if self._entry.fused and role is not Role.O else self.source.read(name)
@@ -91,7 +92,7 @@ class CheckpointWeights(AttentionWeights):
         return self._kept[1]
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
-        role = Role(role)
+        role = attention_role(role)
         self._check_layer(layer)
         name = self._map.bias(role, layer)
         if name is None:
@@ -104,7 +105,7 @@ class CheckpointWeights(AttentionWeights):
 
     def storage_dtype(self, role: Role | str, layer: int) -> str:
         self._check_layer(layer)
-        return self.source.dtype(self._map.weight(Role(role), layer))
+        return self.source.dtype(self._map.weight(attention_role(role), layer))
 
     def tensors(self) -> dict[str, int]:
         names = dict.fromkeys(self._map.weight(role, layer) for layer in self.layers for role in ROLES)
@@ -178,6 +179,7 @@ class CheckpointWeights(AttentionWeights):
         return self._check_width(name, self.source.read(name))
 
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = check_rows(start, stop)
         if self._map.unembedding is None:
             names = " nor ".join(weight_of(module) for module in self._entry.unembedding)
             raise HeadspanError(
@@ -185,8 +187,8 @@ class CheckpointWeights(AttentionWeights):
             )
         name = self._map.unembedding
         if self._tokens_are_columns():
-            return np.ascontiguousarray(self._check_width(name, self._read_once(name).T[start:stop]))
-        return self._check_width(name, self.source.read(name, slice(start, stop)))
+            return np.ascontiguousarray(self._check_width(name, self._read_once(name).T[rows]))
+        return self._check_width(name, self.source.read(name, rows))
 
     def _check_width(self, name: str, rows: np.ndarray) -> np.ndarray:
         if rows.ndim != 2 or rows.shape[1] != self.d_model:

@@ -19,7 +19,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import Role
-from headspan.models.weights import AttentionWeights, Norm, check_finite
+from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, open
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 _ROWS = 8192  # of the unembedding at a time
 
 
-def fold(weights: AttentionWeights) -> FoldedWeights:
-    """Weights with the norms folded in, or an error that says why this is not possible.
+def fold(weights: AttentionWeights | str) -> FoldedWeights:
+    """Weights (or a reference to a model) with the norms folded in, or an error that says why this is not possible.
 
     >>> rng = np.random.default_rng(0)
-    >>> from headspan.models.weights import open
     >>> arrays = {role: rng.normal(size=(1, 2, 8, 3)) for role in "QKVO"}
     >>> folded = fold(open({**arrays, "norm": "layer", "gain": np.full((1, 8), 2.0)}))
     >>> bool(np.allclose(folded.read("Q", 0).mean(axis=1), 0))
     True
     """
-    return FoldedWeights(weights)
+    return FoldedWeights(open(weights))
 
 
 class FoldedWeights(AttentionWeights):
@@ -70,7 +69,7 @@ class FoldedWeights(AttentionWeights):
         return self.unfolded.d_head(role)
 
     def read(self, role: Role | str, layer: int) -> np.ndarray:
-        role = Role(role)
+        role = attention_role(role)
         weights = self.unfolded.read(role, layer)
         with np.errstate(over="ignore", invalid="ignore"):  # told below, with the head's name
             if role is not Role.O:
@@ -80,7 +79,7 @@ class FoldedWeights(AttentionWeights):
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
-        role = Role(role)
+        role = attention_role(role)
         if role is Role.O:
             return self._output_bias(layer)
         if role is Role.V and self.value_bias_is_constant:

@@ -181,11 +181,27 @@ class AttentionWeights(ABC):
         self.close()
 
     def _check_layer(self, layer: int) -> None:
-        if layer not in self.layers:
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer not in self.layers:
             raise HeadspanError(
-                f"{self.reference} has no attention weights in layer {layer}: {len(self.layers)} of its layers have, "
-                f"from {self.layers[0]} to {self.layers[-1]}"
+                f"{self.reference} has no attention weights in layer {str(layer)[:40]!r}: {len(self.layers)} of its "
+                f"layers have, from {self.layers[0]} to {self.layers[-1]}"
             )
+
+
+def attention_role(role: Role | str) -> Role:
+    """One of Q, K, V and O."""
+    found = Role(role)
+    if found not in ROLES:
+        raise HeadspanError(f"{found} is not a role of attention heads: choose one of {', '.join(map(str, ROLES))}")
+    return found
+
+
+def check_rows(start: int, stop: int) -> slice:
+    """A run of rows from two whole numbers."""
+    for end in (start, stop):
+        if isinstance(end, bool) or not isinstance(end, (int, np.integer)) or end < 0:
+            raise HeadspanError(f"rows are counted in whole numbers from 0, not {repr(end)[:40]}")
+    return slice(int(start), int(stop))
 
 
 def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: str) -> np.ndarray:

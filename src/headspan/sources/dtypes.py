@@ -7,10 +7,13 @@ dtype('float32')
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
 from headspan.errors import HeadspanError
+from headspan.sources.untrusted import reason
 
 # safetensors' names of the floating point types (the integer ones never hold usable weights).
 SAFETENSORS_FLOATS: dict[str, np.dtype] = {
@@ -38,17 +41,77 @@ SAFETENSORS_DTYPES = {**SAFETENSORS_FLOATS, **SAFETENSORS_INTEGERS}
 _FLOATS = frozenset(SAFETENSORS_FLOATS.values())
 
 
+def native(dtype: np.dtype) -> np.dtype:
+    """The same number type in the byte order of this machine.
+
+    >>> native(np.dtype(">f8")).name
+    'float64'
+    """
+    return dtype.newbyteorder("=") if dtype.isbuiltin == 0 else dtype
+
+
 def widen(array: np.ndarray, name: str) -> np.ndarray:
     """The same numbers as float32 (float64 stays), or a refusal for integers, which need scales to mean anything."""
-    native = array.dtype.newbyteorder("=") if array.dtype.isbuiltin == 0 else array.dtype
-    if native not in _FLOATS:
+    kind = native(array.dtype)
+    if kind not in _FLOATS:
+        what = "integer-quantised checkpoints are not read" if kind.kind in "biu" else "such numbers are not read"
         raise HeadspanError(
-            f"tensor {name} holds {array.dtype} numbers: integer-quantised checkpoints are not read,"
-            " give the original checkpoint or a GGUF file"
+            f"tensor {name} holds {array.dtype} numbers: {what}, give the original checkpoint or a GGUF file"
         )
-    if native == np.float64:
+    _check_unmasked(array, name)
+    if kind == np.float64:
         return np.ascontiguousarray(array, dtype=np.float64)
     return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def exact_array(value: Any, name: str) -> np.ndarray:
+    """Numbers of any kind as an array of a floating point type that holds each of them exactly, or a refusal.
+
+    Floating point numbers keep their type, in the byte order of this machine; integers and truth values become
+    float64. What no float64 holds exactly (wide integers, long doubles), and what is no real number, is refused.
+
+    >>> exact_array([[1, 2**40]], "x").dtype, exact_array(np.ones(2, ">f4"), "x").dtype
+    (dtype('float64'), dtype('float32'))
+    """
+    array = _as_array(value, name)
+    _check_unmasked(array, name)
+    kind = native(array.dtype)
+    if kind in _FLOATS:
+        return np.asarray(array, dtype=kind)
+    if kind.kind not in "biufV" or kind.names is not None or kind.hasobject:
+        raise HeadspanError(f"{name} holds {array.dtype}, which are no real numbers: give floating point numbers")
+    plain = np.asarray(array)
+    try:
+        with np.errstate(all="ignore"):
+            wide = plain.astype(np.float64)
+            # Beyond 2**53 a round trip of an integer can hide a rounding.
+            same = (np.abs(wide) <= 2.0**53) if kind.kind in "iu" else (wide.astype(kind) == plain) | np.isnan(wide)
+            exact = bool(same.all())
+    except (TypeError, ValueError, OverflowError):
+        wide, exact = np.empty(0), False
+    if not exact:
+        raise HeadspanError(f"{name} holds {array.dtype} numbers that float64 cannot hold exactly: convert them first")
+    return wide
+
+
+def _as_array(value: Any, name: str) -> np.ndarray:
+    """Anything like an array, torch tensors (on any device, with or without gradients) included."""
+    try:
+        if hasattr(value, "detach") and hasattr(value, "numpy"):
+            tensor = value.detach().to("cpu")
+            if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type of its own
+                import torch
+
+                return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+            return tensor.numpy()
+        return np.asanyarray(value)
+    except Exception as error:  # whatever a foreign object raises when it is asked for its numbers
+        raise HeadspanError(f"{name} cannot be read as an array ({type(value).__name__}): {reason(error)}") from None
+
+
+def _check_unmasked(array: np.ndarray, name: str) -> None:
+    if isinstance(array, np.ma.MaskedArray) and np.ma.getmaskarray(array).any():
+        raise HeadspanError(f"{name} is a masked array with numbers missing: fill them first")
 
 
 def row_range(rows: slice | None, shape: tuple[int, ...], name: str) -> tuple[int, int]:

@@ -23,6 +23,8 @@ def open_live(ref: Any) -> MappingSource:
         a pair ``(state_dict, config)``, or a HookedTransformer's state dict alone.
     """
     name = type(ref).__name__
+    if isinstance(ref, type):
+        raise HeadspanError(f"{ref.__name__} is a class, not a model: make a model of it first")
     if _is_pair(ref):
         return from_state_dict(ref[0], as_config(ref[1]))
     if isinstance(ref, Mapping):
@@ -71,7 +73,10 @@ def checkpoint_names(model: Any) -> dict[str, Any]:
     transformers 5 renames the tensors of some families while loading and has a reverse map for saving. Experts
     are left out first: they would be copied, and no head is in them.
     """
-    state = {_WRAPPING.sub("", key): value for key, value in model.state_dict().items() if ".experts." not in key}
+    try:
+        state = {_WRAPPING.sub("", key): value for key, value in model.state_dict().items() if ".experts." not in key}
+    except Exception as error:
+        raise HeadspanError(f"this {type(model).__name__} does not give its state dict: {reason(error)}") from None
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # transformers 4 keeps the names of the checkpoint

@@ -10,7 +10,8 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.dtypes import row_range, widen
+from headspan.sources.dtypes import native, row_range, widen
+from headspan.sources.untrusted import reason
 
 
 class MappingSource(TensorSource):
@@ -36,7 +37,8 @@ class MappingSource(TensorSource):
         return tuple(int(size) for size in self._get(name).shape)
 
     def dtype(self, name: str) -> str:
-        return str(self._get(name).dtype).removeprefix("torch.")
+        dtype = self._get(name).dtype
+        return native(dtype).name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
     def nbytes(self, name: str) -> int:
         return int(self._get(name).nbytes)
@@ -66,12 +68,18 @@ def widen_tensor(tensor: Any, name: str) -> np.ndarray:
     """A numpy array or torch tensor (on any device) as a fresh float32 array, float64 staying float64."""
     if isinstance(tensor, np.ndarray):
         return np.array(widen(tensor, name))
-    if not tensor.is_floating_point():
-        return widen(np.empty(0, np.dtype(str(tensor.dtype).removeprefix("torch."))), name)
+    kind = str(getattr(tensor, "dtype", type(tensor))).removeprefix("torch.")
+    if not getattr(tensor, "is_floating_point", lambda: False)() or kind.startswith("float4"):
+        raise HeadspanError(
+            f"tensor {name} holds {kind} numbers: quantised and packed tensors are not read,"
+            " give the original checkpoint or a GGUF file"
+        )
     check_not_meta(tensor, name)
-    double = str(tensor.dtype) == "torch.float64"
-    plain = tensor.detach().to("cpu")
-    return np.array((plain if double else plain.float()).numpy())
+    try:
+        plain = tensor.detach().to("cpu")
+        return np.array((plain if kind == "float64" else plain.float()).numpy())
+    except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
+        raise HeadspanError(f"tensor {name} ({kind}) cannot be read: {reason(error)}") from None
 
 
 def check_not_meta(tensor: Any, name: str) -> None:
@@ -93,4 +101,7 @@ def _bytes_of(tensor: Any, name: str) -> memoryview:
     import torch
 
     check_not_meta(tensor, name)
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+    try:
+        return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+    except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
+        raise HeadspanError(f"tensor {name} ({tensor.dtype}) cannot be read: {reason(error)}") from None
