@@ -68,6 +68,7 @@ def report(
         if weights is not None:
             raise HeadspanError("--weights names the model of a saved result: here the model itself is given")
         opened = open_model(reference, fold)
+        check_output(out, "page", force=force)  # now that the files of a model on the hub are known
         with progress("scoring") as update:
             scores = score(opened, metric or ("pk", "cs"), pairing or "all", progress=update)
     if habits is not None and (doubt := habits.doubt(scores)):

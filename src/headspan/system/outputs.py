@@ -46,7 +46,7 @@ Ends = tuple[bytes, bytes]
 
 
 def _has_metadata(ends: Ends, path: Path) -> bool:
-    """A safetensors file whose header says that it is a result."""
+    """A safetensors file whose header says that it is ours."""
     length = int.from_bytes(ends[0][:8], "little")
     if length > _HEADER:
         return False
@@ -163,7 +163,7 @@ def is_ours(path: PathLike, kind: str) -> bool:
             head = file.read(_ENDS)
             file.seek(max(0, os.fstat(handle).st_size - _ENDS))
             return _OURS[kind]((head, file.read(_ENDS)), path)
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError):
         return False
 
 
@@ -226,7 +226,7 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
     with _told(path):
         found = os.stat(target)
     for given in inputs:
-        if given is not None and _same(given, found):
+        if given is not None and (_same(given, found) or (not is_ours(target, kind) and _is_part_of(given, found))):
             raise _refusal(path, "it is a file that is read here; choose another name")
     ours = is_ours(target, kind)
     if not ours and _was_read(found):
@@ -250,6 +250,19 @@ def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike 
 def _same(given: PathLike, found: os.stat_result) -> bool:
     with suppress(OSError, ValueError):
         return _identity(os.stat(os.path.expanduser(given))) == _identity(found)
+    return False
+
+
+def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
+    """Whether a file is one of those in a model's directory, or beside a model's file, by whatever name."""
+    with suppress(OSError, ValueError):
+        path = os.path.expanduser(given)
+        if not os.path.isdir(path):
+            if not os.path.isfile(path) or not path.lower().endswith(_MODEL_ENDINGS):
+                return False
+            path = os.path.dirname(os.path.abspath(path))
+        with os.scandir(path) as entries:
+            return any(_same(entry.path, found) for entry in entries if entry.name.lower().endswith(_MODEL_ENDINGS))
     return False
 
 
