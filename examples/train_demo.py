@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from demo_text import SPECIAL, SPELLING, TextMaker, pieces, word_list
 
-from headspan.analysis.behaviour import BehaviourScores, head_scores
+from headspan.analysis.behaviour import BehaviourScores, behaviour
 
 Log = Callable[[str], None]
 
@@ -257,7 +257,7 @@ def train(
 
 
 def progress_line(model: Any, batches: Batches, step: int, losses: list[float], seconds: float) -> str:
-    scores = head_scores(model, sequences=8, length=batches.settings.length // 3, special_ids=range(len(SPECIAL)))
+    scores = behaviour(model, sequences=8, length=batches.settings.length // 3, special_ids=range(len(SPECIAL)))
     best = {kind: " ".join(f"{head}={value:.2f}" for head, value in scores.top(kind, 3)) for kind in scores}
     stories, repeats = held_out_losses(model, batches)
     return (
@@ -269,7 +269,7 @@ def progress_line(model: Any, batches: Batches, step: int, losses: list[float], 
 def save(model: Any, tokenizer: Any, settings: Settings, out: Path, log_lines: list[str]) -> BehaviourScores:
     """Write the model directory: weights, tokenizer, head scores measured on the saved files, and the model card."""
     save_model(model, tokenizer, settings, out)
-    scores = head_scores(out, length=min(100, settings.length // 2))
+    scores = behaviour(out, length=min(100, settings.length // 2))
     (out / "behaviour.json").write_text(json.dumps(rounded(scores), indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(model_card(settings, scores, model, log_lines), encoding="utf-8")
     return scores

@@ -160,7 +160,7 @@ def test_head_scores(tmp_path: Path) -> None:
             }
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     series = hs.track(folders, run=True)
-    expected = hs.head_scores(folders[1])
+    expected = hs.behaviour(folders[1])
     assert series.head_scores["induction"][1] == pytest.approx(expected.arrays["induction"], abs=1e-6)
     assert not np.allclose(series.head_scores["induction"][0], expected.arrays["induction"], atol=1e-3)
     assert "head" in {row["table"] for row in series.records()}

@@ -26,6 +26,8 @@ class EdgeChange(NamedTuple):
     change: float
     rank_before: int
     rank_after: int
+    effect_before: float | None = None  # where it was measured: what the model loses without this edge
+    effect_after: float | None = None
 
 
 class HubChange(NamedTuple):
@@ -104,6 +106,8 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
                 continue
             kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
             scores = a.of(head), b.of(head)
+            if not any(scores):
+                continue  # nobody's choice before and after: its place says nothing
             changes.append(HubChange(pairing, hub, head, kind, *scores, scores[1] - scores[0], old, new))
         yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
 

@@ -22,7 +22,7 @@ import numpy as np
 import headspan
 from headspan.analysis.changes import EdgeChange, HubChange, edge_changes, hub_changes
 from headspan.analysis.rounding import PortNoise, rounding_floor
-from headspan.errors import HeadspanError, missing_extra
+from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Role
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
 from headspan.models.folding import FoldedWeights
@@ -33,6 +33,8 @@ from headspan.scoring.run import score
 from headspan.scoring.subspaces import orthonormal_bases
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
+from headspan.system.progress import progress_bar
+from headspan.system.tabular import data_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -104,11 +106,7 @@ class Diff:
 
     def to_pandas(self, table: str = "drift") -> pandas.DataFrame:
         """One of the tables (drift, edge, hub or all) as a data frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise missing_extra("pandas", "graph", "a data frame") from None
-        return pandas.DataFrame(self.records(table))
+        return data_frame(self.records(table))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Scores before and after, drift, floor and angle as one safetensors file with everything else as JSON."""
@@ -156,8 +154,9 @@ def diff(
     *,
     fold: bool = False,
     k: int = 20,
+    effects: bool = False,
     memory: str | int | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> Diff:
     """Compare two models of one shape: the drift of every head, edges and hubs before and after.
 
@@ -165,10 +164,14 @@ def diff(
     other: the same model tuned or quantised, or the directory of a LoRA adapter of the base.
     fold: fold the norms of both into the weights first.
     k: how many edges of each pairing and kind to list.
+    effects: also run both models, and say what each listed edge does before and after (:func:`headspan.effects`).
     """
     if k < 1:
         raise HeadspanError(f"cannot list {k} edges: give a number of 1 or more")
+    if effects and is_adapter(other):
+        raise HeadspanError(f"{other} is an adapter, which does not run by itself: merge it, and give the merged model")
     with ExitStack() as stack:
+        update = stack.enter_context(progress_bar("comparing", progress))
         first, second = open_two(base, other, stack)
         if fold:
             first, second = (w if isinstance(w, FoldedWeights) else folded(w) for w in (first, second))
@@ -178,9 +181,9 @@ def diff(
         drift: list[PortDrift] = []
         for done, lines in enumerate(_drifts(first, second, layers), start=1):
             drift += lines
-            progress(done, 3 * steps)
+            update(done, 3 * steps)
         before, after = (
-            _scored(weights, layers, memory, lambda done, total, part=part: progress(
+            _scored(weights, layers, memory, lambda done, total, part=part: update(
                 steps * part + steps * done // max(total, 1), 3 * steps))
             for part, weights in ((1, first), (2, second))
         )  # fmt: skip
@@ -193,6 +196,9 @@ def diff(
         drift.sort(key=lambda line: order[line.head, line.role])
         moved = {(line.head, line.role) for line in drift if line.moved}
         edges = [change for pairing in FLOW_PAIRINGS for change in edge_changes(before, after, pairing, k, moved)]
+        if effects:
+            edges, told = _with_effects(edges, base, other, memory)
+            notes += told
         changed_hubs = [change for pairing in FLOW_PAIRINGS for change in hub_changes(before, after, pairing, k)]
         return Diff(
             first.reference, second.reference, first.folding, k, drift, edges, changed_hubs, before, after, notes
@@ -322,6 +328,22 @@ def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int 
         rows, columns = ([head.layer in layers for head in heads] for heads in (matrix.sources, matrix.targets))
         arrays[key] = np.where(np.outer(rows, columns), matrix.values, np.float32(np.nan))
     return dataclasses.replace(scores, arrays=arrays)
+
+
+def _with_effects(
+    edges: list[EdgeChange], base: Any, other: Any, memory: str | int | None
+) -> tuple[list[EdgeChange], list[str]]:
+    """The edges with what they do in both models, measured alike, and what is to be said of the measuring."""
+    from headspan.analysis.effects import effects
+
+    found = [effects(model, memory=memory) for model in (base, other)]
+    lists = []
+    for measured in found:
+        matrices = {pairing: measured.matrix(pairing) for pairing in FLOW_PAIRINGS}
+        lists.append([matrices[edge.pairing].at(edge.source, edge.target) for edge in edges])
+    told = list(dict.fromkeys(note for measured in found for note in measured.notes))
+    values = zip(edges, *lists, strict=True)
+    return [edge._replace(effect_before=a, effect_after=b) for edge, a, b in values], told
 
 
 # -- records -------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ _SYMMETRIC = {"Q8_0": 127.0, "Q5_0": 16.0, "Q4_0": 8.0}
 _RANGED = {"Q5_1": 31.0, "Q4_1": 15.0}
 _BLOCK = 32
 DEVIATIONS = 5.0  # of the floor above the expected drift
+ARITHMETIC = 1e-20  # no change either: what the float64 of these very computations leaves of equal weights
 # Mean of (step/number)²/12 over numbers whose logarithms are spread evenly, for a mantissa of 0 bits.
 _RELATIVE = 0.541 / 12
 
@@ -133,4 +134,4 @@ def rounding_floor(weights: np.ndarray, bases: np.ndarray, ranks: np.ndarray, no
     rows = sum(noise.rows for noise in noises) * inside * (1 - inside)
     margin = np.minimum(DEVIATIONS * relative, 1.0)
     floor = expected * (1 + margin) + rows.sum(axis=1) + DEVIATIONS * np.sqrt(2 * (rows**2).sum(axis=1))
-    return np.minimum(floor / np.maximum(ranks, 1), 1.0)
+    return np.clip(floor / np.maximum(ranks, 1), ARITHMETIC, 1.0)

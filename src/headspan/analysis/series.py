@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import headspan
-from headspan.errors import HeadspanError, missing_extra
+from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Pairing, Role
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
+from headspan.system.tabular import data_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -164,11 +165,7 @@ class Series:
 
     def to_pandas(self, table: str = "trajectory") -> pandas.DataFrame:
         """One of the tables as a data frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise missing_extra("pandas", "graph", "a data frame") from None
-        return pandas.DataFrame(self.records(table))
+        return data_frame(self.records(table))
 
     def __repr__(self) -> str:
         first, last = self.steps[0], self.steps[-1]

@@ -33,6 +33,7 @@ from headspan.scoring.tiles import TileStore
 from headspan.sources.downloads import Downloads
 from headspan.sources.revisions import Checkpoint, find_checkpoints
 from headspan.system.outputs import check_output
+from headspan.system.progress import progress_bar
 
 Progress = Callable[[int, int], None]
 Arrays = dict[str, np.ndarray]
@@ -53,7 +54,7 @@ def track(
     allow_duplicates: bool = False,
     memory: str | int | None = None,
     force: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
@@ -77,9 +78,12 @@ def track(
     if out is not None:
         check_output(out, "result", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
     key = _key(checkpoints, fold, k, run)
-    with TileStore(out, key, say) if out is not None else nullcontext() as store:
+    with (
+        TileStore(out, key, say) if out is not None else nullcontext() as store,
+        progress_bar("tracking", progress) as tell,
+    ):
         tracker = _Tracker(checkpoints, _Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
-        series = tracker.series(progress)
+        series = tracker.series(tell)
         if out is not None:
             series.save(out, force=force)
     return series
@@ -322,9 +326,9 @@ class _Tracker:
         return arrays
 
     def _head_scores(self, checkpoint: Checkpoint, weights: AttentionWeights) -> Arrays:
-        from headspan.analysis.behaviour import head_scores
+        from headspan.analysis.behaviour import behaviour
 
-        found = head_scores(checkpoint.ref)
+        found = behaviour(checkpoint.ref)
         if tuple(found.heads) != tuple(weights.heads(Role.Q)):
             raise HeadspanError(f"{checkpoint.name} runs with other heads than its weights have")
         return {f"head/{kind}": values.astype(np.float32) for kind, values in found.arrays.items()}

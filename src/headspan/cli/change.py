@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headspan.analysis.drift import Diff
     from headspan.analysis.series import Series
 
-_KINDS = {".safetensors": "result"}
+_KINDS = {".safetensors": "result", ".html": "page", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
 _FORMATS = {
     "drift": ".3g", "floor": ".2g", "angle": ".2f", "before": ".3f", "after": ".3f", "change": "+.3f",
 }  # fmt: skip
@@ -32,7 +32,12 @@ def diff(
     ],
     fold: Fold = False,
     k: Annotated[int, k_option("How many weights, and edges a pairing, to list.")] = 20,
-    out: Annotated[Path | None, out_option("Write everything there (.safetensors).")] = None,
+    out: Annotated[
+        list[Path] | None, out_option("A page (.html), a figure (.png) or all of it (.safetensors); may be repeated.")
+    ] = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Also run both models: the effect of each listed edge before and after.")
+    ] = False,
     table: Annotated[str, typer.Option(help="Which listing: drift, edge, hub or all.")] = "all",
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
     force: Force = False,
@@ -41,7 +46,7 @@ def diff(
 
     \b
     Examples:
-      headspan diff gpt2 my-tuned-gpt2 --out diff.safetensors
+      headspan diff gpt2 my-tuned-gpt2 --out diff.html
       headspan diff base-directory lora-directory --fold --json
     """
     from headspan.analysis.drift import TABLES
@@ -50,9 +55,9 @@ def diff(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
-    outputs = _outputs([out] if out is not None else [], [base, other], force)
+    outputs = _outputs(out or [], [base, other], force)
     with progress("comparing") as update:
-        change = run(base, other, fold=fold, k=k, memory=memory, progress=update)
+        change = run(base, other, fold=fold, k=k, effects=effects, memory=memory, progress=update)
     for sentence in change.notes:
         note(sentence)
     for path, kind in outputs:
@@ -75,9 +80,10 @@ def _tables(change: Diff, table: str, k: int) -> list[Table]:
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A record that fits a terminal: both ranks in one column."""
     ranks = f"{row['rank_before']} → {row['rank_after']}"
-    return {key: value for key, value in row.items() if key not in ("table", "rank_before", "rank_after")} | {
-        "rank": ranks
+    hidden = {"table", "rank_before", "rank_after"} | {
+        key for key, value in row.items() if key[:6] == "effect" and value is None
     }
+    return {key: value for key, value in row.items() if key not in hidden} | {"rank": ranks}
 
 
 def track(
@@ -85,7 +91,10 @@ def track(
         list[str],
         typer.Argument(metavar="REF…", help="Checkpoints in order, 'org/name@step*', 'run/step*', or a saved series."),
     ],
-    out: Annotated[list[Path] | None, out_option("Write the series there (.safetensors).")] = None,
+    out: Annotated[
+        list[Path] | None,
+        out_option("The series (.safetensors), a page (.html), a figure (.png); may be repeated."),
+    ] = None,
     steps: Annotated[str | None, typer.Option(help="Only these steps, like 0,1,2,4.")] = None,
     last: Annotated[int | None, typer.Option(help="Only so many checkpoints from the end.", min=1)] = None,
     fold: Fold = False,
@@ -106,7 +115,7 @@ def track(
     \b
     Examples:
       headspan track 'EleutherAI/pythia-70m@step*' --steps 0,1000,143000 --out run.safetensors
-      headspan track checkpoints/step* --run --out run.safetensors
+      headspan track checkpoints/step* --run --out run.safetensors --out run.html
       headspan track run.safetensors --table drift --csv
     """
     from headspan.analysis.series import TABLES, Series
@@ -116,7 +125,7 @@ def track(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
-    outputs = _outputs(out or [], references, force)
+    outputs, home = _outputs(out or [], references, force), None
     if len(references) == 1 and is_result(references[0]):
         series = Series.load(references[0])
     else:
@@ -131,7 +140,8 @@ def track(
     for sentence in series.notes:
         note(sentence)
     for path, kind in outputs:
-        _write(series, path, kind, force)
+        if kind != "result" or path != home:  # written when it was complete
+            _write(series, path, kind, force)
     formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
     rows = series.records(table)
@@ -154,7 +164,16 @@ def _outputs(paths: list[Path], inputs: list[str], force: bool) -> list[tuple[Pa
 
 def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
     """One of the forms that a comparison or a series can be kept in."""
-    change.save(path, force=force)
+    if kind == "result":
+        change.save(path, force=force)
+    elif kind == "page":
+        from headspan.explorer.change import change_page
+
+        change_page(change).save(path, force=force)
+    else:
+        from headspan.figures.change import save_change
+
+        save_change(change, path, force=force)
     note(f"{path}: {change!r}")
 
 

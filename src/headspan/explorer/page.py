@@ -23,18 +23,18 @@ _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib'
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def render(payload: dict[str, Any]) -> str:
+def render(payload: dict[str, Any], template: str = "page.html", scripts: tuple[str, ...] = SCRIPTS) -> str:
     """The whole page as text."""
     from jinja2 import Environment
     from markupsafe import Markup
 
-    style, script = _palette_css() + _read(STYLES), _read(SCRIPTS)
+    style, script = _palette_css() + _read(STYLES), _read(scripts)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    template = Environment(autoescape=True, keep_trailing_newline=True).from_string(_read(("page.html",)))
-    return template.render(
+    page = Environment(autoescape=True, keep_trailing_newline=True).from_string(_read((template,)))
+    return page.render(
         title=payload["model"]["name"],
         version=headspan.__version__,
         policy=policy,
