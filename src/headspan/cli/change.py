@@ -146,7 +146,8 @@ def track(
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
     rows = series.records(table)
     shown = [key for key in (rows[0] if rows else ()) if key != "table"]
-    return Listing(rows, f"{series!r}", formats, shown=shown)
+    title = f"{len(series.steps)} steps, {len(series.edges)} edges ever among the top {series.k} (pk)"
+    return Listing(rows, title, formats, shown=shown)
 
 
 def _outputs(paths: list[Path], inputs: list[str], force: bool) -> list[tuple[Path, str]]:
