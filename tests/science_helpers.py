@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headspan.heads import Pairing, PortTable, Role, pair_mask
+from headspan.heads import ROLES, Pairing, PortTable, pair_mask
 from headspan.scores import Scores
 
 
@@ -26,7 +26,7 @@ def make_scores(
         pairing = Pairing.parse(name)
         mask = pair_mask(pairing, table.of(pairing.source), table.of(pairing.target), "default")
         masked[metric, pairing] = np.where(mask, values, np.nan).astype(np.float32)
-    ranks = {role: np.full(len(table.of(role)), rank, dtype=np.int32) for role in Role}
+    ranks = {role: np.full(len(table.of(role)), rank, dtype=np.int32) for role in ROLES}
     return Scores(masked, table, d_model, ranks)
 
 

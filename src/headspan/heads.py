@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -389,7 +389,7 @@ def mask_of(
     ``default`` is the paper's choice: same-type pairs for QQ, KK, VV and OO (they contain the forward
     ones), forward pairs for the rest. ``all`` leaves out only a weight compared with itself.
     """
-    if pairs not in ("default", "forward", "same-type", "all"):
+    if pairs not in get_args(PairSet):
         raise HeadspanError(f"unknown pair set {str(pairs)[:80]!r}: choose forward, same-type or all")
     row_index, column_index = np.arange(len(sources))[rows, None], np.arange(len(targets))[None, columns]
     if pairs == "forward" or (pairs == "default" and not pairing.same_type):

@@ -198,7 +198,7 @@ def _all_scores(weights: AttentionWeights, progress: Progress) -> tuple[Scores, 
 
 def _from_scores(scores: Scores, folded: Scores) -> Tree:
     """All sections that depend on the attention weights alone."""
-    evaluation = evaluate(scores, Labels.load("gpt2-ioi"), METRICS)
+    evaluation = evaluate(scores, Labels.load("gpt2-ioi"), tuple(METRICS))
     lines = {str(line.pairing): line for line in summarise(scores)}
     return {
         **evaluation.tables(),

@@ -21,11 +21,11 @@ from headspan.errors import HeadspanError
 from headspan.explorer.details import pair_details, tokens_by_role
 from headspan.explorer.encode import Limits, encode_edges, encode_matrices, pack
 from headspan.explorer.findings import find, metric_order
-from headspan.figures.style import METRIC_SHORT, SEQUENTIAL, label_colours
+from headspan.figures.style import SEQUENTIAL, label_colours
 from headspan.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.scoring.metrics import METRIC_TITLES
+from headspan.scoring.metrics import metric_of
 
 SCHEMA = 1
 DEFAULT_K = 20
@@ -131,12 +131,12 @@ def _short_name(reference: str) -> str:
 
 
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
-    largest = max(float(scores.ranks(role).max(initial=1)) for role in ROLES) if metric == "pk" else 1.0
+    widest = max(float(ranks.max(initial=1)) for ranks in scores.role_ranks.values())
     return {
         "key": metric,
-        "title": METRIC_TITLES.get(metric, metric),
-        "short": METRIC_SHORT.get(metric, metric),
-        "max": largest,
+        "title": metric_of(metric).title,
+        "short": metric_of(metric).short,
+        "max": metric_of(metric).largest(widest, widest),
     }
 
 
@@ -264,7 +264,7 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"detection": [], "average_precision": [], "pr_auc": [], "roc_auc": [], "note": None}
     same_type = [p for p in SAME_TYPE_PAIRINGS if p in scores.pairings]
     for metric in metric_order(scores):
-        title = METRIC_TITLES.get(metric, metric)
+        title = metric_of(metric).title
         flow = [p for p in FLOW_PAIRINGS if (metric, p) in scores]
         try:
             if flow:

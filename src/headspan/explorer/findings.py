@@ -42,7 +42,7 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
 
 def metric_order(scores: Scores) -> list[str]:
     """The similarities of a result, Projection Kernel first, unknown ones last."""
-    return sorted(scores.metrics, key=lambda metric: METRICS.index(metric) if metric in METRICS else len(METRICS))
+    return sorted(scores.metrics, key=lambda metric: [*METRICS, metric].index(metric))
 
 
 def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from headspan.heads import Pairing, Role
+from headspan.scoring.metrics import metric_of
 
 ROLE_COLOURS: dict[Role, str] = {Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "#009E73", Role.O: "#CC79A7"}
 # The colour of an edge says what the target reads; its dashes say what the source is compared with.
@@ -25,14 +26,6 @@ INK, MUTED, FAINT, GROUND, PAPER = "#1A1A1A", "#5F6368", "#D9DCE0", "#FBFAF5", "
 GROUP_COLOURS = {"both": "#CC79A7", "first only": "#0072B2", "second only": "#D55E00", "neither": "#B8BCC2"}
 SEQUENTIAL = "cividis"  # perceptually even, and the same for readers with and without colour deficiency
 HISTOGRAM, DENSITY, SECOND_DENSITY = "#A9C4DE", "#D55E00", "#1A1A1A"
-
-METRIC_SHORT = {
-    "pk": "PK",
-    "cs": "CS",
-    "simple_cs": "Simple-CS",
-    "linear_cka": "Linear CKA",
-    "procrustes": "Procrustes",
-}
 
 
 def pairing_colour(pairing: Pairing) -> str:
@@ -63,4 +56,4 @@ def label_title(name: str) -> str:
 
 def metric_short(metric: str) -> str:
     """The short name of a similarity in titles and axis labels."""
-    return METRIC_SHORT.get(metric, metric)
+    return metric_of(metric).short

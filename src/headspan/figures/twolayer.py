@@ -9,7 +9,7 @@ import numpy as np
 
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
-from headspan.heads import Head, Pairing, Role
+from headspan.heads import ROLES, Head, Pairing
 from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
 
@@ -27,8 +27,10 @@ def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, 
     from headspan.scoring.run import score
 
     random = np.random.default_rng(seed)
-    widths = {role: int(scores.ranks(role).max()) for role in Role}
-    arrays = {role.value: random.standard_normal((2, pairs, scores.d_model, widths[role])) for role in Role}
+    # Roles that the result does not compare are there only to make a model: any width will do.
+    known = scores.role_ranks
+    widths = {role: max(int(max(known.get(r, [1]))) for r in (role, role.partner)) for role in ROLES}
+    arrays = {role.value: random.standard_normal((2, pairs, scores.d_model, widths[role])) for role in ROLES}
     level = score(ArrayWeights(arrays), metric, [pairing], "forward")
     return float(level[metric, pairing].pairs()[2].mean())
 

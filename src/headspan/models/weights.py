@@ -61,6 +61,11 @@ class AttentionWeights(ABC):
         """True where the norm in front of attention can be moved into the weights exactly."""
         return self.not_foldable_reason is None
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The layers in which there is something to read."""
+        return self.layers
+
     def heads(self, role: Role | str) -> tuple[Head, ...]:
         """The heads of a role in layer order; a shared KV head stands once."""
         return self.ports.of(role)

@@ -13,7 +13,7 @@ Products are float32, sums over row chunks float64. Arrays may be of numpy or of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
     columns: slice
 
 
-def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Sequence[Job]) -> dict[Route, float]:
+def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Iterable[Job]) -> dict[Route, float]:
     """Floating-point operations of each route, for factors of shapes (n, p, q).
 
     >>> job = Job("O", "Q", np.ones((144, 144), dtype=bool))
@@ -69,7 +69,7 @@ def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Sequence[Job]) 
     return {"gram": gram, "direct": direct}
 
 
-def cheaper_route(shapes: Mapping[Key, tuple[int, int, int]], jobs: Sequence[Job]) -> Route:
+def cheaper_route(shapes: Mapping[Key, tuple[int, int, int]], jobs: Iterable[Job]) -> Route:
     cost = route_cost(shapes, jobs)
     return "gram" if cost["gram"] < cost["direct"] else "direct"
 

@@ -1,8 +1,8 @@
-"""The five similarities.
+"""The five similarities, each one object that says everything the rest of the program needs to know of it.
 
 Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that nothing is
 left to divide by. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
-to write its factor and add one line to ``FACTOR_METRICS``:
+to write its factor and add one entry to ``METRICS``:
 
 =============  ==============================================  ===============================================
 similarity     factor F of the weight A (P its partner)        score from s = ‖F_AᵀF_B‖_F²
@@ -23,71 +23,132 @@ stacked (PᵀP summed over the group's query heads).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.scoring.subspaces import orthonormal_bases
+from headspan.scoring.subspaces import orthonormal_bases, subspace_ranks
 from headspan.system.threads import parallel_map
 
-METRIC_TITLES = {
-    "pk": "Projection Kernel",
-    "cs": "Composition Score",
-    "simple_cs": "Simple-CS",
-    "linear_cka": "Linear CKA",
-    "procrustes": "Procrustes similarity",
-}
-METRICS = tuple(METRIC_TITLES)
 
-
-class LayerWeight(NamedTuple):
-    """One role's weights in one layer, with those of its partner, (n, d, m) each."""
+@dataclass(frozen=True)
+class LayerWeight:
+    """One role's weights in one layer, (n, d, m), with those of its partner where a similarity reads them."""
 
     own: np.ndarray
-    partner: np.ndarray
+    partner: np.ndarray | None
     storage_dtype: str
 
+    @cached_property
+    def bases(self) -> tuple[np.ndarray, np.ndarray]:
+        """Orthonormal bases, (n, d, m), and ranks, (n,)."""
+        return orthonormal_bases(self.own, self.storage_dtype)
 
-class FactorMetric(NamedTuple):
-    """A similarity that is ‖F_AᵀF_B‖_F² up to a final map.
+    @property
+    def ranks(self) -> np.ndarray:
+        """How many directions each weight spans; from the bases where they were made."""
+        return self.bases[1] if "bases" in self.__dict__ else subspace_ranks(self.own, self.storage_dtype)
 
-    factor: makes (n, p, q) float64 factors of a layer's weights, already normalised.
+
+def _itself(kernel: np.ndarray) -> np.ndarray:
+    return kernel
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One similarity.
+
+    factor: makes (n, p, q) factors of a layer's weights, already normalised.
     finish: the map from ‖F_AᵀF_B‖_F² to the score.
+    reads_partner: whether the factor needs the other weight of the circuit.
+    inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;
+        otherwise it is d×m.
+    grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1.
+    all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
     """
 
+    key: str
+    title: str
+    short: str
     factor: Callable[[LayerWeight], np.ndarray]
-    finish: Callable[[np.ndarray], np.ndarray]
+    finish: Callable[[np.ndarray], np.ndarray] = _itself
+    reads_partner: bool = False
+    inside_head: bool = False
+    grows_with_rank: bool = False
+    all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        """Factors for the kernel are float32; what works pair by pair keeps float64."""
+        return np.float32 if self.all_pairs is None else np.float64
+
+    def factor_shape(self, d_model: int, d_head: int) -> tuple[int, int]:
+        """(p, q) of a factor."""
+        return (min(d_head, d_model), d_head) if self.inside_head else (d_model, d_head)
+
+    def largest(self, rank: float, other_rank: float) -> float:
+        """The largest value that two subspaces of these dimensions can have."""
+        return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
 
 
-def parse_metrics(names: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
     """Metric names from ``"all"``, ``"pk,cs"`` or a list of them, each once, in the table's order.
 
     >>> parse_metrics(["cs", "pk"])
     ('pk', 'cs')
     """
-    given = [names] if isinstance(names, str) else names
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in given):
+        raise HeadspanError(f"{str(names)[:80]!r} is no list of similarities: choose from {', '.join(METRICS)} or all")
     parts = [part.strip().lower() for name in given for part in name.split(",")]
     for part in parts:
-        if part != "all" and part not in METRIC_TITLES:
-            raise HeadspanError(f"unknown similarity {part!r}: choose from {', '.join(METRICS)} or all")
-    return METRICS if "all" in parts else tuple(name for name in METRICS if name in parts)
+        if part != "all" and part not in METRICS:
+            raise HeadspanError(f"unknown similarity {part[:80]!r}: choose from {', '.join(METRICS)} or all")
+    return tuple(name for name in METRICS if name in parts or "all" in parts)
 
 
 def subspace_factor(weight: LayerWeight) -> np.ndarray:
     """pk: orthonormal bases; columns beyond a head's rank are zero."""
-    return orthonormal_bases(weight.own, weight.storage_dtype)[0]
+    return weight.bases[0]
 
 
 def circuit_factor(weight: LayerWeight) -> np.ndarray:
-    """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ."""
+    """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ.
+
+    Where A is large just where P is small the product loses digits: a head whose ‖A·chol(PᵀP)‖ is far below what
+    random weights would give is made again in float64 from a QR factorisation, which does not square P's condition.
+    """
+    assert weight.partner is not None
     own = _rescaled(weight.own).astype(np.float32)  # only the Gram matrix squares a condition number
     partner = _rescaled(weight.partner, per_layer=True)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
     roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
-    return _unit_norm(np.matmul(own, roots.astype(np.float32)))
+    factors = np.matmul(own, roots.astype(np.float32))
+    sizes, full = (np.sqrt(np.einsum("nij,nij->n", f, f, dtype=np.float64)) for f in (factors, own))
+    for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * full):
+        factors[i] = _careful_factor(weight.own[i], _partners_of(partner, int(i), len(own)))
+    return _unit_norm(factors)
+
+
+_CANCELLATION = 0.05  # of what random weights give; float32 keeps five digits above it
+
+
+def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
+    """A·Rᵀ in float64, P = QR, on a scale that float32 can hold."""
+    root = np.asarray(np.linalg.qr(partner, mode="r"))
+    return _rescaled(np.matmul(_rescaled(own[None])[0], root.T)[None])[0]
+
+
+def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
+    """The partner of one head as one matrix: that of its group, or those of the group one below the other."""
+    if len(partner) < n:
+        return partner[index * len(partner) // n]
+    per_head = len(partner) // n
+    return partner[index * per_head : (index + 1) * per_head].reshape(-1, partner.shape[2])
 
 
 def plain_factor(weight: LayerWeight) -> np.ndarray:
@@ -105,14 +166,6 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     grams = np.matmul(centred.transpose(0, 2, 1), centred)
     norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
     return _square_roots(grams / np.where(norms > 0, norms, 1.0))
-
-
-FACTOR_METRICS = {
-    "pk": FactorMetric(subspace_factor, lambda s: s),
-    "cs": FactorMetric(circuit_factor, np.sqrt),
-    "simple_cs": FactorMetric(plain_factor, np.sqrt),
-    "linear_cka": FactorMetric(centred_factor, lambda s: s),
-}
 
 
 def triangular_factor(weight: LayerWeight) -> np.ndarray:
@@ -147,6 +200,30 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     for _ in parallel_map(fill, np.flatnonzero(needed.any(axis=1)).tolist()):
         pass
     return scores
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric("pk", "Projection Kernel", "PK", subspace_factor, grows_with_rank=True),
+        Metric("cs", "Composition Score", "CS", circuit_factor, np.sqrt, reads_partner=True),
+        Metric("simple_cs", "Simple-CS", "Simple-CS", plain_factor, np.sqrt),
+        Metric("linear_cka", "Linear CKA", "Linear CKA", centred_factor, inside_head=True),
+        Metric(
+            "procrustes",
+            "Procrustes similarity",
+            "Procrustes",
+            triangular_factor,
+            inside_head=True,
+            all_pairs=procrustes_all_pairs,
+        ),
+    )
+}
+
+
+def metric_of(name: str) -> Metric:
+    """The similarity of a name; for one that this version does not know, an object that knows only the name."""
+    return METRICS.get(name) or Metric(name, name, name, subspace_factor)
 
 
 def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:

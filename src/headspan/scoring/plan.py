@@ -11,18 +11,21 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Pairing, PairSet, Role, layers_of, pair_mask
+from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, PortTable, Role, mask_of, positions_of
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.contraction import Job, Route, cheaper_route
+from headspan.scoring.metrics import METRICS, Metric
 from headspan.system.threads import cores
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
-_PROCRUSTES_BLOCK = 2  # layers: small tiles, because each pair costs a factorisation
+_SMALL_TILE = 2  # layers, where each pair costs a factorisation
+_MOST_WORK = 2**30  # bytes of intermediate arrays: more does not make a product faster
 
 
 class Panel(NamedTuple):
@@ -33,13 +36,15 @@ class Panel(NamedTuple):
 
 
 class Tile(NamedTuple):
+    """One similarity between two blocks of layers: the pairs of panels whose kernel matrices it fills."""
+
     metric: str
     number: int
-    jobs: tuple[Job, ...]
+    pairs: tuple[tuple[Panel, Panel], ...]
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        return tuple(dict.fromkeys(panel for job in self.jobs for panel in (job.first, job.second)))  # type: ignore[misc]
+        return tuple(dict.fromkeys(panel for pair in self.pairs for panel in pair))
 
     @property
     def name(self) -> str:
@@ -53,12 +58,14 @@ class Plan:
     metrics: tuple[str, ...]
     pairings: tuple[Pairing, ...]
     pairs: PairSet
-    routes: dict[str, Route]
-    blocks: dict[str, list[tuple[int, ...]]]  # per metric: layers of each block
-    work_bytes: int
+    ports: PortTable
     identity: dict[str, Any]  # fingerprint of the model and whatever else changes the numbers
-    tiles: list[Tile] = field(default_factory=list)
+    routes: dict[str, Route] = field(default_factory=dict)
+    blocks: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)  # per metric: layers of each block
+    work_bytes: int = 0
     workers: int = 1  # layers whose factors are made at once
+    together: bool = False  # whether the factors of all tiles fit into the memory at once
+    tiles: list[Tile] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -74,6 +81,43 @@ class Plan:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that some pairing compares."""
+        return tuple(role for role in (*ROLES, *NODE_ROLES) if any(role in pairing for pairing in self.pairings))
+
+    @cached_property
+    def _positions(self) -> dict[Role, np.ndarray]:
+        return {role: positions_of(self.ports.of(role)) for role in self.roles}
+
+    def rows(self, metric: str, panel: Panel) -> slice:
+        """Where the heads of a panel stand in the list of their role."""
+        return _rows(self.ports, panel.role, self.blocks[metric][panel.block])
+
+    def mask(self, metric: str, pairing: Pairing, source: Panel, target: Panel) -> np.ndarray:
+        """Which pairs of two panels belong to the pair set of a pairing."""
+        first, second = self._positions[pairing.source], self._positions[pairing.target]
+        return mask_of(pairing, first, second, self.pairs, self.rows(metric, source), self.rows(metric, target))
+
+    def jobs(self, tile: Tile) -> list[Job]:
+        """What to compute for a tile: kernel matrices, and which of their entries some pairing asks for.
+
+        A same-role kernel is symmetric, so what is asked for below its diagonal is computed above it.
+        """
+        jobs = []
+        for first, second in tile.pairs:
+            rows, columns = self.rows(tile.metric, first), self.rows(tile.metric, second)
+            needed = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=bool)
+            for pairing in self.pairings:
+                if pairing == (first.role, second.role):
+                    needed |= self.mask(tile.metric, pairing, first, second)
+                if pairing == (second.role, first.role):
+                    needed |= self.mask(tile.metric, pairing, second, first).T
+            if first.role is second.role:
+                needed &= np.arange(rows.start, rows.stop)[:, None] <= np.arange(columns.start, columns.stop)
+            jobs.append(Job(first, second, needed))
+        return jobs
+
 
 def make_plan(
     weights: AttentionWeights,
@@ -84,36 +128,61 @@ def make_plan(
     route: Route | None = None,
     identity: dict[str, Any] | None = None,
 ) -> Plan:
-    """Cut the work into as few tiles as the memory allows."""
-    roles = [role for role in ROLES if any(role in pairing for pairing in pairings)]
+    """Cut the work into as few tiles as the memory allows, or say how much memory is needed."""
     _check_dimensions(weights, metrics, pairings)
-    per_layer = {role: len(weights.heads(role)) // len(weights.layers) for role in ROLES}
-    layer_bytes = sum(4 * per_layer[role] * weights.d_model * weights.d_head(role) for role in roles)
-    heads_per_layer = sum(per_layer[role] for role in roles)
-    widest = max(per_layer[role] * weights.d_head(role) for role in ROLES)
-    # Making factors of one layer takes a few float64 copies of its widest weight.
-    making = 6 * 8 * weights.d_model * widest
-    workers = max(1, min(cores(), (memory - _BASE_BYTES) // 4 // making))
-    spare = memory - _BASE_BYTES - workers * making
-    work_bytes = min(2**30, max(0, spare) // 3)
-    least = 2 * layer_bytes + 16 * heads_per_layer * 2 * weights.d_model
-    if spare < least:
-        raise HeadspanError(
-            f"{memory / 1e9:.2f} GB is too little for this model: two layers at a time need about "
-            f"{(memory - spare + least) / 1e9:.2f} GB; give more with --memory or fewer pairings"
-        )
-    per_block = max(1, min(len(weights.layers), int((spare - work_bytes) // (2 * layer_bytes))))
-    if per_block * 2 > len(weights.layers) and (spare - work_bytes) >= len(weights.layers) * layer_bytes:
-        per_block = len(weights.layers)  # everything fits at once: one block, held once
-    plan = Plan(metrics, pairings, pairs, {}, {}, work_bytes, identity or {}, workers=workers)
+    plan = Plan(metrics, pairings, pairs, weights.ports, identity or {})
+    size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
+    per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
+    # Making factors of one layer takes its weights, those of its partners, and a few float64 copies of the widest.
+    making = 6 * max(per_layer.values())
+    held = _BASE_BYTES + result_bytes(weights.ports, metrics, pairings) + sum(per_layer.values())
+    plan.workers = max(1, min(cores(), (memory - held) // 4 // making))
+    spare = memory - held - plan.workers * making
+    plan.work_bytes = max(0, min(_MOST_WORK, spare // 3))
     for metric in metrics:
-        size = min(per_block, _PROCRUSTES_BLOCK) if metric == "procrustes" else per_block
-        plan.blocks[metric] = _even_blocks(weights.layers, size)
-        tiles = list(_tiles(weights, metric, plan))
-        if metric != "procrustes":
-            plan.routes[metric] = route or _route(weights, metric, tiles)
+        smallest = _even_blocks(weights.places, 1)
+        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest), default=0) + 16 * 2**20
+        if spare - plan.work_bytes < least:
+            needed = memory - spare + least * 3 // 2
+            raise HeadspanError(
+                f"{memory / 1e9:.2f} GB is too little for this model: the scores and two layers at a time need about "
+                f"{needed / 1e9:.2f} GB; give more with --memory, or choose fewer similarities or pairings"
+            )
+        plan.blocks[metric] = _blocks(weights, plan, METRICS[metric], spare - plan.work_bytes)
+    for metric in metrics:
+        tiles = [Tile(metric, i, pairs) for i, pairs in enumerate(_tile_pairs(plan, plan.blocks[metric]))]
+        if METRICS[metric].all_pairs is None:
+            plan.routes[metric] = route or _route(weights, plan, tiles)
         plan.tiles += tiles
+    factors = {(tile.metric, panel) for tile in plan.tiles for panel in tile.panels}
+    everything = sum(_factor_bytes(weights, METRICS[m], panel.role, plan.rows(m, panel)) for m, panel in factors)
+    largest = max((_value_bytes(plan.ports, plan.blocks[t.metric], t.pairs) for t in plan.tiles), default=0)
+    plan.together = everything + largest <= spare - plan.work_bytes
     return plan
+
+
+def result_bytes(ports: PortTable, metrics: Sequence[str], pairings: Sequence[Pairing]) -> int:
+    """Bytes of the finished matrices."""
+    return 4 * len(metrics) * sum(len(ports.of(p.source)) * len(ports.of(p.target)) for p in pairings)
+
+
+def _rows(ports: PortTable, role: Role, layers: Sequence[int]) -> slice:
+    spans = [span for layer in layers if (span := ports.span(role, layer)).stop]
+    return slice(spans[0].start, spans[-1].stop) if spans else slice(0, 0)
+
+
+def _blocks(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> list[tuple[int, ...]]:
+    """The largest blocks of layers whose tiles fit, found by halving: tiles of larger blocks are larger."""
+    most = len(weights.places) if metric.all_pairs is None else min(_SMALL_TILE, len(weights.places))
+    fits, too_large, size = 1, most + 1, most
+    while too_large - fits > 1:
+        blocks = _even_blocks(weights.places, size)
+        if max(_tile_bytes(weights, plan, metric, blocks), default=0) <= spare:
+            fits = size
+        else:
+            too_large = size
+        size = (fits + too_large) // 2
+    return _even_blocks(weights.places, fits)
 
 
 def _even_blocks(layers: Sequence[int], largest: int) -> list[tuple[int, ...]]:
@@ -121,70 +190,80 @@ def _even_blocks(layers: Sequence[int], largest: int) -> list[tuple[int, ...]]:
     return [tuple(int(x) for x in part) for part in np.array_split(np.array(layers), count)]
 
 
-def needed_kernel(plan: Plan, weights: AttentionWeights, first: Role, second: Role) -> np.ndarray | None:
-    """Which entries of the kernel matrix first × second some pairing asks for; None when no pairing does.
-
-    A same-role kernel is symmetric, so its entries below the diagonal are asked for above it.
-    """
-    needed = None
-    for pairing in plan.pairings:
-        if set(pairing) != {first, second}:
-            continue
-        mask = pair_mask(pairing, weights.heads(pairing.source), weights.heads(pairing.target), plan.pairs)
-        if pairing.source is not first:
-            mask = mask.T
-        if first is second:
-            mask = np.triu(mask | mask.T)
-        needed = mask if needed is None else needed | mask
-    return needed
+def _tile_bytes(
+    weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]]
+) -> Iterator[int]:
+    """Bytes that each tile holds with these blocks: factors of its panels, and its values."""
+    for pairs in _tile_pairs(plan, blocks):
+        panels = dict.fromkeys(panel for pair in pairs for panel in pair)
+        rows = {panel: _rows(plan.ports, panel.role, blocks[panel.block]) for panel in panels}
+        factors = sum(_factor_bytes(weights, metric, panel.role, rows[panel]) for panel in panels)
+        yield factors + _value_bytes(plan.ports, blocks, pairs)
 
 
-def _tiles(weights: AttentionWeights, metric: str, plan: Plan) -> Iterator[Tile]:
-    blocks = plan.blocks[metric]
-    kernels = {
-        (first, second): needed_kernel(plan, weights, first, second)
-        for i, first in enumerate(ROLES)
-        for second in ROLES[i:]
-    }
-    layer_of = {role: layers_of(weights.heads(role)) for role in ROLES}
-    number = 0
+def _factor_bytes(weights: AttentionWeights, metric: Metric, role: Role, rows: slice) -> int:
+    p, q = metric.factor_shape(weights.d_model, weights.d_head(role))
+    return (rows.stop - rows.start) * p * q * np.dtype(metric.dtype).itemsize
+
+
+def _value_bytes(ports: PortTable, blocks: Sequence[tuple[int, ...]], pairs: Sequence[tuple[Panel, Panel]]) -> int:
+    """Kernel values in float64, which pairs are needed, and a copy while they are saved."""
+    rows = [[_rows(ports, panel.role, blocks[panel.block]) for panel in pair] for pair in pairs]
+    return sum(17 * (a.stop - a.start) * (b.stop - b.start) for a, b in rows)
+
+
+def _tile_pairs(plan: Plan, blocks: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[Panel, Panel], ...]]:
+    """The pairs of panels of every two blocks between which some pairing has a pair."""
+    kernels = [(first, second) for i, first in enumerate(plan.roles) for second in plan.roles[i:]]
+    asked = {kernel: [p for p in plan.pairings if set(p) == set(kernel)] for kernel in kernels}
+    rows = {(role, b): _rows(plan.ports, role, layers) for role in plan.roles for b, layers in enumerate(blocks)}
     for a in range(len(blocks)):
         for b in range(a, len(blocks)):
-            jobs = []
-            for (first, second), needed in kernels.items():
-                for x, y in {(a, b), (b, a)}:
-                    if needed is None:
-                        continue
-                    rows = np.isin(layer_of[first], blocks[x])
-                    columns = np.isin(layer_of[second], blocks[y])
-                    part = needed[np.ix_(rows, columns)]
-                    if part.any():
-                        jobs.append(Job(Panel(first, x), Panel(second, y), part))
-            if jobs:
-                yield Tile(metric, number, tuple(sorted(jobs, key=lambda j: (j.first, j.second))))
-                number += 1
+            pairs = [
+                (Panel(first, x), Panel(second, y))
+                for (first, second), pairings in asked.items()
+                for x, y in sorted({(a, b), (b, a)})
+                if x <= y or first is not second
+                if any(_has_pairs(plan, pairing, rows, (first, x), (second, y)) for pairing in pairings)
+            ]
+            if pairs:
+                yield tuple(sorted(pairs))
 
 
-def factor_shape(weights: AttentionWeights, metric: str, role: Role, n: int) -> tuple[int, int, int]:
-    """Shape of the factor array of n heads; Linear CKA's factors live in the head, not in the residual stream."""
-    m = weights.d_head(role)
-    return (n, m, m) if metric == "linear_cka" else (n, weights.d_model, m)
+def _has_pairs(
+    plan: Plan, pairing: Pairing, rows: dict[tuple[Role, int], slice], first: tuple[Role, int], second: tuple[Role, int]
+) -> bool:
+    """Whether a pairing has a pair between two panels, in either direction where both have one role."""
+    directions = [(first, second)] if pairing.source is first[0] else []
+    directions += [(second, first)] if pairing.source is second[0] else []
+    for source, target in directions:
+        r, c = rows[source], rows[target]
+        if r.start == r.stop or c.start == c.stop:
+            continue
+        if plan.pairs == "forward" or (plan.pairs == "default" and not pairing.same_type):
+            if plan._positions[source[0]][r.start] < plan._positions[target[0]][c.stop - 1]:
+                return True
+        elif plan.pairs == "all":
+            if not pairing.same_type or r != c or r.stop - r.start > 1:
+                return True
+        elif pairing.same_type and r.start < c.stop - 1:
+            return True
+    return False
 
 
-def _route(weights: AttentionWeights, metric: str, tiles: Sequence[Tile]) -> Route:
+def _route(weights: AttentionWeights, plan: Plan, tiles: Sequence[Tile]) -> Route:
     shapes: dict[Any, tuple[int, int, int]] = {}
-    jobs = []
     for tile in tiles:
-        for job in tile.jobs:
-            jobs.append(job)
-            for panel, n in zip((job.first, job.second), job.needed.shape, strict=True):
-                shapes[panel] = factor_shape(weights, metric, panel.role, n)  # type: ignore[union-attr]
-    return cheaper_route(shapes, jobs)
+        for panel in tile.panels:
+            rows = plan.rows(tile.metric, panel)
+            p, q = METRICS[tile.metric].factor_shape(weights.d_model, weights.d_head(panel.role))
+            shapes[panel] = (rows.stop - rows.start, p, q)
+    return cheaper_route(shapes, (job for tile in tiles for job in plan.jobs(tile)))
 
 
 def _check_dimensions(weights: AttentionWeights, metrics: Sequence[str], pairings: Sequence[Pairing]) -> None:
     for metric in metrics:
-        if metric not in ("linear_cka", "procrustes"):
+        if not METRICS[metric].inside_head:
             continue
         for pairing in pairings:
             m, m2 = weights.d_head(pairing.source), weights.d_head(pairing.target)

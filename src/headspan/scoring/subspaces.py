@@ -82,27 +82,43 @@ def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarr
     through one batched Cholesky factorisation, the others one by one through the SVD.
     """
     weights = np.asarray(weights, dtype=np.float64)
-    n, _, m = weights.shape
-    good = np.zeros(n, dtype=bool)
+    good, inverse = _well_conditioned(weights, storage_dtype)
     with one_thread(), np.errstate(all="ignore"):
-        grams = np.matmul(weights.transpose(0, 2, 1), weights)
-        norms = np.sqrt(np.trace(grams, axis1=1, axis2=2))
-        try:
-            inverse = np.linalg.inv(np.linalg.cholesky(grams))
-        except np.linalg.LinAlgError:
-            bases = np.zeros_like(weights)  # a singular head is among them: all of this layer take the careful way
-        else:
-            smallest = 1 / np.linalg.norm(inverse, axis=(1, 2))  # at most the smallest singular value
-            noise = rank_tolerance(weights.shape, norms, storage_dtype)
-            good = (smallest > noise) & (norms < _SAFE_CONDITION * smallest)
-            bases = np.matmul(weights, inverse.transpose(0, 2, 1))
-    ranks = np.full(n, m, dtype=np.int32)
+        bases = np.zeros_like(weights) if inverse is None else np.matmul(weights, inverse.transpose(0, 2, 1))
+    ranks = np.full(len(weights), weights.shape[2], dtype=np.int32)
     for i in np.flatnonzero(~good):
         basis = orthonormal_basis(weights[i], storage_dtype)
         ranks[i] = basis.rank
         bases[i] = 0.0
         bases[i, :, : basis.rank] = basis.vectors
     return bases, ranks
+
+
+def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
+    """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases of well-conditioned heads."""
+    weights = np.asarray(weights, dtype=np.float64)
+    good, _ = _well_conditioned(weights, storage_dtype)
+    ranks = np.full(len(weights), weights.shape[2], dtype=np.int32)
+    for i in np.flatnonzero(~good):
+        ranks[i] = orthonormal_basis(weights[i], storage_dtype).rank
+    return ranks
+
+
+def _well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Which of (n, d, m) weights have full rank beyond doubt, and inverses of the Cholesky factors of WᵀW.
+
+    None for the inverses when a singular head is among them: then all of them take the careful way.
+    """
+    with one_thread(), np.errstate(all="ignore"):
+        grams = np.matmul(weights.transpose(0, 2, 1), weights)
+        norms = np.sqrt(np.trace(grams, axis1=1, axis2=2))
+        try:
+            inverse = np.linalg.inv(np.linalg.cholesky(grams))
+        except np.linalg.LinAlgError:
+            return np.zeros(len(weights), dtype=bool), None
+        smallest = 1 / np.linalg.norm(inverse, axis=(1, 2))  # at most the smallest singular value
+        noise = rank_tolerance(weights.shape, norms, storage_dtype)
+        return (smallest > noise) & (norms < _SAFE_CONDITION * smallest), inverse
 
 
 def principal_angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -1,0 +1,108 @@
+"""Finished tiles become the matrices of a result, one tile at a time, so that no tile is held longer than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import headspan
+from headspan.heads import Head, Pairing, Role
+from headspan.models.weights import AttentionWeights
+from headspan.scores import Scores
+from headspan.scoring.contraction import Job
+from headspan.scoring.factors import FactorStore
+from headspan.scoring.metrics import METRICS
+from headspan.scoring.plan import Panel, Plan, Tile
+from headspan.scoring.tiles import is_sound
+
+
+def pair_name(first: Panel, second: Panel) -> str:
+    """The name under which a tile holds the values of two panels."""
+    return f"{first.role}{first.block}-{second.role}{second.block}"
+
+
+def rank_name(panel: Panel) -> str:
+    """The name under which a tile holds the ranks of a panel's heads."""
+    return f"rank-{panel.role}{panel.block}"
+
+
+def is_whole(plan: Plan, tile: Tile, jobs: Sequence[Job], arrays: dict[str, np.ndarray]) -> bool:
+    """Whether a kept tile has every array it must have, with numbers that can be scores; or it is computed again."""
+    largest: dict[Panel, float] = {}
+    for panel in tile.panels:
+        rows, ranks = plan.rows(tile.metric, panel), arrays.get(rank_name(panel), np.empty(0))
+        if ranks.shape != (rows.stop - rows.start,) or ranks.dtype != np.int32 or (ranks < 0).any():
+            return False
+        largest[panel] = float(ranks.max(initial=0))
+    for (first, second), job in zip(tile.pairs, jobs, strict=True):
+        values, most = arrays.get(pair_name(first, second)), METRICS[tile.metric].largest(largest[first], largest[second])
+        if values is None or not is_sound(values, job.needed, most):
+            return False
+    return True
+
+
+class Assembly:
+    """The matrices of a run, filled tile by tile."""
+
+    def __init__(self, weights: AttentionWeights, plan: Plan) -> None:
+        self._weights, self._plan = weights, plan
+        self._arrays = {
+            (metric, pairing): np.full(
+                (len(weights.heads(pairing.source)), len(weights.heads(pairing.target))), np.nan, dtype=np.float32
+            )
+            for metric in plan.metrics
+            for pairing in plan.pairings
+        }
+        self._ranks = {role: np.full(len(weights.heads(role)), -1, dtype=np.int32) for role in plan.roles}
+
+    def add(self, tile: Tile, arrays: dict[str, np.ndarray]) -> None:
+        """Put the values of a tile where its one or two pairings have them, and the ranks of its heads."""
+        for first, second in tile.pairs:
+            values = arrays[pair_name(first, second)]
+            for pairing in self._plan.pairings:
+                if pairing == (first.role, second.role):
+                    self._put(tile.metric, pairing, first, second, values)
+                if pairing == (second.role, first.role) and (first != second or pairing.same_type):
+                    self._put(tile.metric, pairing, second, first, values.T)
+        for panel in tile.panels:
+            self._ranks[panel.role][self._plan.rows(tile.metric, panel)] = arrays[rank_name(panel)]
+
+    def _put(self, metric: str, pairing: Pairing, source: Panel, target: Panel, values: np.ndarray) -> None:
+        rows, columns = self._plan.rows(metric, source), self._plan.rows(metric, target)
+        chosen = self._plan.mask(metric, pairing, source, target) & ~np.isnan(values)
+        np.copyto(self._arrays[metric, pairing][rows, columns], values, casting="same_kind", where=chosen)
+
+    def scores(self) -> Scores:
+        """The finished result; weights that were in no tile are read for their ranks."""
+        store = FactorStore(self._weights, self._plan)
+        for role, ranks in self._ranks.items():
+            for layer in self._weights.places:
+                span = self._weights.ports.span(role, layer)
+                if (ranks[span] < 0).any():
+                    ranks[span] = store.layer_ranks(role, layer)
+        weights = self._weights
+        return Scores(self._arrays, weights.ports, weights.d_model, self._ranks, self._provenance())
+
+    def _provenance(self) -> dict[str, Any]:
+        plan, weights = self._plan, self._weights
+        return {
+            **weights.provenance,
+            "headspan": headspan.__version__,
+            "pairs": plan.pairs,
+            "routes": dict(plan.routes),
+            "blocks": {metric: len(blocks) for metric, blocks in plan.blocks.items()},
+            "d_head": {str(role): weights.d_head(role) for role in plan.roles},
+            "rank_deficient": list(self._rank_sentences()),
+        }
+
+    def _rank_sentences(self) -> Iterator[str]:
+        for role, ranks in self._ranks.items():
+            full = min(self._weights.d_head(role), self._weights.d_model)
+            for i in np.flatnonzero(ranks < full):
+                yield _rank_sentence(self._weights.heads(role)[i], role, int(ranks[i]), full)
+
+
+def _rank_sentence(head: Head, role: Role, rank: int, full: int) -> str:
+    return f"{head}.{role} (layer {head.layer}) has rank {rank} of {full}"

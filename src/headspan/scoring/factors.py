@@ -1,0 +1,117 @@
+"""Factors of a model's weights, each made once for as long as the memory allows.
+
+A tensor is read once for all the factors that are made of it: for all similarities and all roles when the factors of a
+whole run fit into the memory, otherwise for those of one tile. Layers are read one after the other, all roles of a
+layer together, because a fused or quantised tensor holds several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from headspan.heads import Role
+from headspan.models.weights import AttentionWeights
+from headspan.scoring.metrics import METRICS, LayerWeight
+from headspan.scoring.plan import Panel, Plan, Tile
+from headspan.system.threads import parallel_map
+
+
+class Item(NamedTuple):
+    """The factor array of one panel for one similarity."""
+
+    metric: str
+    panel: Panel
+
+
+Work: TypeAlias = tuple[int, Role, list[Item], LayerWeight]
+
+
+class FactorStore:
+    """The factors that tiles need, and the ranks of every weight that was read for them."""
+
+    def __init__(self, weights: AttentionWeights, plan: Plan) -> None:
+        self._weights, self._plan = weights, plan
+        self._kept: dict[Item, np.ndarray] = {}
+        self._ranks: dict[tuple[Role, int], np.ndarray] = {}
+
+    def of(self, tile: Tile) -> dict[Panel, np.ndarray]:
+        """The factor arrays of a tile's panels, (n, p, q) each."""
+        wanted = [Item(tile.metric, panel) for panel in tile.panels]
+        if self._plan.together:
+            later = {Item(t.metric, panel) for t in self._plan.tiles[self._place(tile) :] for panel in t.panels}
+            self._keep_only(later)
+            missing = [item for item in sorted(later) if item not in self._kept] if self._lacks(wanted) else []
+        else:
+            self._keep_only(set(wanted))
+            missing = [item for item in wanted if item not in self._kept]
+        self._make(missing)
+        return {item.panel: self._kept[item] for item in wanted}
+
+    def ranks(self, panel: Panel, metric: str) -> np.ndarray:
+        """Dimensions of the subspaces of a panel's heads."""
+        return np.concatenate([self.layer_ranks(panel.role, layer) for layer in self._layers(Item(metric, panel))])
+
+    def layer_ranks(self, role: Role, layer: int) -> np.ndarray:
+        """Dimensions of the subspaces of one role in one layer."""
+        if (role, layer) not in self._ranks:
+            own = self._weights.read(role, layer)
+            self._ranks[role, layer] = LayerWeight(own, None, self._weights.storage_dtype(role, layer)).ranks
+        return self._ranks[role, layer]
+
+    def _place(self, tile: Tile) -> int:
+        return next(i for i, other in enumerate(self._plan.tiles) if other.name == tile.name)
+
+    def _lacks(self, items: Iterable[Item]) -> bool:
+        return any(item not in self._kept for item in items)
+
+    def _keep_only(self, items: set[Item]) -> None:
+        self._kept = {item: array for item, array in self._kept.items() if item in items}
+
+    def _layers(self, item: Item) -> list[int]:
+        """The layers of a panel in which its role has anything."""
+        role, layers = item.panel.role, self._plan.blocks[item.metric][item.panel.block]
+        return [layer for layer in layers if self._plan.ports.span(role, layer).stop]
+
+    def _make(self, items: list[Item]) -> None:
+        """Make the factors of some panels in one pass over their layers."""
+        wanted: dict[int, dict[Role, list[Item]]] = {}
+        for item in items:
+            for layer in self._layers(item):
+                wanted.setdefault(layer, {}).setdefault(item.panel.role, []).append(item)
+        for layer, role, ranks, factors in parallel_map(_layer_factors, self._read(wanted), self._plan.workers):
+            self._ranks[role, layer] = ranks
+            for item, factor in factors.items():
+                self._put(item, layer, factor)
+
+    def _read(self, wanted: dict[int, dict[Role, list[Item]]]) -> Iterator[Work]:
+        for layer in sorted(wanted):
+            held: dict[Role, np.ndarray] = {}
+
+            def weight(role: Role, layer: int = layer, held: dict[Role, np.ndarray] = held) -> np.ndarray:
+                if role not in held:
+                    held[role] = self._weights.read(role, layer)
+                return held[role]
+
+            for role, items in wanted[layer].items():
+                partner = any(METRICS[item.metric].reads_partner for item in items)
+                dtype = self._weights.storage_dtype(role, layer)
+                yield layer, role, items, LayerWeight(weight(role), weight(role.partner) if partner else None, dtype)
+
+    def _put(self, item: Item, layer: int, factor: np.ndarray) -> None:
+        """A layer's factors into the array of their panel, which is made when the first of them comes."""
+        whole = self._plan.rows(item.metric, item.panel)
+        if item not in self._kept:
+            shape = (whole.stop - whole.start, *factor.shape[1:])
+            self._kept[item] = np.empty(shape, METRICS[item.metric].dtype)
+        span = self._plan.ports.span(item.panel.role, layer)
+        self._kept[item][span.start - whole.start : span.stop - whole.start] = factor
+
+
+def _layer_factors(work: Work) -> tuple[int, Role, np.ndarray, dict[Item, np.ndarray]]:
+    """Ranks and factors of one role in one layer."""
+    layer, role, items, weight = work
+    factors = {item: METRICS[item.metric].factor(weight) for item in items}
+    return layer, role, weight.ranks, factors
