@@ -37,7 +37,10 @@ def is_whole(plan: Plan, tile: Tile, jobs: Sequence[Job], arrays: dict[str, np.n
             return False
         largest[panel] = float(ranks.max(initial=0))
     for (first, second), job in zip(tile.pairs, jobs, strict=True):
-        values, most = arrays.get(pair_name(first, second)), METRICS[tile.metric].largest(largest[first], largest[second])
+        values, most = (
+            arrays.get(pair_name(first, second)),
+            METRICS[tile.metric].largest(largest[first], largest[second]),
+        )
         if values is None or not is_sound(values, job.needed, most):
             return False
     return True

@@ -141,7 +141,7 @@ def make_plan(
     plan.work_bytes = max(0, min(_MOST_WORK, spare // 3))
     for metric in metrics:
         smallest = _even_blocks(weights.places, 1)
-        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest), default=0) + 16 * 2**20
+        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest), default=0) + 4 * 2**20
         if spare - plan.work_bytes < least:
             needed = memory - spare + least * 3 // 2
             raise HeadspanError(

@@ -7,6 +7,7 @@ killed run left of it is neither, and is removed by the next one that writes the
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import stat
@@ -77,13 +78,29 @@ def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator
 def write_safetensors(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> None:
-    """Arrays as one safetensors file, atomically."""
-    from safetensors.numpy import save
+    """Arrays as one safetensors file, atomically.
 
-    # Made in memory and written by us, so that a full disk is an OSError like any other.
-    content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, metadata)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
+    Written one array after the other: the library's own way makes the whole file in memory first.
+    """
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    order, end = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)), 0
+    for name in order:
+        array, start = tensors[name], end
+        end += array.nbytes
+        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # arrays begin at a multiple of 8
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            array = np.ascontiguousarray(tensors[name])
+            file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data)
+
+
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
+}  # fmt: skip
 
 
 def try_lock(handle: int) -> bool:
