@@ -309,6 +309,8 @@ def evaluate(
         labels = Labels.load(labels)  # a wrong name must not wait for the scores
     scores = given_scores(scores, wanted or ("pk", "cs"), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress)
     names = wanted or scores.metrics
+    if not names:
+        raise HeadspanError("this result has no scores to evaluate: make one with headspan score")
     checked = given_labels(labels, scores, say)
     if checked is None:
         raise HeadspanError("evaluation needs labels: give the name or the CSV file of some, for example gpt2-ioi")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = ("identity", "previous_token", "duplicate_token", "induction")
+MOST_TOKENS = 10**8  # random tokens of one measurement: beyond it nothing gets more exact
 TEXT_WINDOW = 512  # tokens of a text looked at together, if the model takes as many
 
 
@@ -40,6 +41,12 @@ def random_samples(
     """Random tokens from the pool, said twice, behind the token ``start`` if there is one."""
     if sequences < 1 or length < 2:
         raise HeadspanError(f"{sequences} sequences of {length} tokens cannot be measured: give at least 1 of 2 tokens")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise HeadspanError(f"a seed is a whole number of 0 or more, not {seed!r}")
+    if sequences * length > MOST_TOKENS:
+        raise HeadspanError(
+            f"{sequences} sequences of {length} tokens are more than {MOST_TOKENS:,} tokens: ask for fewer"
+        )
     room = None if model.context is None else model.context - (start is not None)
     if room is not None and 2 * length > room:
         raise HeadspanError(

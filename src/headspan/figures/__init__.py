@@ -87,12 +87,18 @@ def _head_scores_of(context: Context, kinds: list[str]) -> Figure:
     from headspan.figures.headscores import head_score_figure
 
     scores = context.behaviour
+    measured = [kind for kind in kinds if kind in scores and scores.top(kind, 1)]
+    if not measured:
+        raise HeadspanError(f"these head scores hold no numbers for {', '.join(kinds)}: measure them on a longer text")
+    if measured != kinds:
+        left_out = ", ".join(kind for kind in kinds if kind not in measured)
+        context.notes.append(f"head scores are drawn without {left_out}: they could not be measured on that text")
     try:
         patterns = context.patterns
     except HeadspanError as reason:
         context.notes.append(f"head scores are drawn without attention patterns: {reason}")
         patterns = None
-    return head_score_figure(scores, kinds, patterns)
+    return head_score_figure(scores, measured, patterns)
 
 
 def _kl(context: Context) -> Named:

@@ -50,6 +50,8 @@ class Context:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The similarities that pictures compare: PK and CS, or what there is."""
+        if not self.scores.metrics:
+            raise HeadspanError("this result has no scores: make one with headspan score")
         return tuple(m for m in ("pk", "cs") if m in self.scores.metrics) or self.scores.metrics[:2]
 
     def need_metrics(self, *metrics: str) -> None:

@@ -200,7 +200,11 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
                 logging.enable_progress_bar()
         source.check_unchanged()  # what was hashed is what now runs
     _check_complete(reference, info)
-    return RunningModel(model.to(device or "cpu").eval(), reference, vocabulary, notes, identity)
+    try:
+        model = model.to(device or "cpu")
+    except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
+        raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}): use cpu") from None
+    return RunningModel(model.eval(), reference, vocabulary, notes, identity)
 
 
 def identity_of(ref: Any) -> dict[str, Any]:
