@@ -38,6 +38,7 @@ COMMANDS = {
     "tokens": "tokens {ref} L0H0",
     "pair": "pair {ref} L0H0.O L1H2.K",
     "behaviour": "behaviour {ref}",
+    "effects": "effects {ref}",
     "wiring": "wiring {ref}",
     "figures": "figures {ref} --out {out}",
     "report": "report {ref} --out {out}.html",

@@ -255,7 +255,7 @@ def test_a_result_limits_what_is_measured(tmp_path: Path) -> None:
         assert np.count_nonzero(~np.isnan(values)) == 16  # the two layers of the best edge
         assert part.matrix(pairing).at(best.source, best.target) == whole.matrix(pairing).at(best.source, best.target)
         row = part.records(scores, k=1, by="score")[0 if str(pairing) == "OQ" else 1 if str(pairing) == "OK" else 2]
-        assert (row["source"], row["target"], row["rank"]) == (best.source, best.target, 1)
+        assert (row["source"], row["target"], row["rank"]) == (str(best.source), str(best.target), 1)
 
 
 def test_a_result_of_another_model_is_refused() -> None:

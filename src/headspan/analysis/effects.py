@@ -28,14 +28,16 @@ from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.memory import default_memory, parse_memory
+from headspan.system.tabular import Tabular
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
 TEXT_WINDOW = 128
+USED_EFFECT, USED_SHARE = 0.1, 0.01  # an edge counts as used at this effect, or among the largest
 Progress = Callable[[int, int], None]
 
 
-@dataclass
-class Effects:
+@dataclass(repr=False)
+class Effects(Tabular):
     """Measured edges: ``effects.of("OK")`` is (sources, targets), NaN where an edge was not measured.
 
     arrays: by (measure, pairing). Measures are the materials (``random``, ``text`` or ``tokens``), their largest value
@@ -78,6 +80,30 @@ class Effects:
             "effect", pairing, self.ports.of(pairing.source), self.ports.of(pairing.target), values, self.ports
         )
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per measured edge, the largest effect of each pairing first."""
+        return self.records()
+
+    def _headline(self) -> str:
+        counts = ", ".join(f"{int((~np.isnan(self.of(p))).sum()):,} {p}" for p in self.pairings)
+        return f"effects of {counts} edges, measured on {' and '.join(self.materials)}"
+
+    def used(self, pairing: Pairing | str) -> np.ndarray:
+        """True for edges that the model uses: an effect of 0.1 or more, or among the largest 1 % of the pairing."""
+        values = self.of(pairing)
+        present = values[~np.isnan(values)]
+        if not len(present):
+            return np.zeros(values.shape, dtype=bool)
+        with np.errstate(invalid="ignore"):
+            return (values >= min(USED_EFFECT, largest_share(present))) & (values > 0)
+
+    def at(self, pairing: Pairing | str, source: Any, target: Any) -> float | None:
+        """The effect of one edge, or None where it was not measured."""
+        if Pairing.parse(pairing) not in self.pairings:
+            return None
+        value = self.matrix(pairing).at(source, target)
+        return None if np.isnan(value) else value
+
     def percentiles(self, pairing: Pairing | str) -> np.ndarray:
         """The percentage of edges between the same two layers that have a smaller effect (ties count half)."""
         matrix = self.matrix(pairing)
@@ -112,7 +138,8 @@ def _records(
     extra = [n for n in _columns(effects) if (n, pairing) in effects.arrays]
     table = []
     for i, j in zip(rows[best], columns[best], strict=True):
-        row: dict[str, Any] = {"pairing": pairing, "source": matrix.sources[i], "target": matrix.targets[j]}
+        names = (str(pairing), str(matrix.sources[i]), str(matrix.targets[j]))
+        row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
         row["score"] = None if scored is None else float(scored.values[i, j])
         row["rank"] = None if ranks is None else int(ranks[i, j])
         row["effect"], row["percentile"] = float(values[i, j]), float(percentiles[i, j])
@@ -150,6 +177,20 @@ def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:
     ]  # fmt: skip
 
 
+def largest_share(effects: np.ndarray) -> float:
+    """The smallest of the largest effects that count as used."""
+    count = max(1, round(USED_SHARE * len(effects)))
+    return float(np.partition(effects, -count)[-count])
+
+
+def effects_of(scores: Scores) -> Effects:
+    """The effects in a result, or one sentence on how to put them there."""
+    found = effects_in(scores)
+    if found is None:
+        raise HeadspanError("this result holds no effects: measure them with headspan effects MODEL --into RESULT")
+    return found
+
+
 def _percentile(block: np.ndarray) -> np.ndarray:
     flat = block.ravel()
     ordered = np.sort(flat)  # NaN last
@@ -165,7 +206,7 @@ def _percentile(block: np.ndarray) -> np.ndarray:
 
 def attach(scores: Scores, measured: Effects) -> None:
     """Put effects into a result of the same model, in place of those it had."""
-    check_same_model(measured.ports, scores, "the model of these effects")
+    check_same_heads(measured.ports, scores, "the model of these effects")
     for name in [name for name in scores.extra if name.startswith("effect/")]:
         del scores.extra[name]
     for (name, pairing), values in measured.arrays.items():
@@ -207,6 +248,14 @@ def effects_in(scores: Scores) -> Effects | None:
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
     return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted)
+
+
+def with_effects(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
+    """Rows of edges with their effects, None where one was not measured; unchanged for a result without effects."""
+    measured = effects_in(scores)
+    if measured is None:
+        return rows
+    return [row | {"effect": measured.at(row["pairing"], row["source"], row["target"])} for row in rows]
 
 
 def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -266,7 +315,7 @@ def effects(
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
-        check_same_model(replayer.weights.ports, scores, ready.reference)
+        check_same_heads(replayer.weights.ports, scores, ready.reference)
         notes = list(ready.notes)
         if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
             notes.append(doubt)
@@ -277,13 +326,28 @@ def effects(
         directions = None if shared is None else _directions(replayer, shared, notes)
         steps = [len(samples) * len(replayer.weights.layers) for samples in materials.values()]
         found: dict[str, EdgeMeasures] = {}
+        stopped = False
         for i, (name, samples) in enumerate(materials.items()):
             tell = None if progress is None else _offset(progress, sum(steps[:i]), sum(steps))
-            found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell).run(samples)
-            if found[name].interrupted:
+            try:
+                found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell).run(samples)
+            except KeyboardInterrupt:  # before a layer was finished
+                if not found:
+                    raise
+                stopped = True
+            if stopped or found[name].interrupted:
+                notes.append(_what_is_left(found, materials, len(replayer.weights.layers)))
+                stopped = True
                 break
         protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed)
-    return _assembled(replayer, found, pairings, protocol, notes)
+    return _assembled(replayer, found, pairings, protocol, notes, stopped)
+
+
+def _what_is_left(found: Mapping[str, EdgeMeasures], materials: Mapping[str, Any], layers: int) -> str:
+    measured = [f"edges into {len(m.measured)} of {layers} layers on {name}" for name, m in found.items()]
+    return f"stopped: measured were {', '.join(measured)}" + (
+        "" if len(found) == len(materials) else f", none on {list(materials)[-1]}"
+    )
 
 
 def _offset(progress: Progress, before: int, total: int) -> Progress:
@@ -296,7 +360,7 @@ def _ids_of(sample: Sample) -> Any:
     return torch.from_numpy(sample.ids.astype(np.int64))
 
 
-def check_same_model(table: PortTable, scores: Scores | None, reference: str) -> None:
+def check_same_heads(table: PortTable, scores: Scores | None, reference: str) -> None:
     """Refuse a result whose heads are not those of the model."""
     if scores is None:
         return
@@ -413,6 +477,7 @@ def _assembled(
     pairings: Sequence[Pairing],
     protocol: dict[str, Any],
     notes: list[str],
+    stopped: bool,
 ) -> Effects:
     weights = replayer.weights
     table = weights.ports
@@ -424,14 +489,8 @@ def _assembled(
             group = weights.n_heads // weights.n_kv_heads if pairing.target.shared else 1
             arrays |= _by_port(name, measures, pairing, group, forward)
         clean |= {kind: measures.clean[kind] for kind in measures.clean if kind not in clean}
-    stopped = next((m for m in found.values() if m.interrupted), None)
-    if stopped is not None:
-        notes.append(
-            f"stopped: edges into {len(stopped.measured)} of {len(weights.layers)} layers were measured "
-            f"on {list(found)[-1]}"
-        )
     first = next(iter(found.values()))
-    return Effects(table, arrays, clean, first.write_norms, protocol, notes, stopped is not None)
+    return Effects(table, arrays, clean, first.write_norms, protocol, notes, stopped)
 
 
 def _by_port(

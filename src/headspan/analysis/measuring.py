@@ -59,18 +59,18 @@ class Measuring:
         kinds = [kind for kind in KINDS if all(kind in sample.places for sample in samples)]
         self.kinds = [kind for kind in kinds if sum(sample.counts[kind] for sample in samples)]
         groups = self._groups(samples)
-        totals: dict[int, _Totals] = {}
+        totals: dict[int, Totals] = {}
         done, steps = 0, len(samples) * len(self.layers)
         norms = np.zeros(len(self.layers) * self.n)
         measured: dict[int, int] = {}
         interrupted = False
-        scores: dict[int, _Totals] = {}
+        scores: dict[int, Totals] = {}
         try:
             with torch.inference_mode():
                 for group in groups:
                     self.reader.record(group)
                     for place, layer in enumerate(self.layers):
-                        part, scored = _Totals(self.n, self.kinds), _Totals(self.n, self.kinds)
+                        part, scored = Totals(self.n, self.kinds), Totals(self.n, self.kinds)
                         for index in range(len(group)):
                             norms[place * self.n : (place + 1) * self.n] += self._write_norms(index, layer)
                             self._edges_into(place, index, part, scored)
@@ -121,14 +121,14 @@ class Measuring:
         z = scaled_z(self.reader.records[index][layer])
         return _lengths(z, self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
 
-    def _edges_into(self, place: int, index: int, totals: _Totals, scored: _Totals) -> None:
+    def _edges_into(self, place: int, index: int, totals: Totals, scored: Totals) -> None:
         """All wanted edges into one layer, in one sequence."""
         layer, sample = self.layers[place], self.reader.samples[index]
         record = self.reader.records[index][layer]
         pattern, z = self.replayer.replay(layer, record)
         grams = self.replayer.output_grams(layer)
         scored.add_scores((layer, Role.Q), slice(0, 1), 1, pattern, sample)
-        before = _Before(pattern, z, grams, record.scale)
+        before = Before(pattern, z, grams, record.scale)
         ports = {role: np.flatnonzero(wanted[:, place]) for role, wanted in self.wanted.items()}
         chunk = self._chunk(len(sample.ids))
         for source in sorted({int(s) for places in ports.values() for s in places}):
@@ -142,9 +142,8 @@ class Measuring:
                     if self.shared is not None:
                         port = port + self._only_shared(self.layers[source], heads, layer, record, role, delta)
                     rows = slice(source * self.n + heads.start, source * self.n + heads.stop)
-                    self._compare(
-                        totals, (layer, role), rows, before, self.replayer.replay(layer, record, role, port), sample
-                    )
+                    after = self.replayer.replay(layer, record, role, port)
+                    totals.compare((layer, role), rows, len(self.layers) * self.n, before, after, sample)
 
     def _only_shared(
         self, source: int, heads: slice, layer: int, record: LayerRecord, role: Role, delta: torch.Tensor
@@ -155,29 +154,9 @@ class Measuring:
         directions = torch.from_numpy(self.shared.of(source, heads, layer, role)).to(delta)
         return self.reader.keep_only(layer, record, role, delta, directions)
 
-    def _compare(
-        self,
-        totals: _Totals,
-        key: tuple[int, Role],
-        rows: slice,
-        before: _Before,
-        after: tuple[torch.Tensor, torch.Tensor],
-        sample: Sample,
-    ) -> None:
-        pattern, z = after
-        sources = len(self.layers) * self.n
-        if key[1] is Role.V:
-            totals.add("change", key, rows, sources, before.change(z))
-            totals.add("size", key, rows, sources, before.size().expand(len(z), -1))
-            return
-        totals.add_scores(key, rows, sources, pattern, sample)
-        moved = pattern.sub_(before.pattern).abs_().sum((-2, -1)) / 2
-        totals.add("moved", key, rows, sources, moved)
-        totals.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
-
     # -- results ---------------------------------------------------------------------------------------------
 
-    def _arrays(self, totals: dict[int, _Totals]) -> dict[tuple[str, Role], np.ndarray]:
+    def _arrays(self, totals: dict[int, Totals]) -> dict[tuple[str, Role], np.ndarray]:
         heads = len(self.layers) * self.n
         arrays: dict[tuple[str, Role], np.ndarray] = {}
         for role in self.wanted:
@@ -191,7 +170,7 @@ class Measuring:
                     arrays[name, role][:, columns] = part.mean(name, (layer, role), heads)
         return arrays
 
-    def _clean(self, scores: dict[int, _Totals]) -> dict[str, np.ndarray]:
+    def _clean(self, scores: dict[int, Totals]) -> dict[str, np.ndarray]:
         return {
             kind: np.concatenate([
                 scores[layer].mean(kind, (layer, Role.Q), 1)[0] if layer in scores else np.full(self.n, np.nan)
@@ -202,7 +181,7 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class _Before:
+class Before:
     """A layer's attention and z in the clean run, batch dimension 1."""
 
     pattern: torch.Tensor
@@ -229,7 +208,7 @@ def _lengths(z: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
     return (torch.einsum("...thm,hmk->...thk", z, grams) * z).sum(-1).clamp_min(0)
 
 
-class _Totals:
+class Totals:
     """Sums over tokens, by (name, layer and port), (sources, heads of the layer)."""
 
     def __init__(self, heads: int, kinds: Sequence[str]) -> None:
@@ -239,6 +218,26 @@ class _Totals:
     def add(self, name: str, key: tuple[int, Role], rows: slice, sources: int, values: torch.Tensor) -> None:
         total = self.sums.setdefault((name, key), np.zeros((sources, self.heads)))
         total[rows] += values.double().cpu().numpy()
+
+    def compare(
+        self,
+        key: tuple[int, Role],
+        rows: slice,
+        sources: int,
+        before: Before,
+        after: tuple[torch.Tensor, torch.Tensor],
+        sample: Sample,
+    ) -> None:
+        """Add what changed between the clean run and a replay; overwrites the replay's attention."""
+        pattern, z = after
+        if key[1] is Role.V:
+            self.add("change", key, rows, sources, before.change(z))
+            self.add("size", key, rows, sources, before.size().expand(len(z), -1))
+            return
+        self.add_scores(key, rows, sources, pattern, sample)
+        moved = pattern.sub_(before.pattern).abs_().sum((-2, -1)) / 2
+        self.add("moved", key, rows, sources, moved)
+        self.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
 
     def add_scores(
         self, key: tuple[int, Role], rows: slice, sources: int, pattern: torch.Tensor, sample: Sample
@@ -252,8 +251,8 @@ class _Totals:
             self.add(kind, key, rows, sources, found)
             self.add(f"{kind} queries", key, rows, sources, torch.full_like(found, sample.counts[kind]))
 
-    def __add__(self, other: _Totals) -> _Totals:
-        both = _Totals(self.heads, self.kinds)
+    def __add__(self, other: Totals) -> Totals:
+        both = Totals(self.heads, self.kinds)
         both.sums = {key: value + other.sums[key] for key, value in self.sums.items()}
         return both
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
+from headspan.analysis.effects import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.analysis.hubs import HubScores, hubs
 from headspan.analysis.neighbours import edge_row
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
 
 SCHEMA = 1
-EDGE_COLUMNS = (*Edge._fields, "source_labels", "target_labels")
+EDGE_COLUMNS = (*Edge._fields, "effect", "source_labels", "target_labels")
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -68,10 +70,29 @@ class Wiring(Tabular):
     notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per edge, with the labels of both heads (several are joined by ``;``)."""
+        """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""
         labels = {node.head: ";".join(node.labels) for node in self.nodes}
         ends = ("source", "target")
-        return [edge_row(edge) | {f"{end}_labels": labels[getattr(edge, end)] for end in ends} for edge in self.edges]
+        return [
+            edge_row(edge)
+            | {"effect": self.effect(edge)}
+            | {f"{end}_labels": labels[getattr(edge, end)] for end in ends}
+            for edge in self.edges
+        ]
+
+    @cached_property
+    def _effects(self) -> Effects | None:
+        return effects_in(self.scores)
+
+    def effect(self, edge: Edge) -> float | None:
+        """The measured effect of an edge, where the result holds it."""
+        return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
+
+    def _edge_fields(self, edge: Edge) -> dict[str, str | int | float]:
+        fields: dict[str, str | int | float] = {"metric": edge.metric, "pairing": str(edge.pairing)}
+        fields |= {"rank": edge.rank, "score": edge.score}
+        effect = self.effect(edge)
+        return fields if effect is None else fields | {"effect": effect}
 
     def _headline(self) -> str:
         return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {len(self.nodes)} heads"
@@ -114,7 +135,7 @@ class Wiring(Tabular):
         for node in self.nodes:
             graph.add_node(str(node.head), **_node_fields(node))
         for edge in self.edges:
-            graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **_edge_fields(edge))
+            graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **self._edge_fields(edge))
         return graph
 
     def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -129,7 +150,7 @@ class Wiring(Tabular):
             }
             for node in self.nodes
         ]
-        edges = [{"source": str(e.source), "target": str(e.target), **_edge_fields(e)} for e in self.edges]
+        edges = [{"source": str(e.source), "target": str(e.target), **self._edge_fields(e)} for e in self.edges]
         content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
         _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
 
@@ -155,7 +176,7 @@ class Wiring(Tabular):
             element = ElementTree.SubElement(
                 graph, "edge", id=f"{edge.pairing}-{edge.source}-{edge.target}", attrib=ends
             )
-            _graphml_data(root, keys, "edge", element, _edge_fields(edge))
+            _graphml_data(root, keys, "edge", element, self._edge_fields(edge))
         root.append(graph)
         ElementTree.indent(root, " ")
         head = f'<?xml version="1.0" encoding="UTF-8"?>\n<!-- {MADE_BY} -->\n'
@@ -191,6 +212,7 @@ def wiring(
     minimum: float | None = None,
     labels: Labels | str | os.PathLike[str] | None = None,
     *,
+    used: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Wiring:
     """The graph of the strongest forward pairs.
@@ -210,6 +232,8 @@ def wiring(
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes, or the name or CSV file of some.
+    used
+        Keep only edges that the model uses, by the effects in the result (see :mod:`headspan.analysis.effects`).
     say
         Called with a sentence where nobody can tell whether the labels are for these weights.
     """
@@ -218,6 +242,7 @@ def wiring(
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
     labels = given_labels(labels, scores, say)
+    measured = effects_of(scores) if used else None
     edges, found = Edges(), list[Significance]()
     for pairing in chosen:
         matrix = scores[metric, pairing].forward()
@@ -226,11 +251,14 @@ def wiring(
             if rule == "significance":
                 found.append(significance(scores, pairing, null=against, metric=metric))
                 allowed &= found[-1].q <= rate
+            if measured is not None:
+                allowed &= measured.used(pairing)
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
-    return Wiring(metric, chosen, _describe(rule, k, rate, against, minimum), edges, nodes, names, scores, notes)
+    described = _describe(rule, k, rate, against, minimum) + (", used" if used else "")
+    return Wiring(metric, chosen, described, edges, nodes, names, scores, notes)
 
 
 def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
@@ -345,10 +373,6 @@ def _node_fields(node: Node) -> dict[str, str | int | float]:
     fields: dict[str, str | int | float] = {"layer": node.head.layer, "labels": ";".join(node.labels)}
     fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
     return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
-
-
-def _edge_fields(edge: Edge) -> dict[str, str | int | float]:
-    return {"metric": edge.metric, "pairing": str(edge.pairing), "rank": edge.rank, "score": edge.score}
 
 
 def _graphml_data(

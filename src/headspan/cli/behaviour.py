@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.cli.common import Bos, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def behaviour(
     labels_out: Annotated[Path | None, typer.Option(help="Write the best heads of each kind as a label file.")] = None,
     best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
     threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
+    bos: Bos = "auto",
     force: Force = False,
 ) -> Listing:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
@@ -60,7 +61,7 @@ def behaviour(
         raise HeadspanError("--best and --threshold choose the heads of a label file: name it with --labels-out")
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
-    texts = [*map(_read_text, text or []), *(prompt or [])] or None
+    texts = [*map(read_text, text or []), *(prompt or [])] or None
     result = _load_result(into, model) if into is not None else None  # before the long run: a bad file is told at once
     with progress("running the model") as update:
         scores = measure(
@@ -70,6 +71,7 @@ def behaviour(
             seed=seed,
             batch=batch,
             texts=texts,
+            bos=bos,
             device=device,
             progress=update,
         )
@@ -86,7 +88,8 @@ def behaviour(
     return Listing(scores.rows(), tables=[(title, _best_heads(scores, k), {})])
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A text file, or one sentence on why it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -100,7 +103,7 @@ def _load_result(path: Path, model: str) -> Any:
     from headspan.scores import Scores
 
     result = Scores.load(path)
-    _check_model(identity_of(model), result.provenance, str(path))
+    check_model(identity_of(model), result.provenance, str(path))
     try:
         with open(model) as weights:
             heads = weights.ports.query
@@ -119,7 +122,7 @@ def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -
         )
 
 
-def _check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
+def check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
     """Refuse a result of another model, and say so where nobody can tell."""
     from headspan.models.identity import same_model
 

@@ -20,7 +20,7 @@ A command that lists something returns a `Listing` and is registered as ``app.co
 JSON and CSV show all of them in full; the table shows ``shown`` (or all) of them, or the command's own ``tables``.
 
 Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
-`WeightsOption`, `BehaviourOption`, `Fold`, `NullOption`, `Force`, `out_option`. Old and plural spellings go into
+`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `NullOption`, `Force`, `out_option`. Old and plural spellings go into
 ``ALIASES``: they work and are not shown. What a reference, a label list or a file stands for is known
 by `headspan.analysis.given`.
 
@@ -88,6 +88,9 @@ BehaviourOption = Annotated[
 Fold = Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Replace a file that headspan did not make; never one that is read.")
+]
+Bos = Annotated[
+    str, typer.Option(help="Beginning-of-sequence token in front: auto (as the tokenizer does), yes or no.")
 ]
 NullOption = Annotated[
     str | None,

@@ -50,6 +50,7 @@ def wiring(
     null: NullOption = None,
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
+    used: Annotated[bool, typer.Option("--used", help="Only edges that the model uses (headspan effects).")] = False,
     out: Annotated[
         list[Path] | None, out_option("Write to .graphml, .json, .csv, .png, .pdf or .svg; may be repeated.")
     ] = None,
@@ -82,6 +83,7 @@ def wiring(
         null,  # type: ignore[arg-type]
         minimum,
         labels,
+        used=used,
         say=note,
     )
     for sentence in chosen.notes:
@@ -90,8 +92,10 @@ def wiring(
         _export(chosen, path, ellipse, dpi, force)
         note(f"{path}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads")
     title = f"{metric}, {chosen.rule}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads"
-    shown = [c for c in EDGE_COLUMNS if c != "metric" and (labels or not c.endswith("_labels"))]
-    return Listing(chosen.rows(), title, {"score": ".4f"}, EDGE_COLUMNS, shown, written=bool(out))
+    rows = chosen.rows()
+    hidden = {"metric"} | ({"effect"} if all(row["effect"] is None for row in rows) else set())
+    shown = [c for c in EDGE_COLUMNS if c not in hidden and (labels or not c.endswith("_labels"))]
+    return Listing(rows, title, {"score": ".4f", "effect": ".4f"}, EDGE_COLUMNS, shown, written=bool(out))
 
 
 def _kind(path: Path) -> str:
@@ -119,7 +123,7 @@ def figures(
     only: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: wiring, grid, two-layer, scatter, identity, head-scores, kl, norms, "
+            help="Comma-separated: wiring, grid, two-layer, scatter, use, identity, head-scores, kl, norms, "
             "unembedding, random, folded-wiring, mse."
         ),
     ] = "all",

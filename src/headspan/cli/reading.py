@@ -154,6 +154,9 @@ def pair(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens for each sign of a direction.")] = 5,
     preprocess: Preprocess = "centre-normalise",
     fold: Fold = False,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Run the model: how much of the edge flows through shared directions.")
+    ] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -163,6 +166,9 @@ def pair(
     """
     from headspan.analysis.pair import pair as compare
 
+    if effects:
+        _effect_curve(model, source, target).print(as_json, as_csv)
+        return
     with open_model(model, fold) as weights, progress("reading the vocabulary"):
         report = compare(weights, source, target, k, tokens, preprocess)
     if as_json:
@@ -174,6 +180,18 @@ def pair(
     Listing(rows, tables=[(None, shown, formats)], head=_pair_lines(report)).print(False, as_csv)
     for sentence in report.notes:
         note(sentence)
+
+
+def _effect_curve(model: str, source: str, target: str) -> Listing:
+    from headspan.analysis.effects_curve import effect_curve
+
+    with progress("running the model"):
+        curve = effect_curve(model, source, target)
+    for sentence in curve.notes:
+        note(sentence)
+    title = f"effect of {curve.source} on {curve.target} through some directions; the whole is {curve.whole:.4f}"
+    shown = ("directions", "shared", "random", "random_largest")
+    return Listing(curve.rows(), title, dict.fromkeys(shown[1:], ".4f"), shown=shown)
 
 
 def _pair_lines(report: PairReport) -> list[str]:

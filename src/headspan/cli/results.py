@@ -111,6 +111,7 @@ def top(
       headspan top gpt2.safetensors --head L5H1 -k 5
       headspan top gpt2.safetensors --labels gpt2-ioi --label induction
     """
+    from headspan.analysis.effects import with_effects
     from headspan.analysis.given import given_labels, given_scores
     from headspan.analysis.neighbours import around, edge_row
     from headspan.analysis.neighbours import top as strongest
@@ -129,12 +130,12 @@ def top(
     else:
         rows = [edge_row(e) for e in strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes)]
         title = f"largest {name} scores"
-    rows = _with_z(rows, scores)
+    rows = with_effects(_with_z(rows, scores), scores)
     if classes is not None and label is None:
         for row in rows:
             row |= {f"{end}_labels": ";".join(classes.of(row[end])) for end in ("source", "target")}
     columns = [c for c in (rows[0] if rows else ()) if c != "metric"]
-    return Listing(rows, title, {"score": ".4f", "z": ".2f"}, shown=columns)
+    return Listing(rows, title, {"score": ".4f", "z": ".2f", "effect": ".4f"}, shown=columns)
 
 
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:

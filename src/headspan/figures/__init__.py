@@ -75,6 +75,16 @@ def _scatter(context: Context) -> Named:
     yield "scatter", scatter_figure(context.scores, context.flow)
 
 
+def _use(context: Context) -> Named:
+    from headspan.analysis.effects import effects_of
+    from headspan.figures.use import use_figure
+
+    measured = effects_of(context.scores)
+    pairings = [pairing for pairing in context.flow if pairing in measured.pairings]
+    for metric in context.metrics:
+        yield f"use-{metric}", use_figure(context.scores, measured, pairings, metric)
+
+
 def _identity(context: Context) -> Named:
     yield "identity", _head_scores_of(context, ["identity"])
 
@@ -164,6 +174,7 @@ FIGURES: dict[str, FigureKind] = {
     "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
     "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
     "scatter": FigureKind("PK against CS", _scatter),
+    "use": FigureKind("overlap against use: score and measured effect of every edge", _use),
     "identity": FigureKind("identity scores and the best head's attention", _identity),
     "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
     "kl": FigureKind("distance of PK from chance, by pairing", _kl),
@@ -227,6 +238,7 @@ def file_names(names: Iterable[str], k: int, endings: Iterable[str]) -> dict[str
 
     several = {
         "grid": [f"grid-{metric}-top{size}" for metric in METRICS for size in _sizes(k)],
+        "use": [f"use-{metric}" for metric in METRICS],
         "unembedding": ["unembedding-norm", "unembedding-normalised"],
         "folded-wiring": [f"folded-wiring-{metric}" for metric in METRICS],
     }

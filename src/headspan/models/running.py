@@ -182,14 +182,15 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
         logging.disable_progress_bar()
         logging.set_verbosity_error()  # what is missing is reported below, in one sentence
         try:
-            model, info = AutoModel.from_pretrained(
-                **where,
-                dtype=torch.float32,
-                attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
-                output_loading_info=True,
-                trust_remote_code=False,  # None would ask on the terminal
-                weights_only=True,
-            )
+            with _no_gguf_bar():
+                model, info = AutoModel.from_pretrained(
+                    **where,
+                    dtype=torch.float32,
+                    attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
+                    output_loading_info=True,
+                    trust_remote_code=False,  # None would ask on the terminal
+                    weights_only=True,
+                )
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, NotImplementedError) as error:
             if "trust_remote_code" in str(error):
                 raise _brings_code(reference) from None
@@ -205,6 +206,22 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
     except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
         raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}): use cpu") from None
     return RunningModel(model.eval(), reference, vocabulary, notes, identity)
+
+
+@contextmanager
+def _no_gguf_bar() -> Iterator[None]:
+    """transformers' bar over GGUF tensors asks nobody whether it may show."""
+    try:
+        from transformers import modeling_gguf_pytorch_utils as gguf
+    except ImportError:
+        yield
+        return
+    before = getattr(gguf, "tqdm", None)
+    gguf.tqdm = lambda tensors, **options: tensors  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        gguf.tqdm = before  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def identity_of(ref: Any) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""Overlap against use: the score of every edge and its measured effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headspan.analysis.effects import Effects
+from headspan.figures import style
+from headspan.figures.canvas import legend_below, new_figure
+from headspan.heads import Pairing
+from headspan.scores import Scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = "pk") -> Figure:
+    """One panel per pairing; edges that count as used are marked."""
+    from matplotlib.lines import Line2D
+    from scipy.stats import spearmanr
+
+    figure = new_figure(3.3 * len(pairings) + 0.35, 3.9)
+    figure.subplots_adjust(left=0.62 / figure.get_figwidth(), right=0.985, top=0.84, bottom=0.235, wspace=0.26)
+    panels = figure.subplots(1, len(pairings), squeeze=False)[0]
+    colours = {False: style.GROUP_COLOURS["neither"], True: style.GROUP_COLOURS["both"]}
+    for axes, pairing in zip(panels, pairings, strict=True):
+        values, measured = scores[metric, pairing].forward().values, effects.of(pairing)
+        present = ~np.isnan(values) & ~np.isnan(measured)
+        x, y, used = values[present], measured[present], effects.used(pairing)[present]
+        for group in (False, True):
+            axes.scatter(
+                x[used == group], y[used == group], s=13 if group else 4, color=colours[group], linewidths=0,
+                alpha=0.75 if group else 0.5, rasterized=True, gid=f"points:{pairing}:{'used' if group else 'rest'}",
+            )  # fmt: skip
+        agreement = f"ρ = {spearmanr(x, y)[0]:.2f}" if len(x) > 2 else "too few edges for ρ"
+        axes.set_title(f"{pairing}:  {agreement}\n{used.sum()} of {len(x):,} edges used".replace("-", "−"))
+        axes.set_xlabel(style.metric_short(metric))
+    panels[0].set_ylabel("effect")
+    handles = [
+        Line2D([], [], linestyle="", marker="o", color=colours[group], markersize=5, label=label)
+        for group, label in ((True, "used: effect ≥ 0.1, or among the largest 1 %"), (False, "other edges"))
+    ]
+    legend_below(figure, handles, 0.36, 2)
+    return figure
