@@ -218,7 +218,9 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("info", "tokens", "reproduce", "behaviour")])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c not in ("info", "tokens", "reproduce", "behaviour", "effects")]
+)
 def test_a_weight_of_nan_is_named(run: Run, files: Path, command: str) -> None:
     path = files / "gpt2" / "model.safetensors"
     tensors = load_file(path)

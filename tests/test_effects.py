@@ -307,6 +307,14 @@ def test_a_model_that_changes_the_stream_is_refused() -> None:
         effects(model, tokens=TOKENS)
 
 
+def test_a_weight_of_nan_is_named() -> None:
+    model = build(FAMILIES["llama"])
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[9, 3] = float("nan")
+    with pytest.raises(HeadspanError, match="weight Q of head L1H1"):
+        effects(model, tokens=TOKENS)
+
+
 def test_one_layer_has_no_edges() -> None:
     config = FAMILIES["gpt2"].config | {"n_layer": 1}
     with pytest.raises(HeadspanError, match="one layer with attention"):

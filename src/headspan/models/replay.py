@@ -263,6 +263,9 @@ class Replayer:
         """Refuse a model whose direct edges are not what is said above; sets what attention is multiplied by."""
         import torch
 
+        for n in self.layers:
+            for role in (*PORTS, Role.O):
+                self.weights.read(role, n)  # names the head of a NaN
         with torch.inference_mode():
             seen = self._run(ids[None, :_CHECK_TOKENS])
             for n in range(self.weights.n_layers):
