@@ -273,11 +273,11 @@ def test_kl_is_small_for_random_values_and_large_for_shifted_ones() -> None:
 
 
 def unequal_scores(values: np.ndarray) -> tuple[hs.Scores, np.ndarray, np.ndarray]:
-    """Two layers of three heads whose subspaces have dimensions of their own; and those of every forward pair."""
+    """Two layers of three heads with subspaces of several dimensions, one more common; and those of every pair."""
     scores = make_scores({("pk", "OK"): values}, layers=2, heads=3, d_model=24, rank=8)
-    scores.role_ranks[hs.Role.O][:3] = [8, 5, 2]
+    scores.role_ranks[hs.Role.O][:3] = [8, 8, 2]
     scores.role_ranks[hs.Role.K][3:] = [6, 8, 3]
-    first, second = np.meshgrid([8, 5, 2], [6, 8, 3], indexing="ij")
+    first, second = np.meshgrid([8, 8, 2], [6, 8, 3], indexing="ij")
     return scores, first.ravel(), second.ravel()
 
 

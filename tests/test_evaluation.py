@@ -274,7 +274,10 @@ def test_chance_stands_beside_every_area() -> None:
         else:
             assert 0 < row["chance"] < 0.8
     (kk,) = (r for r in rows if (r["pairing"], r["class"], r["measure"]) == ("KK", "a", "pr_auc"))
-    assert kk["chance"] == pytest.approx(chance_areas(scores["pk", "KK"].pairs()[2], 3).pr[0])
+    # Both the area of a class and its chance begin at (0, 1).
+    values = scores["pk", "KK"].pairs()[2]
+    assert kk["chance"] == pytest.approx(chance_areas(values, 3, anchored=True).pr[0])
+    assert chance_areas(values, 3).pr[0] > chance_areas(values, 3, anchored=False).pr[0]
 
 
 def test_what_cannot_be_evaluated_is_said() -> None:
