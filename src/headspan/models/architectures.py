@@ -116,9 +116,10 @@ _LENS_NORMS: dict[Any, dict[str, Any]] = {
 
 def _lens_variant(entry: Architecture, config: Config) -> Architecture:
     kind = config.get("normalization_type")
-    if kind not in _LENS_NORMS:
+    if not isinstance(kind, (str, type(None))) or kind not in _LENS_NORMS:
         raise HeadspanError(
-            f"normalization_type is {kind!r} in the TransformerLens config: LN, LNPre, RMS, RMSPre or null are known"
+            f"normalization_type is {repr(kind)[:80]} in the TransformerLens config: known are LN, LNPre, RMS, RMSPre "
+            "and null"
         )
     return replace(entry, **_LENS_NORMS[kind])
 

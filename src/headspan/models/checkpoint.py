@@ -41,7 +41,7 @@ class CheckpointWeights(AttentionWeights):
         self.value_bias_is_constant = not (self._entry.sinks or self._entry.gated or _clips(self._map.config))
         self.tied_embedding = self._map.tied
         self.vocab_size = self._find_vocab_size()
-        self.notes = [*source.notes, *self._make_notes()]
+        self.notes = [*source.notes, *self._map.notes, *self._make_notes()]
         self._kept: tuple[str, np.ndarray] | None = None  # a fused tensor serves three roles in a row
 
     # -- weights ---------------------------------------------------------------------------------------------

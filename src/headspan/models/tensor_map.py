@@ -20,6 +20,7 @@ _SIZES = {
     "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_key_value_heads"),
     "d_head": ("head_dim", "d_head"),
 }
+_LARGEST = {"d_model": 2**24, "n_layers": 10**5, "n_heads": 2**20, "n_kv_heads": 2**20, "d_head": 2**20}
 _SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
@@ -32,6 +33,7 @@ class TensorMap:
         self.source = source
         self.names = frozenset(source.names())
         self.architecture, self.entry, self.config = find_architecture(source.config, self.names)
+        self.notes: list[str] = []
         self._headless: set[int] = set()  # layers for which the config counts 0 heads
         self._read_sizes()
         self.prefix = self._find_prefix()
@@ -42,9 +44,9 @@ class TensorMap:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def _read_sizes(self) -> None:
-        self.d_model, self.n_layers, self.n_heads = (
-            self._size("d_model"), self._size("n_layers"), self._size("n_heads")
-        )  # fmt: skip
+        self.n_layers = 0  # nothing is listed layer by layer before their number is known
+        self.n_layers = self._size("n_layers")
+        self.d_model, self.n_heads = self._size("d_model"), self._size("n_heads")
         rule = self.entry.kv_heads
         self.n_kv_heads = (rule and rule(self.config, self.n_heads)) or self._size("n_kv_heads", self.n_heads)
         if self.n_heads % self.n_kv_heads:
@@ -73,12 +75,27 @@ class TensorMap:
                 f"the config of {self.source.reference} does not say {what}: one of {', '.join(keys)} is needed"
             )
         value = self.config[key]
+        other = next((k for k in keys if self.config.get(k) is not None and self.config[k] != value), None)
+        if other is not None:
+            raise HeadspanError(
+                f"the config of {self.source.reference} contradicts itself: {key} = {repr(value)[:40]}, but "
+                f"{other} = {repr(self.config[other])[:40]}"
+            )
         counts = list(value) if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
             raise HeadspanError(
                 f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: an integer is needed"
             )
+        if max(counts, default=0) > _LARGEST[what]:
+            raise HeadspanError(
+                f"the config of {self.source.reference} has {key} = {repr(value)[:40]}: no model is that large"
+            )
         if isinstance(value, (list, tuple)):
+            if len(counts) != self.n_layers:
+                raise HeadspanError(
+                    f"the config of {self.source.reference} lists {key} for {len(counts)} layers, but has "
+                    f"{self.n_layers}"
+                )
             self._headless |= {layer for layer, count in enumerate(counts) if count == 0}
         different = sorted(set(counts) - {0})
         if len(different) != 1:
@@ -90,10 +107,21 @@ class TensorMap:
 
     def _find_layers(self) -> tuple[int, ...]:
         """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""
-        held = [layer for layer in self._numbered_layers() if layer < self.n_layers]
+        numbered = self._numbered_layers()
+        held = [layer for layer in numbered if layer < self.n_layers]
+        if len(held) < len(numbered):
+            self.notes.append(
+                f"the checkpoint holds {len(numbered) - len(held)} more layers with attention (up to layer "
+                f"{numbered[-1]}) than the {self.n_layers} of its config: they are left out"
+            )
         kinds = self.config.get("layer_types") or self.config.get("layers_block_type") or ()
         if not isinstance(kinds, (list, tuple)):
             raise HeadspanError(f"the config of {self.source.reference} has layer_types that are not a list")
+        if kinds and len(kinds) not in (self.n_layers, self.n_layers + self._extra_layers()):
+            raise HeadspanError(
+                f"the config of {self.source.reference} has the kinds of {len(kinds)} layers (layer_types), but "
+                f"{self.n_layers} layers"
+            )
         other = {layer for layer, kind in enumerate(kinds) if kind not in _SOFTMAX_LAYERS} | self._headless
         if self.entry.hybrid and not other:
             return tuple(held)  # the config has its own way to say which layers attend
@@ -131,7 +159,19 @@ class TensorMap:
         start, _, end = weight_of(self.module(Role.Q, "\0")).partition("\0")
         found = (name[len(start) : len(name) - len(end)] for name in self.names
                  if name.startswith(start) and name.endswith(end))  # fmt: skip
-        return sorted(int(number) for number in found if number.isdecimal() and len(number) < 7)
+        numbers = [number for number in found if number.isdecimal() and len(number) < 7]
+        odd = next((number for number in numbers if str(int(number)) != number), None)
+        if odd is not None:
+            raise HeadspanError(
+                f"{self.source.reference} has a tensor {start}{odd}{end}: layers are numbered 0, 1, 2 …, and {odd!r} "
+                f"could be meant for {int(odd)}"
+            )
+        return sorted(map(int, numbers))
+
+    def _extra_layers(self) -> int:
+        """Layers behind the last one that only predict further tokens, which some configs count apart."""
+        extra = self.config.get("num_nextn_predict_layers")
+        return extra if type(extra) is int and 0 < extra < 100 else 0
 
     def in_layer(self, layer: int | str, module: str) -> str:
         """The full name of a module of a layer."""
@@ -220,8 +260,11 @@ class TensorMap:
                 raise self._quantised(packed)
 
     def _quantised(self, name: str) -> HeadspanError:
+        method = self.config.get("quantization_config")
+        method = method.get("quant_method") if isinstance(method, dict) else None
+        kind = f"{method[:40]} " if isinstance(method, str) else ""
         return HeadspanError(
-            f"{self.source.reference} holds quantised weights ({name}) in a format that is not read: "
+            f"{self.source.reference} holds {kind}quantised weights ({name}) in a format that is not read: "
             "give the unquantised model or a GGUF file"
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.sources.untrusted import Stamp, changed
+from headspan.sources.untrusted import Stamp, changed, reason
 from headspan.system.threads import parallel_map
 
 if TYPE_CHECKING:
@@ -127,4 +127,7 @@ class TensorSource(ABC):
 
 def canonical_json(value: object) -> bytes:
     """The same bytes for equal values, whatever the order of their keys."""
-    return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError) as error:  # keys of several kinds, circles, endless nesting
+        raise HeadspanError(f"the config cannot be written as JSON: {reason(error)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +15,7 @@ from headspan.sources.base import TensorSource
 from headspan.sources.dtypes import apply_scale, row_range
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.transformer_lens import is_hooked_state, state_config
-from headspan.sources.untrusted import Stamp, member, read_json, reason
+from headspan.sources.untrusted import CONFIG_LIMIT, INDEX_LIMIT, Stamp, member, read_json, reason
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -30,6 +31,9 @@ STANDARD_FILES = (
 )
 # Files of trainers and adapters that end like weight files.
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "adapter", "consolidated")
+
+
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{1,6})-of-(?P<count>[0-9]{1,6})\.\w+")
 
 
 class WeightFile(Protocol):
@@ -154,6 +158,12 @@ class CheckpointSource(TensorSource):
         return 128, 128
 
     def _add(self, shard: str, file: WeightFile) -> WeightFile:
+        copy = next((name for name in file.names() if self._weight_map.get(name, shard) != shard), None)
+        if copy is not None:
+            self.notes.append(
+                f"{shard} holds {copy[:80]!r} too, which the index says is in {self._weight_map[copy]}: "
+                "the one that the index names was read"
+            )
         self._opened[shard] = file
         self._stamps[file.path] = file.stamp
         return file
@@ -187,17 +197,36 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
 
         paths = [files.path(name) for name in chosen]  # of a split file all parts must be there
         return GgufSource(paths[0], reference)
-    config = read_json(files.path("config.json")) if "config.json" in present else None
+    config = read_json(files.path("config.json"), CONFIG_LIMIT) if "config.json" in present else None
     if chosen[0].endswith(".json"):
         weight_map = read_index(files.path(chosen[0]))
-        return CheckpointSource(reference, _required(config, reference), files, weight_map)
-    opened = {shard: open_weight_file(files.path(shard)) for shard in chosen}
-    weight_map = {name: shard for shard, file in opened.items() for name in file.names()}
-    if not is_hooked_state(weight_map):
-        return CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
-    source = CheckpointSource(reference, {}, files, weight_map, opened)
-    source.config = state_config(source, config or {})
+        source = CheckpointSource(reference, _required(config, reference), files, weight_map)
+    else:
+        opened = {shard: open_weight_file(files.path(shard)) for shard in chosen}
+        weight_map = _joined(opened, reference)
+        if is_hooked_state(weight_map):
+            source = CheckpointSource(reference, {}, files, weight_map, opened)
+            source.config = state_config(source, config or {})
+        else:
+            source = CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
+    others = [name for name in STANDARD_FILES if name in present and name not in chosen]
+    if others and not weights and files.commit is None:  # repositories of the hub hold the same weights twice
+        source.notes.append(f"{', '.join(others)} in the same directory was not read: the weights are from {chosen[0]}")
     return source
+
+
+def _joined(opened: dict[str, WeightFile], reference: str) -> dict[str, str]:
+    """The tensor → shard map of shards without an index, if each tensor is in one of them only."""
+    weight_map: dict[str, str] = {}
+    for shard, file in opened.items():
+        twice = next((name for name in file.names() if name in weight_map), None)
+        if twice is not None:
+            raise HeadspanError(
+                f"{reference} has no index, and both {weight_map[twice]} and {shard} hold {twice[:80]!r}: "
+                "they are not the shards of one model"
+            )
+        weight_map |= dict.fromkeys(file.names(), shard)
+    return weight_map
 
 
 def choose_weights(present: Sequence[str], reference: str) -> list[str]:
@@ -212,6 +241,7 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
     for suffix in (*WEIGHT_SUFFIXES, ".gguf"):
         names = [name for name in present if name.endswith(suffix) and not name.startswith(NOT_WEIGHTS)]
         if len(names) == 1 or (names and all("-of-" in name for name in names)):
+            _check_shard_names(names, reference)
             return names
         if names:
             raise HeadspanError(
@@ -223,9 +253,23 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
     )
 
 
+def _check_shard_names(names: Sequence[str], reference: str) -> None:
+    """Shards without an index must be all of one set, by their names: ``model-00001-of-00003``, …"""
+    matches = [_SHARD_NAME.fullmatch(name) for name in names]
+    if len(names) == 1 and matches[0] is None:
+        return
+    sets = {(match["stem"], match["count"]) for match in matches if match}
+    numbers = {int(match["number"]) for match in matches if match}
+    if None in matches or len(sets) != 1 or len(names) != len(numbers) or len(names) != int(next(iter(sets))[1]):
+        raise HeadspanError(
+            f"{reference} has no index, and {', '.join(names[:4])} are not all the shards of one model: "
+            "add the index file or the shards that are missing"
+        )
+
+
 def read_index(path: Path) -> dict[str, str]:
     """The tensor → shard map of an index file, every shard name checked before any is opened."""
-    weight_map = read_json(path).get("weight_map")
+    weight_map = read_json(path, INDEX_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeadspanError(f"{path} has no weight_map: it is not the index of a sharded checkpoint")
     if not all(isinstance(shard, str) for shard in weight_map.values()):

@@ -18,7 +18,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.sources.dtypes import SAFETENSORS_DTYPES, row_range, widen
-from headspan.sources.untrusted import check_allocation, open_regular, reason, update_with_range
+from headspan.sources.untrusted import check_allocation, check_parts, open_regular, reason, update_with_range
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
 
@@ -141,6 +141,7 @@ def _read_header(path: Path, size: int) -> bytes:
 
 
 def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
+    check_parts(raw, path)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -15,7 +15,9 @@ from headspan.errors import HeadspanError
 from headspan.system.memory import total_memory
 from headspan.system.outputs import remember_input
 
-JSON_LIMIT = 100_000_000  # bytes; the largest index of a real checkpoint has a few megabytes
+# Bytes of a JSON file; the largest real ones have a few kilobytes (config), 15 MB (index) and 33 MB (tokenizer).
+CONFIG_LIMIT, INDEX_LIMIT, JSON_LIMIT = 4_000_000, 50_000_000, 100_000_000
+PARTS_LIMIT = 6_000_000  # values in one: each takes about 100 bytes of memory; a real tokenizer has 2 million
 HASH_BYTES = 1 << 20  # read and hashed at a time
 
 
@@ -88,13 +90,22 @@ def open_regular(path: Path) -> Stamp:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def check_parts(raw: bytes, path: Path) -> None:
+    """Refuse JSON that would take far more memory than its bytes: a list of empty lists takes twenty times as much."""
+    parts = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
+    if parts > PARTS_LIMIT:
+        raise HeadspanError(f"{path} has {parts} values in its JSON, more than any real file of a model")
+
+
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """A JSON object from a file of reasonable size."""
     size = open_regular(path).size
-    if size > JSON_LIMIT:
-        raise HeadspanError(f"{path} has {size} bytes, more than any real JSON file of a model")
+    if size > limit:
+        raise HeadspanError(f"{path} has {size} bytes, more than any real JSON file of its kind")
     try:
-        value = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        check_parts(raw, path)
+        value = json.loads(raw)
     except OSError as error:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
     except (ValueError, RecursionError) as error:
