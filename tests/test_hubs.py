@@ -104,7 +104,7 @@ def test_top_of_and_rank_of() -> None:
     assert np.isnan(found.inlet.of("L0H0"))
     with pytest.raises(HeadspanError, match="L0H0 has no inlet score"):
         found.inlet.rank_of("L0H0")
-    with pytest.raises(HeadspanError, match="L9H9 is not among"):
+    with pytest.raises(HeadspanError, match="no head L9H9 with role K"):
         found.inlet.of("L9H9")
     with pytest.raises(HeadspanError, match="cannot list -1"):
         found.inlet.top(-1)

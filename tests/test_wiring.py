@@ -293,3 +293,28 @@ def test_gpt2_head_counts_are_the_published_ones(
 ) -> None:
     chosen = wiring(gpt2_scores, FLOW_PAIRINGS, metric, labels=Labels.load("gpt2"))
     assert chosen.head_counts() == (in_class, out_of_class)
+
+
+def test_a_path_goes_through_a_shared_head_into_its_group(tmp_path: Path) -> None:
+    """Layer 0 writes what the keys of L1KV1 read; L1H3 of its group writes what L2's queries read."""
+    import networkx
+
+    rng = np.random.default_rng(3)
+    given = {role: rng.normal(size=(3, n, 64, 3)) for role, n in zip("QKVO", (4, 2, 2, 4), strict=True)}
+    given["K"][1, 1] = given["O"][0, 2]
+    given["Q"][2, 0] = given["O"][1, 3]
+    scores = hs.score(given, "pk", "flow")
+    drawn = hs.wiring(scores, k=1)
+    assert {(str(a), str(b)) for a, b in drawn.serves()} >= {("L1KV1", "L1H3")}
+    for graph in (drawn.to_networkx(), scores.to_networkx("pk", ["OK", "OQ"])):
+        assert networkx.has_path(graph, "L0H2", "L2H0")
+        assert graph["L1KV1"]["L1H3"]["serves"] is not None
+    drawn.to_graphml(tmp_path / "w.graphml")
+    read = networkx.read_graphml(tmp_path / "w.graphml")
+    assert ["L0H2", "L1KV1", "L1H3", "L2H0"] in networkx.all_simple_paths(read, "L0H2", "L2H0")
+    drawn.to_json(tmp_path / "w.json")
+    assert {"source": "L1KV1", "target": "L1H3"} in json.loads((tmp_path / "w.json").read_text())["serves"]
+    lines = hs.hubs(scores, "OK").rows()
+    assert next(row for row in lines if row["head"] == "L1KV1")["serves"] == "L1H2;L1H3"
+    assert hs.hubs(scores, "OK").inlet.of("L1H3") == hs.hubs(scores, "OK").inlet.of("L1KV1")
+    assert scores["pk", "OK"].at("L0H2", "L1H3") == pytest.approx(3)

@@ -10,7 +10,7 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import Head, Pairing, parse_pairings
+from headspan.heads import Head, Pairing, PortTable, parse_pairings
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.tabular import Tabular
 
@@ -36,11 +36,18 @@ class HubScores(Tabular):
     pairing: Pairing
     heads: tuple[Head, ...]
     values: np.ndarray
+    ports: PortTable | None = None  # knows which query heads a shared head serves
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per head with a value, best first: kind, pairing, rank, head, score."""
+        """One record per head with a value, best first: kind, pairing, rank, head, score (and whom it serves)."""
         about = {"kind": self.kind, "pairing": str(self.pairing)}
-        return [about | line._asdict() | {"head": str(line.head)} for line in self.top(len(self.heads))]
+        return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
+
+    def named(self, head: Head) -> dict[str, str]:
+        """A head's name, and under GQA the query heads that a shared one serves."""
+        if self.ports is None or not self.ports.shared:
+            return {"head": str(head)}
+        return {"head": str(head), "serves": ";".join(map(str, self.ports.group_of(head))) if head.kv else ""}
 
     def _headline(self) -> str:
         what = "z-scores" if self.corrected else f"sums of {self.metric}"
@@ -68,12 +75,8 @@ class HubScores(Tabular):
         return present[np.argsort(-self.values[present], kind="stable")]
 
     def _find(self, head: Head | str) -> int:
-        head = Head.parse(head)
-        if head not in self.heads:
-            raise HeadspanError(
-                f"{head} is not among the {self.pairing} {self.kind} heads, {self.heads[0]} to {self.heads[-1]}"
-            )
-        return self.heads.index(head)
+        role = self.pairing.target if self.kind == "inlet" else self.pairing.source
+        return (self.ports or PortTable({role: self.heads})).find(head, role)
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,7 +93,7 @@ class Hubs(Tabular):
         rows: list[dict[str, Any]] = []
         for raw, z in ((self.inlet, self.inlet_corrected), (self.outlet, self.outlet_corrected)):
             for rank, head, _ in (z if corrected else raw).top(len(raw.heads) if k is None else k):
-                about = {"kind": raw.kind, "pairing": str(raw.pairing), "rank": rank, "head": str(head)}
+                about = {"kind": raw.kind, "pairing": str(raw.pairing), "rank": rank, **raw.named(head)}
                 rows.append(about | {"score": raw.of(head), "corrected": z.of(head)})
         return rows
 
@@ -155,7 +158,7 @@ def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:
 
 def _scores_of(kind: str, corrected: bool, matrix: ScoreMatrix, values: np.ndarray) -> HubScores:
     heads = matrix.targets if kind == "inlet" else matrix.sources
-    return HubScores(kind, corrected, matrix.metric, matrix.pairing, heads, values)
+    return HubScores(kind, corrected, matrix.metric, matrix.pairing, heads, values, matrix.ports)
 
 
 def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

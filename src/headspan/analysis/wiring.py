@@ -36,6 +36,7 @@ SCHEMA = 1
 EDGE_COLUMNS = (*Edge._fields, "effect", "source_labels", "target_labels")
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+_SERVES = {"pairing": "serves"}  # the edge from a shared key/value head to a query head of its group
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -115,6 +116,15 @@ class Wiring(Tabular):
         labelled = sum(bool(node.labels if labels is None else labels.of(node.head)) for node in self.nodes)
         return HeadCounts(labelled, len(self.nodes) - labelled)
 
+    def serves(self) -> list[tuple[Head, Head]]:
+        """Each shared key/value head with each query head of its group, where both are on edges.
+
+        A path goes into a KV head by what it reads and on by what the query heads of its group write.
+        """
+        present = {node.head for node in self.nodes}
+        links = self.scores.ports.served_by.items()
+        return [(kv, head) for head, kv in links if head in present and kv in present]
+
     def strengths(self) -> list[float]:
         """Every edge's score divided by the largest score of its pairing in this wiring: its opacity."""
         largest: dict[Pairing, float] = {}
@@ -125,7 +135,10 @@ class Wiring(Tabular):
     # ---------------------------------------------------------------- exports
 
     def to_networkx(self) -> networkx.MultiDiGraph:
-        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``."""
+        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``.
+
+        Under GQA edges keyed "serves" lead from a KV head to the query heads of its group.
+        """
         try:
             import networkx
         except ImportError:
@@ -136,6 +149,8 @@ class Wiring(Tabular):
             graph.add_node(str(node.head), **_node_fields(node))
         for edge in self.edges:
             graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **self._edge_fields(edge))
+        for kv, head in self.serves():
+            graph.add_edge(str(kv), str(head), "serves", **_SERVES)
         return graph
 
     def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -152,6 +167,8 @@ class Wiring(Tabular):
         ]
         edges = [{"source": str(e.source), "target": str(e.target), **self._edge_fields(e)} for e in self.edges]
         content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
+        if self.scores.ports.shared:
+            content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
         _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
 
     def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -177,6 +194,10 @@ class Wiring(Tabular):
                 graph, "edge", id=f"{edge.pairing}-{edge.source}-{edge.target}", attrib=ends
             )
             _graphml_data(root, keys, "edge", element, self._edge_fields(edge))
+        for kv, head in self.serves():
+            ends = {"source": str(kv), "target": str(head)}
+            element = ElementTree.SubElement(graph, "edge", id=f"serves-{kv}-{head}", attrib=ends)
+            _graphml_data(root, keys, "edge", element, _SERVES)
         root.append(graph)
         ElementTree.indent(root, " ")
         head = f'<?xml version="1.0" encoding="UTF-8"?>\n<!-- {MADE_BY} -->\n'
@@ -370,7 +391,9 @@ def _by_head(hub: HubScores) -> dict[Head, float]:
 
 
 def _node_fields(node: Node) -> dict[str, str | int | float]:
-    fields: dict[str, str | int | float] = {"layer": node.head.layer, "labels": ";".join(node.labels)}
+    fields: dict[str, str | int | float] = {
+        "layer": node.head.layer, "kind": node.head.kind, "labels": ";".join(node.labels),
+    }  # fmt: skip
     fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
     return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
 
