@@ -43,6 +43,11 @@ class Role(str, Enum):
             return cls[value.strip().upper()]
         raise HeadspanError(f"{str(value)[:80]!r} is not a role: choose one of {', '.join(map(str, ROLES))}")
 
+    @classmethod
+    def parse(cls, value: Role | str) -> Role:
+        """A role by its letter; what is no text, such as an array, is refused like any other word."""
+        return value if isinstance(value, Role) else cls(value if isinstance(value, str) else str(value)[:80])
+
     @property
     def writes(self) -> bool:
         """True for the ports that add to the residual stream."""
@@ -287,7 +292,7 @@ class PortTable:
 
     def of(self, role: Role | str) -> tuple[Any, ...]:
         """The heads of a role (of R and W: the nodes), in the order of the stream."""
-        return self.ports.get(Role(role), ())
+        return self.ports.get(Role.parse(role), ())
 
     def span(self, role: Role, layer: int) -> slice:
         """Where the ports of one layer stand in the list of a role."""
@@ -319,7 +324,7 @@ class PortTable:
 
     def find(self, name: Port | str, role: Role | str) -> int:
         """The place of a head or node in the list of a role; a query head's K and V are those of its KV head."""
-        role = Role(role)
+        role = Role.parse(role)
         places = self._places.get(role, {})
         text = str(name).strip().upper() if isinstance(name, (str, Head, Node)) else ""
         if text in places:

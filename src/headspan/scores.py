@@ -8,22 +8,26 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headspan.errors import HeadspanError, missing_extra
+from headspan.errors import HeadspanError, WrongArgument, missing_extra, visible
 from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Port, PortTable, Role, forward_mask
+from headspan.system.arguments import checked
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output, remember_input
+from headspan.system.tabular import Tabular, data_frame, html_table
 
 if TYPE_CHECKING:
     import networkx
     import pandas
     import xarray
+
+    from headspan.analysis.neighbours import Around
 
 SCHEMA = 2  # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores
 
@@ -39,23 +43,25 @@ class Edge(NamedTuple):
     score: float
 
 
-class Edges(list[Edge]):
+def edge_row(edge: Edge) -> dict[str, Any]:
+    """An edge as a flat record."""
+    names = {"pairing": str(edge.pairing), "source": str(edge.source), "target": str(edge.target)}
+    return {**edge._asdict(), **names}
+
+
+class Edges(Tabular, list[Edge]):
     """A list of edges that a notebook shows as a table."""
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{e.pairing}</td><td>{e.rank}</td><td>{e.source}</td><td>{e.target}</td>"
-            f"<td style='text-align:right'>{e.score:.4f}</td></tr>"
-            for e in self
-        )
-        return (
-            "<table><thead><tr><th>pairing</th><th>rank</th><th>source</th><th>target</th><th>score</th>"
-            f"</tr></thead><tbody>{rows}</tbody></table>"
-        )
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge: metric, pairing, rank, source, target, score."""
+        return [edge_row(edge) for edge in self]
+
+    def _headline(self) -> str:
+        return f"{len(self)} edges"
 
 
-@dataclass(frozen=True)
-class ScoreMatrix:
+@dataclass(frozen=True, repr=False, eq=False)
+class ScoreMatrix(Tabular):
     """Scores of all pairs in one pairing: rows are sources, columns targets, missing pairs NaN."""
 
     metric: str
@@ -64,6 +70,30 @@ class ScoreMatrix:
     targets: tuple[Head, ...]
     values: np.ndarray
     ports: PortTable | None = None  # knows that L17H3.K is L17KV1.K
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per pair, largest score first."""
+        return self.top(self.values.size).rows()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The matrix as a data frame: sources as index, targets as columns, NaN where there is no pair."""
+        return data_frame(self.values, index=list(map(str, self.sources)), columns=list(map(str, self.targets)))
+
+    def __repr__(self) -> str:
+        best = "".join(f"\n  {e.source} → {e.target}  {e.score:.4f}" for e in self.top(3))
+        return f"{self._headline()}{best}"
+
+    def _headline(self) -> str:
+        shape = "×".join(map(str, self.values.shape))
+        return f"{self.metric} {self.pairing}: {len(self.pairs()[2]):,} pairs of {shape}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScoreMatrix):
+            return NotImplemented
+        mine, theirs = ((m.metric, m.pairing, m.sources, m.targets) for m in (self, other))
+        return mine == theirs and np.array_equal(self.values, other.values, equal_nan=True)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def forward(self) -> ScoreMatrix:
         """Only the pairs whose source layer comes before the target layer."""
@@ -75,6 +105,7 @@ class ScoreMatrix:
         rows, columns = np.nonzero(~np.isnan(self.values))
         return rows, columns, self.values[rows, columns]
 
+    @checked
     def top(self, k: int = 20) -> Edges:
         """The k largest scores, ties in head order; fewer when there are fewer pairs."""
         if k < 0:
@@ -86,10 +117,12 @@ class ScoreMatrix:
             for rank, i in enumerate(order, start=1)
         )
 
+    @checked
     def at(self, source: Port | str, target: Port | str) -> float:
         """The score of one pair (NaN where the pair is not in the pair set)."""
         return float(self.values[self.find(source, target)])
 
+    @checked
     def rank_of(self, source: Port | str, target: Port | str) -> int:
         """The place of a pair among all pairs of this pairing, 1 for the largest score."""
         row, column = self.find(source, target)
@@ -105,10 +138,10 @@ class ScoreMatrix:
         return table.find(source, self.pairing.source), table.find(target, self.pairing.target)
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.metric} {self.pairing}, {len(self.pairs()[2]):,} pairs</p>{self.top(10)._repr_html_()}"
+        return html_table(self._headline(), self.top(10).rows())
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Scores:
     """All scores of a run, by ``scores["pk", "OK"]``."""
 
@@ -128,21 +161,42 @@ class Scores:
     def pairings(self) -> tuple[Pairing, ...]:
         return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
 
+    def __repr__(self) -> str:
+        model = visible(str(self.provenance.get("reference", "arrays")))[:60]
+        shared = f", {len(self.ports.kv)} shared key/value heads" if self.ports.shared else ""
+        return (
+            f"scores of {model}: {len(self.ports.query)} heads{shared}, d_model {self.d_model}\n"
+            f"  {', '.join(self.metrics) or 'nothing'} for {', '.join(map(str, self.pairings)) or 'no pairing'}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """True for the same heads and the same scores; where they came from does not matter."""
+        if not isinstance(other, Scores):
+            return NotImplemented
+        return (
+            self.ports == other.ports
+            and self.d_model == other.d_model
+            and self.arrays.keys() == other.arrays.keys()
+            and all(np.array_equal(a, other.arrays[key], equal_nan=True) for key, a in self.arrays.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     def heads(self, role: Role | str) -> tuple[Head, ...]:
         return self.ports.of(role)
 
     def ranks(self, role: Role | str) -> np.ndarray:
         """Dimension of every head's subspace in that role (what the random baseline needs)."""
-        role = Role(role)
+        role = Role.parse(role)
         if role not in self.role_ranks:
             raise HeadspanError(f"this result has no pairing with the role {role}, and so no ranks of it")
         return self.role_ranks[role]
 
     def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
-        return (key[0], Pairing.parse(key[1])) in self.arrays
+        return _parse_key(key) in self.arrays
 
     def __getitem__(self, key: tuple[str, str | Pairing]) -> ScoreMatrix:
-        metric, pairing = key[0], Pairing.parse(key[1])
+        metric, pairing = _parse_key(key)
         if (metric, pairing) not in self.arrays:
             here = ", ".join(dict.fromkeys(m for m, _ in self.arrays)) or "nothing"
             pairings = ", ".join(map(str, self.pairings))
@@ -153,8 +207,23 @@ class Scores:
         values = self.arrays[metric, pairing]
         return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)
 
+    def top(
+        self, pairings: str | Pairing | Iterable[str | Pairing] = "flow", k: int = 20, metric: str = "pk", **only: Any
+    ) -> Edges:
+        """The k largest scores of every pairing; ``layer=``, ``label=`` and ``labels=`` as in :func:`headspan.top`."""
+        from headspan.analysis.neighbours import top
+
+        return top(self, pairings, k, metric, **only)
+
+    def around(self, head: Head | str, k: int = 10, metric: str = "pk") -> Around:
+        """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
+        from headspan.analysis.neighbours import around
+
+        return around(self, head, k, metric)
+
     # ------------------------------------------------------------------ files
 
+    @checked
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write everything to one safetensors file; it appears only when complete.
 
@@ -178,6 +247,7 @@ class Scores:
         write_safetensors(target, tensors, {"headspan": json.dumps(head)})
 
     @classmethod
+    @checked
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         """Read a result file; a file from a newer version or of another kind is refused."""
         from safetensors import SafetensorError, safe_open
@@ -222,16 +292,12 @@ class Scores:
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per pair that is present: metric, pairing, source, target, score."""
-        try:
-            import pandas
-        except ImportError:
-            raise missing_extra("pandas", "graph", "a data frame") from None
         frames = []
         for metric, pairing in self.arrays:
             matrix = self[metric, pairing]
             rows, columns, values = matrix.pairs()
             frames.append(
-                pandas.DataFrame(
+                data_frame(
                     {
                         "metric": metric,
                         "pairing": str(pairing),
@@ -241,8 +307,11 @@ class Scores:
                     }
                 )
             )
-        return pandas.concat(frames, ignore_index=True)
+        import pandas
 
+        return pandas.concat(frames, ignore_index=True) if frames else data_frame([])
+
+    @checked
     def to_networkx(self, metric: str = "pk", pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
         """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
 
@@ -295,6 +364,16 @@ class Scores:
         )
 
 
+def _parse_key(key: Any) -> tuple[str, Pairing]:
+    """A similarity and a pairing, as scores are asked for."""
+    if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)):
+        raise WrongArgument(
+            f'ask for scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
+        )
+    return key[0], Pairing.parse(key[1])
+
+
+@checked
 def load(path: str | os.PathLike[str]) -> Scores:
     """Read a result file written by ``headspan score`` or ``Scores.save``."""
     return Scores.load(path)
@@ -304,7 +383,9 @@ def is_result(path: str | os.PathLike[str]) -> bool:
     """True for a safetensors file that says it is a headspan result (cheap: reads the header only)."""
     from safetensors import SafetensorError, safe_open
 
-    if not (os.path.isfile(path) and str(path).endswith(".safetensors")):
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or not str(path).endswith(".safetensors"):
+        return False
+    if not os.path.isfile(path):
         return False
     try:
         with safe_open(path, framework="numpy") as file:

@@ -25,6 +25,7 @@ from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, Pairing, pair_mask
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.arguments import checked
 from headspan.system.progress import Update
 from headspan.system.tabular import Tabular
 
@@ -181,6 +182,7 @@ class Significance(Tabular):
     tail: Tail | None = None
     note: str = ""
 
+    @checked
     def rows(self, k: int | None = None) -> list[dict[str, Any]]:
         """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k."""
         matrix = self.matrix
@@ -201,6 +203,7 @@ class Significance(Tabular):
     def _headline(self) -> str:
         return f"{self.matrix.metric} {self.matrix.pairing} against the {self.null} null"
 
+    @checked
     def count(self, q: float = DISCOVERY_RATE) -> int:
         """How many pairs are significant at a false-discovery rate of q."""
         with np.errstate(invalid="ignore"):
@@ -212,6 +215,7 @@ class Significance(Tabular):
         present = self.q[~np.isnan(self.q)]
         return float(present.min()) if present.size else float("nan")
 
+    @checked
     def nothing(self, q: float) -> str:
         """The sentence for a choice of q that leaves no pair: what would not be empty."""
         pairing, least = self.matrix.pairing, self.smallest_q
@@ -227,6 +231,7 @@ def _pairs(count: int) -> str:
     return "one pair has" if count == 1 else f"{count:,} pairs have"
 
 
+@checked
 def significance(
     scores: ScoresLike,
     pairing: str | Pairing,
@@ -353,6 +358,7 @@ class Divergence(NamedTuple):
         return self.kl if self.seen >= _LEAST_SEEN else float("nan")
 
 
+@checked
 def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
     """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
 
@@ -459,6 +465,7 @@ class Baseline(Tabular, list[PairingSummary]):
         return f"pk of forward pairs against chance, {len(self)} pairings"
 
 
+@checked
 def baseline(
     scores: ScoresLike, q: float = DISCOVERY_RATE, kl: bool = False, progress: Update | None = None
 ) -> Baseline:

@@ -35,6 +35,7 @@ from headspan.heads import Head
 from headspan.models.identity import same_model
 from headspan.models.running import RunningModel, head_names, running
 from headspan.models.weights import AttentionWeights
+from headspan.system.arguments import checked
 from headspan.system.outputs import MADE_BY, remember_input, writing
 from headspan.system.progress import progress_bar
 from headspan.system.renamed import renamed
@@ -96,12 +97,14 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
             raise HeadspanError(f"there is no head score {kind!r}: choose one of {', '.join(self.arrays)}")
         return self.arrays[kind]
 
+    @checked
     def top(self, kind: str, k: int = 10) -> list[tuple[str, float]]:
         """The k best heads of a kind, best first, ties in head order."""
         values = self._of(kind)
         order = np.argsort(-values, kind="stable")  # NaN last
         return [(str(self.heads[i]), float(values[i])) for i in order[:k] if not math.isnan(values[i])]
 
+    @checked
     def grid(self, kind: str) -> np.ndarray:
         """Scores as a (layers, heads) array for a heat map, NaN where there is no head."""
         rows = {layer: row for row, layer in enumerate(sorted({head.layer for head in self.heads}))}
@@ -110,6 +113,7 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
             grid[rows[head.layer], head.index] = value
         return grid
 
+    @checked
     def labels(self, best: int = 10, threshold: float | None = None) -> Labels:
         """Head classes from behaviour: the best heads of each kind, or all at or above a threshold."""
         pairs: list[tuple[str, str]] = []
@@ -124,6 +128,7 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
         return {kind: {h: None if math.isnan(v) else v for h, v in self[kind].items()} for kind in self}
 
     @classmethod
+    @checked
     def load(cls, path: str | os.PathLike[str]) -> BehaviourScores:
         """Head scores from a JSON file, as ``headspan behaviour --out`` writes it."""
         remember_input(path)
@@ -167,6 +172,7 @@ def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = 
         csv.writer(file, lineterminator="\n").writerows([("head", "label"), *rows])
 
 
+@checked
 def behaviour(
     ref: Any,
     *,

@@ -13,6 +13,7 @@ from headspan.heads import FLOW_PAIRINGS, Pairing, parse_pairings
 from headspan.models.weights import AttentionWeights
 from headspan.scores import ScoreMatrix, Scores, is_result
 from headspan.scoring.metrics import parse_metrics
+from headspan.system.arguments import checked
 from headspan.system.progress import Update
 from headspan.system.tabular import Tabular
 
@@ -60,6 +61,7 @@ class Comparison(Tabular, list[PairingComparison]):
         return f"two results compared in {len(self)} similarities and pairings"
 
 
+@checked
 def compare(
     first: ScoresLike,
     second: ScoresLike,

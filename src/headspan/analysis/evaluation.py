@@ -22,6 +22,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
 from headspan.scores import Scores
 from headspan.scoring.metrics import parse_metrics
+from headspan.system.arguments import checked
 from headspan.system.progress import Update
 from headspan.system.tabular import Tabular
 
@@ -29,6 +30,7 @@ Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
 
 
+@checked
 def detection(
     scores: Scores,
     labels: Labels,
@@ -113,6 +115,7 @@ class Classification:
         return {kind: estimates["average"] for kind, estimates in self.by_class.items()}
 
 
+@checked
 def classification(
     scores: Scores,
     labels: Labels,
@@ -290,6 +293,7 @@ class Evaluation(Tabular):
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+@checked
 def evaluate(
     scores: ScoresLike,
     labels: Labels | str | os.PathLike[str],

@@ -12,6 +12,7 @@ from headspan.analysis.given import ScoresLike, given_scores
 from headspan.errors import HeadspanError
 from headspan.heads import Head, Pairing, PortTable, parse_pairings
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.arguments import checked
 from headspan.system.tabular import Tabular
 
 
@@ -53,6 +54,7 @@ class HubScores(Tabular):
         what = "z-scores" if self.corrected else f"sums of {self.metric}"
         return f"{self.kind} heads of {self.pairing}, {what}"
 
+    @checked
     def top(self, k: int = 10) -> list[HubHead]:
         """The k heads with the largest values, ties in head order; heads without a value are left out."""
         if k < 0:
@@ -60,9 +62,11 @@ class HubScores(Tabular):
         order = self._order()[:k]
         return [HubHead(rank, self.heads[i], float(self.values[i])) for rank, i in enumerate(order, start=1)]
 
+    @checked
     def of(self, head: Head | str) -> float:
         return float(self.values[self._find(head)])
 
+    @checked
     def rank_of(self, head: Head | str) -> int:
         """The place of a head in the list, 1 for the strongest hub."""
         index = self._find(head)
@@ -88,6 +92,7 @@ class Hubs(Tabular):
     inlet_corrected: HubScores
     outlet_corrected: HubScores
 
+    @checked
     def rows(self, k: int | None = None, corrected: bool = False) -> list[dict[str, Any]]:
         """One record per inlet, then per outlet: kind, pairing, rank, head, score, corrected; k of each, best first."""
         rows: list[dict[str, Any]] = []
@@ -118,6 +123,7 @@ def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = "pk") -> Hubs
 def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = "pk") -> HubLists: ...
 @overload
 def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = "pk") -> Any: ...
+@checked
 def hubs(
     scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = "pk"
 ) -> Hubs | HubLists:

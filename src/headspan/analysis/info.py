@@ -9,6 +9,7 @@ from headspan.analysis.given import WeightsLike, given_weights
 from headspan.heads import ROLES, HeadRole
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.subspaces import orthonormal_bases
+from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
@@ -64,6 +65,7 @@ class Info(dict[str, Any]):
         }
 
 
+@checked
 def info(model: WeightsLike, check: bool = False, progress: Update | None = None) -> Info:
     """What a model is and which of its tensors would be read.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import Head, PortTable
+from headspan.system.arguments import checked
 from headspan.system.outputs import remember_input
 
 # Name -> the shipped files it stands for.
@@ -36,6 +37,7 @@ class Labels:
     source: str = "given"
 
     @classmethod
+    @checked
     def from_pairs(cls, pairs: Iterable[tuple[str | Head, str]], source: str = "given") -> Labels:
         """Labels from (head, label) pairs, in order; a pair given twice counts once.
 
@@ -43,12 +45,17 @@ class Labels:
         ('duplicate', 'identity')
         """
         classes: dict[Head, tuple[str, ...]] = {}
-        for name, label in pairs:
+        for pair in pairs:
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], str)):
+                seen = str(pair)[:60]
+                raise HeadspanError(f"labels are pairs of a head and a text, like L5H5 and induction, not {seen}")
+            name, label = pair
             head = Head.parse(name)
             classes[head] = tuple(dict.fromkeys((*classes.get(head, ()), label)))
         return cls(classes, source)
 
     @classmethod
+    @checked
     def load(cls, name: str | os.PathLike[str]) -> Labels:
         """Shipped labels by name (``gpt2-ioi``, ``gpt2-identity``, ``gpt2`` for both), or those of a CSV file."""
         if str(name) in SHIPPED:
@@ -68,10 +75,12 @@ class Labels:
         """All classes, in the order they first appear."""
         return tuple(dict.fromkeys(label for labels in self.classes.values() for label in labels))
 
+    @checked
     def of(self, head: Head | str) -> tuple[str, ...]:
         """The classes of a head; empty when it has none."""
         return self.classes.get(Head.parse(head), ())
 
+    @checked
     def heads(self, label: str) -> tuple[Head, ...]:
         """The heads of a class, in layer order."""
         found = tuple(sorted(head for head, labels in self.classes.items() if label in labels))
@@ -86,6 +95,7 @@ class Labels:
         """How many heads have a label."""
         return len(self.classes)
 
+    @checked
     def for_model(self, table: PortTable) -> Labels:
         """These labels checked against a model's heads, shared key/value heads taking over their group's classes.
 

@@ -11,7 +11,8 @@ import numpy as np
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Head, Pairing, PortTable, Role, layers_of, parse_pairings
-from headspan.scores import Edge, Edges, ScoreMatrix
+from headspan.scores import Edge, Edges, ScoreMatrix, edge_row
+from headspan.system.arguments import checked
 from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Around(Tabular):
         )
 
 
+@checked
 def around(
     scores: ScoresLike,
     head: Head | str,
@@ -89,6 +91,7 @@ def around(
     return Around(wanted, incoming, outgoing, reads)
 
 
+@checked
 def top(
     scores: ScoresLike,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",
@@ -130,12 +133,6 @@ def top(
             keep &= np.isin(_ids(matrix.sources), inside)[:, None] | np.isin(_ids(matrix.targets), inside)[None, :]
         edges += _best(matrix, keep, k)
     return edges
-
-
-def edge_row(edge: Edge) -> dict[str, Any]:
-    """An edge as a flat record."""
-    names = {"pairing": str(edge.pairing), "source": str(edge.source), "target": str(edge.target)}
-    return {**edge._asdict(), **names}
 
 
 def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:

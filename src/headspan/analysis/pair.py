@@ -15,6 +15,7 @@ from headspan.analysis.tokens import Best, Token, check_count, reader
 from headspan.errors import HeadspanError
 from headspan.heads import HeadRole
 from headspan.scoring.subspaces import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
+from headspan.system.arguments import checked
 from headspan.system.renamed import renamed
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class PairReport:
         return plain
 
 
+@checked
 def pair(
     weights: WeightsLike,
     source: HeadRole | str,

@@ -29,6 +29,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 from headspan.scoring.metrics import METRICS
 from headspan.scoring.run import score
+from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import progress_bar
 from headspan.system.tabular import data_frame, html_table
@@ -124,6 +125,7 @@ class Reproduction:
             lines.append({"section": section, **{v: counts[v] for v in (AGREES, DIFFERS, NOT_AVAILABLE)}})
         return lines
 
+    @checked
     def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
         """``reproduction.csv``, ``reproduction.md`` and ``ours.json`` in a folder."""
         check_folder(folder, FILES, force=force)
@@ -143,6 +145,7 @@ def published() -> Tree:
     return json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text(encoding="utf-8"))
 
 
+@checked
 def reproduce(weights: WeightsLike, progress: Progress | None = None) -> Reproduction:
     """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
 

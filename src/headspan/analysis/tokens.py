@@ -26,6 +26,7 @@ from headspan.analysis.token_lengths import (
 )
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Role
+from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
 from headspan.system.renamed import renamed
 from headspan.system.tabular import Tabular
@@ -68,6 +69,7 @@ class HeadTokens(NamedTuple):
     tokens: list[Token]
 
 
+@checked
 def tokens(
     weights: WeightsLike,
     head: Head | str,
@@ -104,6 +106,7 @@ def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role
     return Head.parse(name), parse_role(written if dot else "O" if role is None else role)
 
 
+@checked
 def all_tokens(
     weights: WeightsLike,
     roles: Sequence[Role | str] = ROLES,

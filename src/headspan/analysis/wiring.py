@@ -20,10 +20,10 @@ from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, signi
 from headspan.analysis.effects import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.analysis.hubs import HubScores, hubs
-from headspan.analysis.neighbours import edge_row
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head, Pairing, parse_pairings
-from headspan.scores import Edge, Edges, ScoreMatrix, Scores
+from headspan.scores import Edge, Edges, ScoreMatrix, Scores, edge_row
+from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, MADE_BY, writing
 from headspan.system.tabular import Tabular
 
@@ -98,6 +98,7 @@ class Wiring(Tabular):
     def _headline(self) -> str:
         return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {len(self.nodes)} heads"
 
+    @checked
     def node(self, head: Head | str) -> Node:
         """The node of one head."""
         wanted = Head.parse(head)
@@ -106,11 +107,13 @@ class Wiring(Tabular):
                 return node
         raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
 
+    @checked
     def between(self, pairing: str | Pairing) -> Edges:
         """The edges of one pairing, best first."""
         wanted = Pairing.parse(pairing)
         return Edges(edge for edge in self.edges if edge.pairing == wanted)
 
+    @checked
     def head_counts(self, labels: Labels | None = None) -> HeadCounts:
         """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
         labelled = sum(bool(node.labels if labels is None else labels.of(node.head)) for node in self.nodes)
@@ -153,6 +156,7 @@ class Wiring(Tabular):
             graph.add_edge(str(kv), str(head), "serves", **_SERVES)
         return graph
 
+    @checked
     def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Nodes and edges as JSON with a schema version."""
         nodes = [
@@ -171,6 +175,7 @@ class Wiring(Tabular):
             content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
         _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
 
+    @checked
     def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """The rows as a CSV file."""
         text = io.StringIO()
@@ -179,6 +184,7 @@ class Wiring(Tabular):
         writer.writerows(self.rows())
         _write(path, "csv", text.getvalue(), force)
 
+    @checked
     def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
         root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
@@ -222,6 +228,7 @@ class Wiring(Tabular):
         return None if self.edges else "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 
+@checked
 def wiring(
     scores: ScoresLike,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",

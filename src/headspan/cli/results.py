@@ -113,7 +113,7 @@ def top(
     """
     from headspan.analysis.effects import with_effects
     from headspan.analysis.given import given_labels, given_scores
-    from headspan.analysis.neighbours import around, edge_row
+    from headspan.analysis.neighbours import around
     from headspan.analysis.neighbours import top as strongest
     from headspan.heads import parse_pairings
     from headspan.scoring.metrics import parse_metrics
@@ -128,7 +128,7 @@ def top(
         rows = around(scores, head, k, name, pairing).rows()
         title = f"largest {name} scores of pairs with {head}"
     else:
-        rows = [edge_row(e) for e in strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes)]
+        rows = strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes).rows()
         title = f"largest {name} scores"
     rows = with_effects(_with_z(rows, scores), scores)
     if classes is not None and label is None:

@@ -19,6 +19,7 @@ from headspan.analysis.origin import weights_of
 from headspan.explorer.data import HeadScores, Progress, collect
 from headspan.explorer.page import render
 from headspan.scores import Scores, is_result
+from headspan.system.arguments import checked
 from headspan.system.outputs import check_output, writing
 from headspan.system.progress import progress_bar
 from headspan.system.renamed import warn_renamed
@@ -33,6 +34,7 @@ class Report:
     payload: dict[str, Any] = field(repr=False)
     html: str = field(repr=False)
 
+    @checked
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the page; the file appears only when complete. force: replace a file that is not such a page."""
         with writing(path, "page", force=force) as temporary:
@@ -50,6 +52,7 @@ class Report:
         return f"Report of {self.payload['model']['name']}, {len(self.html) / 1e6:.1f} MB"
 
 
+@checked
 def report(
     scores: ScoresLike,
     weights: WeightsLike | None = None,

@@ -23,11 +23,12 @@ from headspan.models.architectures import BODY_PREFIXES
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.folding import FoldedWeights
 from headspan.models.tensor_map import TensorMap
-from headspan.models.weights import AttentionWeights
+from headspan.models.weights import AttentionWeights, open
 from headspan.sources.base import TensorSource, canonical_json
 from headspan.sources.dtypes import row_range
 from headspan.sources.huggingface import STANDARD_FILES, LocalFiles, WeightFile, open_weight_file
 from headspan.sources.untrusted import read_json
+from headspan.system.arguments import checked
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -67,12 +68,14 @@ def is_adapter(reference: Any) -> bool:
     return (Path(os.path.expanduser(os.fspath(reference))) / CONFIG).is_file()
 
 
-def adapt(base: AttentionWeights, adapter: str | os.PathLike[str]) -> AttentionWeights:
+@checked
+def adapt(base: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
     """The weights of a base with a LoRA adapter applied, read tensor by tensor.
 
-    base: an opened checkpoint (``headspan.open``); folded weights give folded weights.
+    base: an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.
     adapter: the directory that PEFT wrote.
     """
+    base = open(base)
     if isinstance(base, FoldedWeights):
         return FoldedWeights(adapt(base.unfolded, adapter))
     if not isinstance(base, CheckpointWeights):
@@ -93,7 +96,7 @@ class AdaptedWeights(CheckpointWeights):
 
     def changes(self, role: Role | str, layer: int) -> bool:
         """Whether the adapter changes the tensor that holds a role's weights in a layer."""
-        return self._map.weight(Role(role), layer) in self.changed
+        return self._map.weight(Role.parse(role), layer) in self.changed
 
     @property
     def reopenable(self) -> bool:

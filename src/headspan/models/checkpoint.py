@@ -82,7 +82,7 @@ class CheckpointWeights(AttentionWeights):
 
     def port_rows(self, role: Role | str) -> np.ndarray:
         """Which outputs of the module that holds Q, K or V belong to each head, (n, m)."""
-        role = Role(role)
+        role = Role.parse(role)
         return self._split(role, np.arange(self._map.rows(role)))
 
     def _read_once(self, name: str) -> np.ndarray:

@@ -73,7 +73,7 @@ class AttentionWeights(ABC):
     def heads_in(self, role: Role | str, layer: int) -> tuple[Head, ...]:
         """The heads of a role in one layer."""
         self._check_layer(layer)
-        role = Role(role)
+        role = Role.parse(role)
         return self.heads(role)[self.ports.span(role, layer)]
 
     def read_head(self, head_role: HeadRole | str) -> np.ndarray:
@@ -195,7 +195,7 @@ class AttentionWeights(ABC):
 
 def attention_role(role: Role | str) -> Role:
     """One of Q, K, V and O."""
-    found = Role(role)
+    found = Role.parse(role)
     if found not in ROLES:
         raise HeadspanError(f"{found} is not a role of attention heads: choose one of {', '.join(map(str, ROLES))}")
     return found

@@ -45,13 +45,13 @@ class Tabular:
         return html_table(self._headline(), self.rows())
 
 
-def data_frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    """Flat records as a data frame, or a sentence on how to get pandas."""
+def data_frame(content: Any, **options: Any) -> pandas.DataFrame:
+    """Flat records, columns or a matrix as a data frame, or a sentence on how to get pandas."""
     try:
         import pandas
     except ImportError:
         raise missing_extra("pandas", "graph", "a data frame") from None
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(content, **options)
 
 
 def html_table(headline: str, rows: list[dict[str, Any]]) -> str:
