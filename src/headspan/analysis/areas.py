@@ -8,6 +8,8 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 
+MOST_DRAWS = 1_000_000
+
 
 class Estimate(NamedTuple):
     """A value with its bootstrap interval (NaN when no bootstrap was asked for) and what chance would give."""
@@ -98,8 +100,10 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
 
     At least ``distinct`` different positives are drawn each time.
     """
-    if times < 0:
-        raise HeadspanError(f"a bootstrap needs a number of draws of 0 or more, not {times}")
+    if not 0 <= times <= MOST_DRAWS:
+        raise HeadspanError(f"a bootstrap needs a number of draws from 0 to {MOST_DRAWS:,}, not {times}")
+    if seed < 0:
+        raise HeadspanError(f"the seed of a bootstrap is a whole number of 0 or more, not {seed}")
     rng = np.random.default_rng(seed)
     weights = np.zeros((len(positive), times))
     for members, least in ((np.flatnonzero(positive), distinct), (np.flatnonzero(~positive), 0)):

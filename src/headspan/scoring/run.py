@@ -26,6 +26,7 @@ from headspan.scoring.factors import FactorStore
 from headspan.scoring.metrics import METRICS, parse_metrics
 from headspan.scoring.plan import Plan, Tile, make_plan
 from headspan.scoring.tiles import TileStore
+from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 
@@ -33,6 +34,7 @@ Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps of a tile
 
 
+@checked
 def score(
     weights: Any,
     metrics: str | Sequence[str] = ("pk", "cs"),

@@ -11,6 +11,7 @@ headspan.errors.WrongArgument: k must be a whole number, not 'many'
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
 import functools
 import inspect
@@ -87,6 +88,8 @@ class _Names(dict[str, Any]):
     """What the names in an annotation mean; a class that only the type checker imports is known by its name."""
 
     def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
         if name in _WORDS:
             return type(name, (), {"by_name": True, "__class_getitem__": classmethod(lambda cls, item: cls)})
         raise KeyError(name)
