@@ -264,6 +264,16 @@ def test_the_bootstrap_of_detection_follows_the_protocol_without_a_point_0_1() -
     assert np.quantile(anchored, 0.975) > high + 0.02  # the point would be seen
 
 
+def test_a_single_labelled_head_is_drawn_every_time() -> None:
+    drawn = resampled(np.arange(6) == 2, 50, 0)
+    assert (drawn[2] == 1).all()
+    assert (drawn.sum(axis=0) == 6).all()
+    # Two different ones where a pair is needed, and sometimes only one where it is not.
+    three = np.arange(6) < 3
+    assert (np.count_nonzero(resampled(three, 200, 0, distinct=2)[:3], axis=0) >= 2).all()
+    assert (np.count_nonzero(resampled(three, 200, 0)[:3], axis=0) == 1).any()
+
+
 def test_chance_stands_beside_every_area() -> None:
     scores = random_scores(16, FLOW + SAME, layers=4, heads=3)
     rows = evaluate(scores, LABELS).rows()
@@ -300,8 +310,9 @@ def test_what_cannot_be_evaluated_is_said() -> None:
         detection(random_scores(9, FLOW, layers=1, heads=3), Labels.from_pairs([("L0H0", "a")]))
     with pytest.raises(HeadspanError, match="no pk scores for QQ"):
         classification(random_scores(9, FLOW, layers=4, heads=3), LABELS, classes=["a"], pairings=["QQ"])
-    with pytest.raises(HeadspanError, match="between 0 and 1"):
-        detection(scores, LABELS, bootstrap=3, level=95)
+    for level in (95, 1, 0, -0.1):
+        with pytest.raises(HeadspanError, match="between 0 and 1"):
+            detection(scores, LABELS, bootstrap=3, level=level)
     with pytest.raises(HeadspanError, match="0 or more, not -1"):
         detection(scores, LABELS, bootstrap=-1)
     one_head = random_scores(9, FLOW + SAME, layers=1, heads=1)
