@@ -47,11 +47,11 @@ Ends = tuple[bytes, bytes]
 
 def _has_metadata(ends: Ends, path: Path) -> bool:
     """A safetensors file whose header says that it is ours."""
-    length = int.from_bytes(ends[0][:8], "little")
-    if length > _HEADER:
-        return False
-    with open(path, "rb") as file:
-        header = json.loads(file.read(8 + length)[8:])
+    with open(path, "rb") as file:  # another run may have put a new file there since: all is read from one
+        length = int.from_bytes(file.read(8), "little")
+        if length > _HEADER:
+            return False
+        header = json.loads(file.read(length))
     return isinstance(header, dict) and "headspan" in (header.get("__metadata__") or {})
 
 
