@@ -54,6 +54,8 @@ def test_shards_without_an_index_must_be_of_one_model(tmp_path: Path) -> None:
     one, other = tensors(), tensors(seed=1)
     fine = hs.open(shards(tmp_path / "fine", half(one, 0), half(one, 1)))
     np.testing.assert_array_equal(fine.read("Q", 1), hs.open(write(tmp_path / "whole")).read("Q", 1))
+    mixed = hs.open(shards(tmp_path / "mixed", half(one, 0), half(other, 1)))  # no name or shape gives it away
+    assert any("nothing says that they are of one model" in note for note in mixed.provenance["notes"])
     with pytest.raises(HeadspanError, match="not the shards of one model"):
         hs.open(shards(tmp_path / "twice", one, half(other, 1)))
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00003.safetensors")

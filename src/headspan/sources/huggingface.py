@@ -209,6 +209,8 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
             source.config = state_config(source, config or {})
         else:
             source = CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
+    if len(chosen) > 1:  # names and sizes cannot show that one of them was taken from another model
+        source.notes.append(f"the {len(chosen)} shards have no index, so nothing says that they are of one model")
     others = [name for name in STANDARD_FILES if name in present and name not in chosen]
     if others and not weights and files.commit is None:  # repositories of the hub hold the same weights twice
         source.notes.append(f"{', '.join(others)} in the same directory was not read: the weights are from {chosen[0]}")
