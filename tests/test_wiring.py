@@ -113,7 +113,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"rule": "best"}, "unknown edge rule 'best'"),
+        ({"rule": "best"}, "rule must be one of top, top-per-target, significance, threshold, not 'best'"),
         ({"k": -1}, "cannot choose -1 edges"),
         ({"rule": "threshold"}, "needs the smallest score"),
         ({"rule": "significance", "q": 0}, "between 0 and 1"),
