@@ -6,25 +6,24 @@ import csv
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
-from xml.etree import ElementTree
 
 import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
 from headspan.analysis.effects import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
+from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.analysis.hubs import HubScores, hubs
-from headspan.errors import HeadspanError, missing_extra
+from headspan.errors import HeadspanError
 from headspan.heads import Head, Pairing, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores, edge_row
 from headspan.system.arguments import checked
-from headspan.system.outputs import GENERATOR, MADE_BY, writing
+from headspan.system.outputs import GENERATOR, writing
 from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ SCHEMA = 1
 EDGE_COLUMNS = (*Edge._fields, "effect", "source_labels", "target_labels")
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-_SERVES = {"pairing": "serves"}  # the edge from a shared key/value head to a query head of its group
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 class HeadCounts(NamedTuple):
@@ -142,19 +139,7 @@ class Wiring(Tabular):
 
         Under GQA edges keyed "serves" lead from a KV head to the query heads of its group.
         """
-        try:
-            import networkx
-        except ImportError:
-            raise missing_extra("networkx", "graph", "a graph") from None
-        graph = networkx.MultiDiGraph()
-        graph.graph.update(self._about())
-        for node in self.nodes:
-            graph.add_node(str(node.head), **_node_fields(node))
-        for edge in self.edges:
-            graph.add_edge(str(edge.source), str(edge.target), str(edge.pairing), **self._edge_fields(edge))
-        for kv, head in self.serves():
-            graph.add_edge(str(kv), str(head), "serves", **_SERVES)
-        return graph
+        return as_networkx(self._graph())
 
     @checked
     def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -187,27 +172,12 @@ class Wiring(Tabular):
     @checked
     def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
-        root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-        graph = ElementTree.Element("graph", id="wiring", edgedefault="directed")
-        keys: dict[tuple[str, str], str] = {}
-        _graphml_data(root, keys, "graph", graph, self._about())
-        for node in self.nodes:
-            element = ElementTree.SubElement(graph, "node", id=str(node.head))
-            _graphml_data(root, keys, "node", element, _node_fields(node))
-        for edge in self.edges:
-            ends = {"source": str(edge.source), "target": str(edge.target)}
-            element = ElementTree.SubElement(
-                graph, "edge", id=f"{edge.pairing}-{edge.source}-{edge.target}", attrib=ends
-            )
-            _graphml_data(root, keys, "edge", element, self._edge_fields(edge))
-        for kv, head in self.serves():
-            ends = {"source": str(kv), "target": str(head)}
-            element = ElementTree.SubElement(graph, "edge", id=f"serves-{kv}-{head}", attrib=ends)
-            _graphml_data(root, keys, "edge", element, _SERVES)
-        root.append(graph)
-        ElementTree.indent(root, " ")
-        head = f'<?xml version="1.0" encoding="UTF-8"?>\n<!-- {MADE_BY} -->\n'
-        _write(path, "graphml", head + ElementTree.tostring(root, "unicode") + "\n", force)
+        _write(path, "graphml", as_graphml(self._graph()), force)
+
+    def _graph(self) -> Graph:
+        edges = [Link(str(e.source), str(e.target), str(e.pairing), self._edge_fields(e)) for e in self.edges]
+        edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
+        return Graph(self._about(), {str(node.head): _node_fields(node) for node in self.nodes}, edges)
 
     def _about(self) -> dict[str, str]:
         return {
@@ -403,28 +373,6 @@ def _node_fields(node: Node) -> dict[str, str | int | float]:
     }  # fmt: skip
     fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
     return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
-
-
-def _graphml_data(
-    root: ElementTree.Element,
-    keys: dict[tuple[str, str], str],
-    kind: str,
-    element: ElementTree.Element,
-    fields: Mapping[str, Any],
-) -> None:
-    """Attach fields to an element, declaring each one at the head of the document when it first comes."""
-    types = {int: "long", float: "double", str: "string"}
-    for name, value in fields.items():
-        if (kind, name) not in keys:
-            keys[kind, name] = f"{kind}-{name}"
-            declaration = {"id": f"{kind}-{name}", "for": kind, "attr.name": name, "attr.type": types[type(value)]}
-            ElementTree.SubElement(root, "key", declaration)
-        ElementTree.SubElement(element, "data", key=keys[kind, name]).text = _xml_text(str(value))
-
-
-def _xml_text(text: str) -> str:
-    """XML has no way to write control characters and lone surrogates: replace them."""
-    return _NOT_XML.sub("\ufffd", text)
 
 
 def _write(path: str | os.PathLike[str], kind: str, text: str, force: bool) -> None:
