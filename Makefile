@@ -2,7 +2,7 @@
 # make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py)
 # make lint    ruff and pyright
 # make bench   the benchmarks of benchmarks/RESULTS.md
-# make docs    the command reference, from --help
+# make docs    the command reference, from --help, and the map of the modules
 
 PYTHON ?= python3
 # The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
@@ -42,6 +42,7 @@ bench: .venv/dev.done
 
 docs: .venv/dev.done
 	$(BIN)/python docs/make_cli_reference.py
+	$(BIN)/python docs/make_module_graph.py
 
 clean:
 	rm -rf .venv out dist build .pytest_cache .ruff_cache .hypothesis
