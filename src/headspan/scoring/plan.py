@@ -59,7 +59,7 @@ class Plan:
     pairings: tuple[Pairing, ...]
     pairs: PairSet
     ports: PortTable
-    identity: dict[str, Any]  # fingerprint of the model and whatever else changes the numbers
+    identity: dict[str, Any] = field(default_factory=dict)  # of the model, and whatever else changes the numbers
     routes: dict[str, Route] = field(default_factory=dict)
     blocks: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)  # per metric: layers of each block
     work_bytes: int = 0
@@ -126,11 +126,10 @@ def make_plan(
     pairs: PairSet,
     memory: int,
     route: Route | None = None,
-    identity: dict[str, Any] | None = None,
 ) -> Plan:
     """Cut the work into as few tiles as the memory allows, or say how much memory is needed."""
     _check_dimensions(weights, metrics, pairings)
-    plan = Plan(metrics, pairings, pairs, weights.ports, identity or {})
+    plan = Plan(metrics, pairings, pairs, weights.ports)
     size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
     per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
     # Making factors of one layer takes its weights, those of its partners, and a few float64 copies of the widest.

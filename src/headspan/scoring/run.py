@@ -77,8 +77,8 @@ def score(
     if not names or not chosen:
         raise HeadspanError("nothing to score: choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
-    identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
-    plan = make_plan(weights, names, chosen, pairs, budget, route, identity)
+    plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
+    plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     result = Assembly(weights, plan)
     with TileStore(out, plan.key, say) if out is not None else nullcontext() as store:
         finished = _take_over(store, plan, result, say) if store is not None and resume else set()
