@@ -1,5 +1,7 @@
 # make demo    set up, score the built-in model, write out/demo.html
-# make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py)
+# make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py);
+#              make test JOBS=2 runs them in two processes
+# make extras  every optional extra alone in an empty environment
 # make lint    ruff and pyright
 # make bench   the benchmarks of benchmarks/RESULTS.md
 # make docs    the command reference, from --help, and the map of the modules
@@ -8,8 +10,9 @@ PYTHON ?= python3
 # The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
+JOBS ?= 0
 
-.PHONY: demo test lint bench docs coverage clean
+.PHONY: demo test extras lint bench docs coverage clean
 
 .venv/core.done: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -30,7 +33,10 @@ demo: .venv/core.done
 	@echo "open out/demo.html in a browser"
 
 test: .venv/dev.done
-	$(BIN)/python -m pytest --cov=headspan --cov-report=term:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --cov=headspan --cov-report=term:skip-covered -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+extras: .venv/dev.done
+	TORCH="$(TORCH)" .ci/extras
 
 lint: .venv/dev.done
 	$(BIN)/ruff check .

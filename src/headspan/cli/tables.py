@@ -17,7 +17,8 @@ Row = Mapping[str, Any]
 
 _PIPE = 200  # columns where the output has no width of its own
 _GAP = 2  # blanks between columns
-_WORD = 24  # text up to this length is a name, which is never folded
+_WORD = 16  # text up to this length is a name, which is never folded
+_FOLDED = 12  # longer text is folded to no less than this
 
 
 def print_json(value: Any) -> None:
@@ -69,7 +70,7 @@ def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[
     if sum(max(widths[n], _width(heads[n])) for n in columns) > room:
         heads = {name: head.replace(" ", "\n") for name, head in heads.items()}
     needed = {name: max(widths[name], _width(heads[name])) for name in columns}
-    least = {name: needed[name] if widths[name] <= _WORD else max(_WORD, _width(heads[name])) for name in columns}
+    least = {name: needed[name] if widths[name] <= _WORD else max(_FOLDED, _width(heads[name])) for name in columns}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         numeric = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)

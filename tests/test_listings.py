@@ -1,0 +1,135 @@
+"""Every listing: JSON and CSV are the same flat records, and tables read well at 80 columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from headspan.cli import app, main
+
+# How every listing is called; {result} and {model} are of the demo, {labels} a label file.
+LISTINGS = {
+    "top": "top {result} -k 3 --labels {labels}",
+    "top of a head": "top {result} --head L1H2 -k 2",
+    "top of a layer": "top {result} --layer 1 -k 2 --pairing OK",
+    "top of a class": "top {result} --labels {labels} --label a -k 2",
+    "compare": "compare {result} {result} --pairing flow",
+    "hubs": "hubs {result} -k 2 --labels {labels}",
+    "baseline": "baseline {result} --kl",
+    "pairs of the baseline": "baseline {result} --pairing OK --null reversed -k 3",
+    "evaluate": "evaluate {result} --labels {labels} --bootstrap 5",
+    "tokens": "tokens {model} L0H0 -k 3",
+    "tokens of all heads": "tokens {model} --all --role O -k 2",
+    "norms": "tokens {model} --norms",
+    "wiring": "wiring {result} -k 3 --labels {labels}",
+    "diff": "diff {model} {model} -k 2",
+    "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
+}
+# Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
+OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track", "effects"}
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    import headspan as hs
+
+    folder = tmp_path_factory.mktemp("listings")
+    hs.score("demo", "all").save(folder / "demo.safetensors")
+    heads = [f"L{layer}H{i},{'a' if i < 3 else 'previous_token_and_more'}" for layer in (0, 1) for i in range(6)]
+    (folder / "labels.csv").write_text("head,label\n" + "\n".join(heads) + "\n")
+    return {"result": str(folder / "demo.safetensors"), "model": "demo", "labels": str(folder / "labels.csv")}
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: dict[str, str]) -> Run:
+    def call(line: str, *options: str, columns: int | None = None) -> str:
+        monkeypatch.setattr(sys, "argv", ["headspan", *(part.format(**names) for part in line.split()), *options])
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        assert not caught.value.code, err
+        return out
+
+    return call
+
+
+@pytest.mark.parametrize("what", LISTINGS)
+def test_json_and_csv_are_the_same_records(run: Run, what: str) -> None:
+    records = json.loads(run(LISTINGS[what], "--json"))
+    rows = list(csv.DictReader(io.StringIO(run(LISTINGS[what], "--csv"))))
+    assert isinstance(records, list)
+    assert all(
+        isinstance(value, (str, int, float, bool, type(None))) for record in records for value in record.values()
+    )
+    assert [list(record) for record in records] == [list(row) for row in rows]
+    written = [{k: "" if v is None else str(v) for k, v in record.items()} for record in records]
+    assert written == rows
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("what", LISTINGS)
+def test_tables_fit_and_nothing_is_cut(run: Run, what: str, columns: int) -> None:
+    text = run(LISTINGS[what], columns=columns)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= columns
+    if not what.startswith(("tokens", "norms", "diff", "behaviour", "evaluate")):
+        records = json.loads(run(LISTINGS[what], "--json"))
+        for name in ("head", "source", "target"):
+            for record in records:
+                assert re.search(rf"(^|\s){record.get(name, '')}(\s|$)", text)
+
+
+def test_every_command_is_a_listing_or_known_not_to_be() -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    listed = {line.split()[0] for line in LISTINGS.values()}
+    assert set(known) <= listed | OTHERS
+    for name, command in known.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        if name in listed:
+            assert {"--json", "--csv"} <= options
+
+
+def test_the_same_option_is_spelled_alike_everywhere() -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    spellings: dict[str, set[tuple[str, ...]]] = {}
+    for command in known.values():
+        for parameter in command.params:
+            spellings.setdefault(parameter.name, set()).add(tuple(sorted(parameter.opts)))
+    for name in ("metric", "pairing", "k", "labels", "weights", "out", "fold", "null", "force"):
+        assert len(spellings[name]) == 1, (name, spellings[name])
+    assert "pairings" not in spellings and "metrics" not in spellings and "top" not in spellings
+
+
+@pytest.mark.parametrize(
+    "line", ["hubs {result} --pairings OK --metrics pk", "evaluate {result} --labels {labels} --metrics=pk"]
+)
+def test_old_spellings_still_work(run: Run, line: str) -> None:
+    assert run(line) == run(line.replace("--pairings", "--pairing").replace("--metrics", "--metric"))
+
+
+def test_the_version_is_told(run: Run) -> None:
+    from headspan import __version__
+
+    assert run("--version") == f"headspan {__version__}\n"
+
+
+def test_behaviour_gives_labels_to_every_command(run: Run, names: dict[str, str], tmp_path: Path) -> None:
+    import headspan as hs
+
+    scores = hs.load(names["result"])
+    scores.annotations["behaviour"] = {"induction": {str(h): 0.5 if h.layer else 0.1 for h in scores.heads("O")}}
+    scores.save(tmp_path / "r.safetensors")
+    for command in ("top", "hubs", "evaluate --bootstrap 0", "wiring"):
+        out = run(f"{command} {tmp_path}/r.safetensors --labels behaviour", "--csv")
+        assert "induction" in out
