@@ -452,3 +452,17 @@ def test_stores_of_one_plan_and_of_others_at_once(tmp_path: Path, cache: Path) -
 def test_json_of_a_wiring_names_its_maker(place: Path) -> None:
     hs.wiring(hs.load("r.safetensors")).to_json("w.json")
     assert json.loads(Path("w.json").read_text())["generator"] == "headspan"
+
+
+def test_scores_do_not_replace_a_comparison(tmp_path: Path) -> None:
+    """Each kind of result file is replaced by its own kind alone; and a listing by a new one of the same."""
+    changed = tmp_path / "diff.safetensors"
+    hs.diff("demo", "demo").save(changed)
+    before = changed.read_bytes()
+    with pytest.raises(hs.HeadspanError, match="did not make that file as a result"):
+        hs.score("demo", "pk", "OK", out=changed)
+    assert changed.read_bytes() == before
+    hs.diff("demo", "demo").save(changed)
+    hs.score("demo", "pk", "OK", out=changed, force=True)
+    for _ in range(2):
+        hs.wiring("demo", k=2).to_csv(tmp_path / "w.csv")

@@ -123,7 +123,7 @@ class Diff:
             "heads": {str(role): [str(line.head) for line in self.drift if line.role is role] for role in ROLES},
             "provenance": {"base": self.before.provenance, "other": self.after.provenance},
         }  # fmt: skip
-        target = check_output(path, "result", inputs=[self.base, self.other], force=force)
+        target = check_output(path, "diff", inputs=[self.base, self.other], force=force)
         write_safetensors(target, tensors, {"headspan": json.dumps(head)})
 
     def __repr__(self) -> str:

@@ -194,7 +194,7 @@ class Series:
             "heads": {str(role): list(map(str, heads)) for role, heads in self.heads.items()}, "notes": self.notes,
             "provenance": self.provenance,
         }  # fmt: skip
-        target = check_output(path, "result", inputs=[step.name for step in self.steps], force=force)
+        target = check_output(path, "series", inputs=[step.name for step in self.steps], force=force)
         write_safetensors(target, self._tensors(), {"headspan": json.dumps(head)})
 
     def _tensors(self) -> dict[str, np.ndarray]:

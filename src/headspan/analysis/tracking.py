@@ -76,7 +76,7 @@ def track(
     if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again: paths or hub ids")
     if out is not None:
-        check_output(out, "result", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
+        check_output(out, "series", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
     key = _key(checkpoints, fold, k, run)
     with (
         TileStore(out, key, say) if out is not None else nullcontext() as store,

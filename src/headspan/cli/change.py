@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headspan.analysis.drift import Diff
     from headspan.analysis.series import Series
 
-_KINDS = {".safetensors": "result", ".html": "page", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
+_KINDS = {".html": "page", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
 _FORMATS = {
     "drift": ".3g", "floor": ".2g", "angle": ".2f", "before": ".3f", "after": ".3f", "change": "+.3f",
 }  # fmt: skip
@@ -55,7 +55,7 @@ def diff(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
-    outputs = _outputs(out or [], [base, other], force)
+    outputs = _outputs(out or [], "diff", [base, other], force)
     with progress("comparing") as update:
         change = run(base, other, fold=fold, k=k, effects=effects, memory=memory, progress=update)
     for sentence in change.notes:
@@ -125,11 +125,11 @@ def track(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
-    outputs, home = _outputs(out or [], references, force), None
+    outputs, home = _outputs(out or [], "series", references, force), None
     if len(references) == 1 and is_result(references[0]):
         series = Series.load(references[0])
     else:
-        home = next((path for path, kind in outputs if kind == "result"), None)
+        home = next((path for path, kind in outputs if kind == "series"), None)
         if home is None:
             raise HeadspanError("a series is kept in a file: add --out run.safetensors")
         with progress("tracking") as update:
@@ -150,22 +150,23 @@ def track(
     return Listing(rows, title, formats, shown=shown)
 
 
-def _outputs(paths: list[Path], inputs: list[str], force: bool) -> list[tuple[Path, str]]:
+def _outputs(paths: list[Path], own: str, inputs: list[str], force: bool) -> list[tuple[Path, str]]:
     """What is to be written where, refused before any work if it cannot or must not be."""
     from headspan.errors import HeadspanError
     from headspan.system.outputs import check_outputs
 
-    wrong = next((path for path in paths if path.suffix.lower() not in _KINDS), None)
+    kinds = {".safetensors": own, **_KINDS}
+    wrong = next((path for path in paths if path.suffix.lower() not in kinds), None)
     if wrong is not None:
-        raise HeadspanError(f"cannot write {wrong}: its name must end in {', '.join(_KINDS)}")
-    outputs = [(path, _KINDS[path.suffix.lower()]) for path in paths]
+        raise HeadspanError(f"cannot write {wrong}: its name must end in {', '.join(kinds)}")
+    outputs = [(path, kinds[path.suffix.lower()]) for path in paths]
     check_outputs(outputs, inputs=inputs, force=force)
     return outputs
 
 
 def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
     """One of the forms that a comparison or a series can be kept in."""
-    if kind == "result":
+    if kind in ("diff", "series"):
         change.save(path, force=force)
     elif kind == "page":
         from headspan.explorer.change import change_page

@@ -45,14 +45,22 @@ MADE_BY = "made by headspan"  # what our text files say in a comment on their fi
 Ends = tuple[bytes, bytes]
 
 
-def _has_metadata(ends: Ends, path: Path) -> bool:
-    """A safetensors file whose header says that it is ours."""
-    with open(path, "rb") as file:  # another run may have put a new file there since: all is read from one
-        length = int.from_bytes(file.read(8), "little")
-        if length > _HEADER:
+def _has_metadata(kind: str) -> Callable[[Ends, Path], bool]:
+    """A safetensors file whose header says that it is ours, and of this kind; scores do not say a kind."""
+
+    def says_so(ends: Ends, path: Path) -> bool:
+        with open(path, "rb") as file:  # another run may have put a new file there since: all is read from one
+            length = int.from_bytes(file.read(8), "little")
+            if length > _HEADER:
+                return False
+            header = json.loads(file.read(length))
+        about = (header.get("__metadata__") or {}).get("headspan") if isinstance(header, dict) else None
+        if not isinstance(about, str):
             return False
-        header = json.loads(file.read(length))
-    return isinstance(header, dict) and "headspan" in (header.get("__metadata__") or {})
+        found = json.loads(about)
+        return not isinstance(found, dict) or found.get("kind", "result") == kind
+
+    return says_so
 
 
 def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable[[Ends, Path], bool]:
@@ -62,13 +70,15 @@ def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable
 
 # The first lines of our tables, which tell them from others; a comment in them would trouble their readers.
 _CSV_HEADERS = (
-    b"metric,pairing,rank,source,target,score,source_labels,target_labels",
+    b"metric,pairing,rank,source,target,score,(effect,)?source_labels,target_labels",
     b"section,key,published,ours,verdict,note",
 )
 _TEXT = re.escape(MADE_BY).encode()
 # How a file shows that this program made it, by kind.
 _OURS: dict[str, Callable[[Ends, Path], bool]] = {
-    "result": _has_metadata,
+    "result": _has_metadata("result"),
+    "diff": _has_metadata("diff"),
+    "series": _has_metadata("series"),
     "page": _contains(rb'<meta name="generator" content="headspan'),
     "png": _contains(rb"\A\x89PNG.*tEXtSoftware\0headspan"),
     "pdf": _contains(rb"/Creator \(headspan\)", end=True),
@@ -98,7 +108,7 @@ def check_output(
 ) -> Path:
     """The file to write, links resolved, or a refusal in a sentence. Nothing is written or made.
 
-    kind: what will be written: result, page, png, pdf, svg, csv, json, graphml or markdown.
+    kind: what will be written: result, diff, series, page, png, pdf, svg, csv, json, graphml or markdown.
     inputs: what is read for it; a word that is not an existing path (a hub id, a label list) is passed over.
     """
     target = _ordinary_place(path)
