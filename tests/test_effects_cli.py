@@ -192,7 +192,10 @@ def test_wiring_top_exports_and_figures_show_effects(
     every = json.loads(printed(capsys, ["wiring", str(filled), "--pairing", "OK", "-k", "64", "--json"]))
     used = json.loads(printed(capsys, ["wiring", str(filled), "--pairing", "OK", "-k", "64", "--used", "--json"]))
     assert len(every) == 64 and len(used) == found.used("OK").sum() and 0 < len(used) < 64
-    assert min(row["effect"] for row in used) >= 0.1
+    assert {row["source"] for row in used} >= {"L0H3"}  # the previous-token head
+    mask, matrix = found.used("OK"), found.matrix("OK")
+    expected = {(str(matrix.sources[i]), str(matrix.targets[j])) for i, j in zip(*np.nonzero(mask), strict=True)}
+    assert {(row["source"], row["target"]) for row in used} == expected
     assert "no effects" in printed(capsys, ["wiring", str(result), "--used"], 2)
     rows = json.loads(printed(capsys, ["top", str(filled), "-k", "2", "--json"]))
     assert rows[0]["effect"] == found.at("OQ", rows[0]["source"], rows[0]["target"])

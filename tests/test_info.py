@@ -106,6 +106,11 @@ def test_real_gpt2_heads_have_full_rank(gpt2_dir: Path) -> None:
     assert {seen["min"] for seen in check["ranks"].values()} == {64}
 
 
+def test_folding_is_advised_by_the_kind_of_norm(model: Path, smollm2_gguf: Path) -> None:
+    assert "possible; not needed for LayerNorm" in info(str(model))
+    assert "possible; advised for RMSNorm" in info(str(smollm2_gguf))
+
+
 def test_real_encoder_says_why_it_cannot_be_folded(minilm_dir: Path) -> None:
     facts = json.loads(info(str(minilm_dir), "--json"))
     assert (facts["architecture"], facts["foldable"], facts["norm"]) == ("bert", False, "layer")

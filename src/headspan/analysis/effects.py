@@ -27,12 +27,14 @@ from headspan.models.identity import same_model
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.tabular import Tabular
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
 TEXT_WINDOW = 128
-USED_EFFECT, USED_SHARE = 0.1, 0.01  # an edge counts as used at this effect, or among the largest
+USED_SHARE = 0.01  # of the edges of a pairing count as used: those with the largest effects
+HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
 Progress = Callable[[int, int], None]
 
 
@@ -89,13 +91,26 @@ class Effects(Tabular):
         return f"effects of {counts} edges, measured on {' and '.join(self.materials)}"
 
     def used(self, pairing: Pairing | str) -> np.ndarray:
-        """True for edges that the model uses: an effect of 0.1 or more, or among the largest 1 % of the pairing."""
+        """True for edges that the model uses: among the 1 % of largest effects, or the target loses a habit."""
         values = self.of(pairing)
         present = values[~np.isnan(values)]
         if not len(present):
             return np.zeros(values.shape, dtype=bool)
+        count = max(1, round(USED_SHARE * len(present)))
         with np.errstate(invalid="ignore"):
-            return (values >= min(USED_EFFECT, largest_share(present))) & (values > 0)
+            return ((values >= np.partition(present, -count)[-count]) & (values > 0)) | self.lost(pairing)
+
+    def lost(self, pairing: Pairing | str) -> np.ndarray:
+        """True where the target loses more than a tenth of a head score that it has; a KV head has its group's mean."""
+        pairing = Pairing.parse(pairing)
+        shape = self.of(pairing).shape
+        lost = np.zeros(shape, dtype=bool)
+        for kind in KINDS:
+            if (kind, pairing) in self.arrays and kind in self.clean:
+                clean = self.clean[kind].reshape(shape[1], -1).mean(1)[None, :]
+                with np.errstate(invalid="ignore"):
+                    lost |= (clean >= HAS_HABIT) & (self.arrays[kind, pairing] < -LOST_SHARE * clean)
+        return lost
 
     def at(self, pairing: Pairing | str, source: Any, target: Any) -> float | None:
         """The effect of one edge, or None where it was not measured."""
@@ -175,12 +190,6 @@ def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:
         (np.flatnonzero(source == a), np.flatnonzero(target == b))
         for a in np.unique(source) for b in np.unique(target) if a < b
     ]  # fmt: skip
-
-
-def largest_share(effects: np.ndarray) -> float:
-    """The smallest of the largest effects that count as used."""
-    count = max(1, round(USED_SHARE * len(effects)))
-    return float(np.partition(effects, -count)[-count])
 
 
 def effects_of(scores: Scores) -> Effects:
@@ -266,6 +275,7 @@ def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
+@checked
 def effects(
     model: Any,
     scores: Scores | str | os.PathLike[str] | None = None,

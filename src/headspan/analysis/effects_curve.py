@@ -22,6 +22,7 @@ from headspan.models.folding import fold
 from headspan.models.replay import PORTS, Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scoring.subspaces import orthonormal_bases
+from headspan.system.arguments import checked
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -46,6 +47,7 @@ class EffectCurve:
         return [dict(zip(columns, row, strict=True)) | {"whole": self.whole} for row in table]
 
 
+@checked
 def effect_curve(
     model: Any,
     source: HeadRole | str,

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.analysis.effects import USED_SHARE, Effects
-from headspan.analysis.samples import KINDS
 from headspan.errors import HeadspanError
 from headspan.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
-LOST_SHARE = 0.1  # of a clean head score
-HAS_HABIT = 0.2
 MEASURES = ("spearman", "within", "ap", "hits", "habit_ap")
 FOILS = ("layer distance", "write norm")
 
@@ -160,7 +157,7 @@ class _Edges:
         effect = values[rows, columns]
         used = np.zeros(len(effect), dtype=bool)
         used[np.argsort(-effect, kind="stable")[: max(1, round(USED_SHARE * len(effect)))]] = True
-        habit = _habits(effects, pairing)[rows, columns] if material == "random" else np.zeros(len(effect), dtype=bool)
+        habit = effects.lost(pairing)[rows, columns] if material == "random" else np.zeros(len(effect), dtype=bool)
         return cls(rows, columns, block, effect, used, habit, len(values))
 
     def resampled(self, count: int, seed: int) -> np.ndarray:
@@ -188,18 +185,6 @@ class _Edges:
             found["hits"].append(_hits(self.used[order], each[order], k))
             found["habit_ap"].append(_average_precision(self.habit[order], each[order], scores[order]))
         return {measure: np.array(numbers) for measure, numbers in found.items()}
-
-
-def _habits(effects: Effects, pairing: Pairing) -> np.ndarray:
-    """True where the target loses more than a tenth of a head score that it has; a KV head has its group's mean."""
-    shape = effects.of(pairing).shape
-    lost = np.zeros(shape, dtype=bool)
-    for kind in KINDS:
-        if (kind, pairing) in effects.arrays and kind in effects.clean:
-            clean = effects.clean[kind].reshape(shape[1], -1).mean(1)[None, :]
-            with np.errstate(invalid="ignore"):
-                lost |= (clean >= HAS_HABIT) & (effects.arrays[kind, pairing] < -LOST_SHARE * clean)
-    return lost
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

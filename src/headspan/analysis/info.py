@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headspan.analysis.given import WeightsLike, given_weights
@@ -21,6 +21,11 @@ _PLACES = {
     "residual": "in front of attention, residual stream taken after it",
     "partial": "in front of attention, but not in the first layer",
     "none": "",
+}
+# From docs/evidence.md: how well raw and folded scores follow measured effects.
+FOLD_ADVICE = {
+    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow measured effects a little better",
+    ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # lines of a list before it is cut short
 _SHOWN_IN_REPR = 10
@@ -57,7 +62,7 @@ class Info(dict[str, Any]):
             "d_model": f"{self['d_model']}",
             "d_head": ", ".join(map(str, sizes)),
             "norm": " ".join(part for part in (_NORMS[self["norm"]], _PLACES[self["norm_place"]]) if part),
-            "folding": "possible" if self["foldable"] else f"not possible: {self['not_foldable_reason']}",
+            "folding": _folding(self),
             "vocabulary": _vocabulary(self),
             "stored as": ", ".join(self["storage_dtypes"]),
             "to read": f"{_bytes(self['bytes_to_read'])} in {len(self['tensors'])} tensors, "
@@ -102,6 +107,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
         "norm_place": weights.norm_place,
         "foldable": weights.foldable,
         "not_foldable_reason": weights.not_foldable_reason,
+        "fold_advice": FOLD_ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None,
         "vocab_size": weights.vocab_size,
         "unembedding": weights.tied_embedding is not None,
         "tied_embedding": weights.tied_embedding,
@@ -135,6 +141,13 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
             ]
             update(number * len(ROLES) + place + 1, steps)
     return {"finite": True, "ranks": ranks, "rank_deficient": deficient}
+
+
+def _folding(facts: Mapping[str, Any]) -> str:
+    """Whether norms can be folded in, and whether to."""
+    if not facts["foldable"]:
+        return f"not possible: {facts['not_foldable_reason']}"
+    return "; ".join(part for part in ("possible", facts["fold_advice"]) if part)
 
 
 def _vocabulary(facts: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], me
     panels[0].set_ylabel("effect")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colours[group], markersize=5, label=label)
-        for group, label in ((True, "used: effect ≥ 0.1, or among the largest 1 %"), (False, "other edges"))
+        for group, label in ((True, "used: among the largest 1 %, or the target loses a habit"), (False, "other edges"))
     ]
     legend_below(figure, handles, 0.36, 2)
     return figure
