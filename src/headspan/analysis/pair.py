@@ -174,8 +174,14 @@ class PairReader:
             forced_directions=forced,
             participation_ratio=participation_ratio(squares),
             directions=directions,
-            notes=self._missing + unclear,
+            notes=self._shared(source, target) + self._missing + unclear,
         )
+
+    def _shared(self, *names: HeadRole | str) -> list[str]:
+        """A sentence for each name that means the KV head of a query head."""
+        parsed = [HeadRole.parse(name) for name in names]
+        found = [self.weights.ports.note(head, role) for head, role in parsed]
+        return [sentence for sentence in found if sentence is not None]
 
     def _directions(
         self, first: np.ndarray, second: np.ndarray, angles: np.ndarray, top: int, tokens: int
