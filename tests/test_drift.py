@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import math
@@ -258,3 +259,43 @@ def test_a_quantised_copy_of_a_real_model(minilm_dir: Path) -> None:
     change = hs.diff(base, {role: array.astype(ml_dtypes.bfloat16) for role, array in arrays.items()})
     assert not any(line.moved for line in change.drift)
     assert 0 < max(line.drift for line in change.drift) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_real_model_stored_again_in_another_format(smollm2_gguf: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    path = Path(__file__).parents[1] / "examples" / "requantise.py"
+    specification = importlib.util.spec_from_file_location("requantise", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    assert module.requantise(smollm2_gguf, "Q8_0", tmp_path / "q8.gguf") == 120
+    change = hs.diff(str(smollm2_gguf), str(tmp_path / "q8.gguf"))
+    assert not any(line.moved for line in change.drift) and not change.notes
+    assert 1e-5 < max(line.drift for line in change.drift) < 1e-3  # the table in docs/change.md says 0.0008
+    assert not [edge for edge in change.edges if edge.kind in ("gained", "lost")]
+
+
+def test_effects_before_and_after(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = transformers.GPT2Config(
+            n_embd=24, n_layer=2, n_head=2, vocab_size=50, n_positions=128, initializer_range=0.3
+        )
+        folders.append(tmp_path / f"model{seed}")
+        transformers.GPT2LMHeadModel(config).save_pretrained(folders[-1])
+    change = hs.diff(*folders, effects=True, k=2)
+    measured = [hs.effects(folder) for folder in folders]
+    assert change.edges
+    for edge in change.edges:
+        expected = [m.matrix(edge.pairing).at(edge.source, edge.target) for m in measured]
+        assert [edge.effect_before, edge.effect_after] == pytest.approx(expected, abs=1e-6)
+    assert all(row["effect_before"] is not None for row in change.records("edge"))
+    assert all(edge.effect_before is None for edge in hs.diff(*folders, k=2).edges)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(HeadspanError, match="is an adapter, which does not run by itself"):
+        hs.diff(folders[0], tmp_path / "adapter", effects=True)
