@@ -76,11 +76,14 @@ def context() -> Context:
     return complete_context(5)
 
 
+APART = ("two-layer", "use")  # a model of its own; effects, which tests/test_effects_cli.py draws
+
+
 @pytest.fixture(scope="module")
 def figures(context: Context) -> dict[str, Figure]:
     """All figures of the two contexts, by the name of their file."""
     with theme():
-        made = {name: figure for kind in FIGURES if kind != "two-layer" for name, figure in FIGURES[kind].make(context)}
+        made = {name: figure for kind in FIGURES if kind not in APART for name, figure in FIGURES[kind].make(context)}
         made |= dict(FIGURES["two-layer"].make(complete_context(2)))
     return made
 
@@ -374,7 +377,7 @@ def test_what_is_lacking_is_told_and_the_rest_is_drawn(tmp_path: Path) -> None:
     scores = hs.score(weights, "pk", "flow")
     drawn = draw("all", Context(scores, weights, k=2), tmp_path)
     assert set(drawn.skipped) == {
-        "two-layer", "scatter", "identity", "head-scores", "kl", "unembedding", "folded-wiring", "mse",
+        "two-layer", "scatter", "identity", "head-scores", "kl", "unembedding", "folded-wiring", "mse", "use",
     }  # fmt: skip
     assert "two layers" in drawn.skipped["two-layer"]
     assert "cs scores" in drawn.skipped["scatter"]

@@ -73,7 +73,7 @@ def collect(
         "generator": {"name": "headspan", "version": headspan.__version__},
         "model": _model(scores, weights),
         "heads": {"query": list(map(str, scores.ports.query)), "kv": list(map(str, scores.ports.kv))},
-        "ranks": {str(role): scores.ranks(role).tolist() for role in ROLES},
+        "ranks": {str(role): ranks.tolist() for role, ranks in scores.role_ranks.items()},
         "metrics": [_metric(scores, metric) for metric in metric_order(scores)],
         "pairings": [str(pairing) for pairing in _ordered(scores)],
         "compared": sum(int(np.count_nonzero(~np.isnan(values))) for values in scores.arrays.values()),

@@ -89,7 +89,7 @@ HS.inspector = (() => {
   const tokenChip = (text) => HS.el("span", { class: "chip token", text });
 
   const dimensions = (name) => {
-    const rows = HS.model.rolesOf(name).map((role) => `${role} ${data.ranks[role][HS.model.place(role, name)]}`);
+    const rows = HS.model.rolesOf(name).filter((role) => data.ranks[role]).map((role) => `${role} ${data.ranks[role][HS.model.place(role, name)]}`);
     return [HS.el("p", { class: "hint", text: `Subspace dimensions: ${rows.join(", ")} of ${data.model.d_model}` })];
   };
 
