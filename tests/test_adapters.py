@@ -164,6 +164,11 @@ def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
         hs.diff({role: np.ones((1, 1, 4, 2)) for role in "QKVO"}, adapter)
 
 
+def test_an_adapter_alone_is_told_from_a_model(llama: tuple[Path, ...]) -> None:
+    with pytest.raises(HeadspanError, match="is an adapter, a change of another model"):
+        hs.open(llama[1])
+
+
 def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
     base, adapter, _ = llama
     config_of(adapter, base_model_name_or_path="someone/else")

@@ -85,6 +85,12 @@ def test_pages_hold_their_data_and_no_way_out(change: Diff, series: Series) -> N
     assert payload["notes"][-1].startswith("</script>")
 
 
+def test_report_makes_these_pages_too(change: Diff, series: Series, tmp_path: Path) -> None:
+    for name, thing in (("d", change), ("s", series)):
+        page = hs.report(thing, out=tmp_path / f"{name}.html")
+        assert (tmp_path / f"{name}.html").read_text(encoding="utf-8") == page.html == change_page(thing).html
+
+
 def test_commands_write_all_forms(tmp_path: Path) -> None:
     runner = CliRunner()
     outs = [str(tmp_path / f"d.{ending}") for ending in ("html", "png", "safetensors")]

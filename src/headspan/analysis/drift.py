@@ -31,6 +31,7 @@ from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
 from headspan.scoring.subspaces import orthonormal_bases
+from headspan.system.arguments import checked
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
@@ -148,6 +149,7 @@ class Diff:
         )
 
 
+@checked
 def diff(
     base: Any,
     other: Any,

@@ -32,6 +32,7 @@ from headspan.scoring.subspaces import orthonormal_bases
 from headspan.scoring.tiles import TileStore
 from headspan.sources.downloads import Downloads
 from headspan.sources.revisions import Checkpoint, find_checkpoints
+from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
 
@@ -41,6 +42,7 @@ ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept w
 SOME_SCORES = 1000  # else so many of each step and pairing, or k if that is more
 
 
+@checked
 def track(
     refs: Any,
     out: str | os.PathLike[str] | None = None,

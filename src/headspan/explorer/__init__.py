@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
+from headspan.analysis.drift import Diff
 from headspan.analysis.given import ScoresLike, WeightsLike, given_labels, given_scores, given_weights
 from headspan.analysis.labels import Labels
 from headspan.analysis.origin import weights_of
+from headspan.analysis.series import Series
 from headspan.explorer.data import HeadScores, Progress, collect
 from headspan.explorer.page import render
 from headspan.scores import Scores, is_result
@@ -67,7 +69,8 @@ def report(
 ) -> Report:
     """A page with the wiring diagram, heat maps, hubs and everything else that the scores tell.
 
-    scores: scores, the file of a result, or a model to score on the spot (its weights are then used too).
+    scores: scores, the file of a result, or a model to score on the spot (its weights are then used too); or what
+        ``headspan.diff`` or ``headspan.track`` gave, which have pages of their own.
     weights: the weights the scores were made from, or their model; with them the page has tokens and principal angles.
     out: where to write it; without, the page is only returned (a notebook shows it).
     labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
@@ -83,6 +86,13 @@ def report(
         out = path
     if out is not None:
         check_output(out, "page", force=force)
+    if isinstance(scores, (Diff, Series)):
+        from headspan.explorer.change import change_page
+
+        page = change_page(scores)
+        if out is not None:
+            page.save(out, force=force)
+        return page
     if weights is None and not isinstance(scores, Scores) and not is_result(scores):
         weights = scores = given_weights(scores)
     scores = given_scores(scores)

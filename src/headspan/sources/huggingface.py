@@ -249,6 +249,11 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
             raise HeadspanError(
                 f"{reference} holds several models ({', '.join(names[:5])}): give the path of one of these files"
             )
+    if "adapter_config.json" in present:
+        raise HeadspanError(
+            f"{reference} is an adapter, a change of another model: headspan diff BASE {reference} shows what it moves,"
+            " hs.adapt(base, adapter) gives the weights of both together"
+        )
     raise HeadspanError(
         f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"
         " pytorch_model.bin or a .gguf file"
