@@ -212,6 +212,14 @@ def test_wiring_top_exports_and_figures_show_effects(
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"use-pk.png", "use-cs.png"}
 
 
+def test_the_report_opens_with_the_edges_that_are_used(filled: Path, result: Path) -> None:
+    from headspan.explorer.findings import find
+
+    titles = [finding.title for finding in find(hs.load(filled), [], None)]
+    assert any("strongest edges are used" in title for title in titles)
+    assert not any("are used" in finding.title for finding in find(hs.load(result), [], None))
+
+
 def test_damaged_effects_are_refused(filled: Path) -> None:
     scores = hs.load(filled)
     scores.extra["effect/random/OK"] = scores.extra["effect/random/OK"][:3]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.baseline import PairingSummary
+from headspan.analysis.effects import effects_in
 from headspan.analysis.evaluation import metric_agreement
 from headspan.analysis.hubs import HubHead, HubScores, hubs
 from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
@@ -15,6 +16,7 @@ from headspan.scoring.metrics import METRICS
 
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 5
+_STRONGEST = 20  # edges of each pairing that are looked up among the used ones
 
 
 class Finding(NamedTuple):
@@ -30,6 +32,7 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
     flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
     found = [
         *strongest_pair(scores, flow),
+        *used_edges(scores, flow),
         *largest_hub(scores, flow),
         *labelled_heads(evaluation),
         *above_reversed(summaries),
@@ -61,6 +64,28 @@ def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     times = f", {edge.score / chance:.1f} times the {chance:.2f} of two random subspaces" if chance > 0 else ""
     text = f"Their subspaces overlap by {edge.score:.2f} of {min(rank, other)} dimensions{times}."
     return [Finding(title, text, view)]
+
+
+def used_edges(scores: Scores, flow: list[Pairing]) -> list[Finding]:
+    """Which of the strongest edges the model uses, where effects were measured."""
+    measured = effects_in(scores)
+    if measured is None:
+        return []
+    metric = metric_order(scores)[0]
+    best = [edge for p in flow if p in measured.pairings for edge in scores[metric, p].forward().top(_STRONGEST)]
+    used = {p: measured.used(p) for p in measured.pairings}
+    places = {p: (measured.matrix(p).sources.index, measured.matrix(p).targets.index) for p in used}
+    confirmed = [e for e in best if used[e.pairing][places[e.pairing][0](e.source), places[e.pairing][1](e.target)]]
+    if not best:
+        return []
+    title = f"{len(confirmed)} of the {len(best)} strongest edges are used"
+    names = ", ".join(f"{e.source} → {e.target}.{e.pairing.target}" for e in confirmed[:3])
+    text = (
+        f"Measured by running the model, for the {_STRONGEST} strongest of each pairing: to exchange what the source "
+        "writes has one of the largest effects there are, or takes a tenth of a head score from the target"
+        + (f"; for example {names}." if names else ".")
+    )
+    return [Finding(title, text, {"at": "wiring", "metric": metric})]
 
 
 def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:

@@ -154,6 +154,7 @@ def _eager(live: Any) -> Iterator[Any]:
             f"a {type(live).__name__} cannot be run here: give a transformers model, a model directory, a .gguf "
             "file or a hub id"
         )
+    live = _in_float32(live)
     before, training = live.config._attn_implementation, live.training
     live.eval()
     live.set_attn_implementation("eager")
@@ -162,6 +163,17 @@ def _eager(live: Any) -> Iterator[Any]:
     finally:
         live.set_attn_implementation(before)
         live.train(training)
+
+
+def _in_float32(live: Any) -> Any:
+    """The model, or a copy in float32 where it is in half precision: differences of attention would be rounded away."""
+    import copy
+
+    import torch
+
+    if live.dtype not in (torch.bfloat16, torch.float16):
+        return live
+    return copy.deepcopy(live).float()
 
 
 def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningModel:
@@ -217,11 +229,11 @@ def _no_gguf_bar() -> Iterator[None]:
         yield
         return
     before = getattr(gguf, "tqdm", None)
-    gguf.tqdm = lambda tensors, **options: tensors  # pyright: ignore[reportAttributeAccessIssue]
+    gguf.tqdm = lambda tensors, **options: tensors  # pyright: ignore[reportPrivateImportUsage]
     try:
         yield
     finally:
-        gguf.tqdm = before  # pyright: ignore[reportAttributeAccessIssue]
+        gguf.tqdm = before  # pyright: ignore[reportPrivateImportUsage]
 
 
 def identity_of(ref: Any) -> dict[str, Any]:
