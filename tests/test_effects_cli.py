@@ -99,6 +99,8 @@ def test_a_bad_result_is_told_before_any_work(
     monkeypatch.setattr("headspan.analysis.effects.effects", never)
     assert "another model" in printed(capsys, ["effects", "demo", "--into", str(other)], 2)
     assert "no result file" in printed(capsys, ["effects", "demo", "--into", str(tmp_path / "none.safetensors")], 2)
+    weights = Path(hs.__file__).parent / "data" / "demo" / "model.safetensors"
+    assert printed(capsys, ["effects", "demo", "--into", str(weights)], 2)  # never over the model itself
     assert "cannot be read" in printed(capsys, ["effects", "demo", "--text", str(tmp_path / "none.txt")], 2)
 
 

@@ -75,7 +75,10 @@ def effects(
     from headspan.models.weights import open
     from headspan.scores import Scores
     from headspan.scoring.metrics import parse_metrics
+    from headspan.system.outputs import check_output
 
+    if into is not None:
+        check_output(into, "result", inputs=[model, *(text or [])])
     metrics = parse_metrics(metric or ["pk", "cs"])
     pairings = parse_pairings(pairing or "flow")
     scores = Scores.load(result) if result is not None else None
