@@ -59,8 +59,12 @@ ODD: dict[str, Callable[[], Any]] = {
 GOOD = {("out", "text"), ("progress", "class"), ("say", "class")}
 
 
-@pytest.fixture(scope="module")
-def things() -> dict[str, Any]:
+@pytest.fixture(scope="module", name="things")
+def _things() -> dict[str, Any]:
+    return small_things()
+
+
+def small_things() -> dict[str, Any]:
     """Small good values by the name of the argument that takes them."""
     rng = np.random.default_rng(0)
     weights = hs.open(

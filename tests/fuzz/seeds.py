@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 D, HEADS, KV, LAYERS, VOCAB = 16, 4, 2, 2, 12
-M = D // HEADS
+M, POSITIONS = D // HEADS, 64
 GPT2_CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],
     "n_embd": D,
     "n_head": HEADS,
     "n_layer": LAYERS,
+    "n_positions": POSITIONS,
     "vocab_size": VOCAB,
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
@@ -31,6 +33,8 @@ LLAMA_CONFIG: dict[str, Any] = {
     "num_key_value_heads": KV,
     "num_hidden_layers": LAYERS,
     "head_dim": M,
+    "intermediate_size": 2 * D,
+    "max_position_embeddings": POSITIONS,
     "vocab_size": VOCAB,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -79,6 +83,7 @@ def gguf_parts() -> GgufParts:
         "llama.block_count": 2, "llama.context_length": 64, "llama.embedding_length": d,
         "llama.attention.head_count": heads, "llama.attention.head_count_kv": kv, "llama.vocab_size": VOCAB,
         "llama.rope.dimension_count": d // heads, "tokenizer.ggml.bos_token_id": 0,
+        "llama.feed_forward_length": 32,
     }  # fmt: skip
     values = [("general.architecture", 8, gguf_text("llama"))]
     values += [(key, 4, struct.pack("<I", number)) for key, number in sizes.items()]
@@ -94,7 +99,8 @@ def gguf_parts() -> GgufParts:
         for name, rows in (("attn_q", d), ("attn_k", d // 2), ("attn_v", d // 2), ("attn_output", d)):
             arrays[f"blk.{layer}.{name}.weight"] = rng.normal(size=(rows, d))
         arrays[f"blk.{layer}.attn_norm.weight"] = np.ones(d)
-        arrays[f"blk.{layer}.ffn_up.weight"] = rng.normal(size=(8, d))
+        arrays[f"blk.{layer}.ffn_norm.weight"] = np.ones(d)
+        arrays |= {f"blk.{layer}.ffn_{name}.weight": rng.normal(size=(32, d)) for name in ("up", "gate", "down")}
     arrays["output_norm.weight"] = np.ones(d)
     parts = GgufParts(values, [], b"")
     for name, array in arrays.items():
@@ -112,12 +118,14 @@ def gguf_parts() -> GgufParts:
 
 def gpt2_tensors() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
-    found = {"wte.weight": (VOCAB, D), "wpe.weight": (8, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
+    found = {"wte.weight": (VOCAB, D), "wpe.weight": (POSITIONS, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
     for layer in range(LAYERS):
         h = f"h.{layer}."
         found |= {h + "attn.c_attn.weight": (D, 3 * D), h + "attn.c_attn.bias": (3 * D,)}
         found |= {h + "attn.c_proj.weight": (D, D), h + "attn.c_proj.bias": (D,)}
-        found |= {h + "ln_1.weight": (D,), h + "ln_1.bias": (D,), h + "mlp.c_fc.weight": (D, 2 * D)}
+        found |= {h + "ln_1.weight": (D,), h + "ln_1.bias": (D,), h + "mlp.c_fc.weight": (D, 4 * D)}
+        found |= {h + "mlp.c_fc.bias": (4 * D,), h + "mlp.c_proj.weight": (4 * D, D), h + "mlp.c_proj.bias": (D,)}
+        found |= {h + "ln_2.weight": (D,), h + "ln_2.bias": (D,)}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in found.items()}
 
 
@@ -128,7 +136,9 @@ def llama_tensors() -> dict[str, np.ndarray]:
         h = f"model.layers.{layer}."
         found |= {h + "self_attn.q_proj.weight": (D, D), h + "self_attn.o_proj.weight": (D, D)}
         found |= {h + f"self_attn.{x}_proj.weight": (KV * M, D) for x in "kv"}
-        found |= {h + "input_layernorm.weight": (D,), h + "mlp.up_proj.weight": (2 * D, D)}
+        found |= {h + "input_layernorm.weight": (D,), h + "post_attention_layernorm.weight": (D,)}
+        found |= {h + f"mlp.{x}_proj.weight": (2 * D, D) for x in ("up", "gate")}
+        found |= {h + "mlp.down_proj.weight": (D, 2 * D)}
     return {name: rng.normal(size=shape).astype(np.float16) for name, shape in found.items()}
 
 
@@ -170,3 +180,31 @@ def write_seeds(folder: Path) -> None:
 
     hs.score(hs.open(gpt2), ["pk", "cs"], ["OQ", "OK", "KO", "KK"]).save(folder / "result.safetensors")
     (folder / "labels.csv").write_text("# classes\nhead,label\nL0H1,copy\nL0H1,other\nL1H3,induction\n")
+
+
+def write_extras(folder: Path) -> None:
+    """Beside the seeds: one/ (one layer), tuned/ (other weights), results with effects and without scores, texts."""
+    import headspan as hs
+
+    tuned = folder / "tuned"
+    shutil.copytree(folder / "gpt2", tuned)
+    other = {name: (array + 0.1 * array[::-1]).astype(np.float32) for name, array in gpt2_tensors().items()}
+    save_file(other, tuned / "model.safetensors")
+
+    one = folder / "one"
+    one.mkdir()
+    (one / "config.json").write_text(json.dumps(GPT2_CONFIG | {"n_layer": 1}))
+    save_file({n: a for n, a in gpt2_tensors().items() if "h.1." not in n}, one / "model.safetensors")
+    rng = np.random.default_rng(4)
+    scores = hs.score(folder / "gpt2", "all", "all")
+    heads = len(scores.heads("O"))
+    names = ("identity", "previous_token", "duplicate_token", "induction")
+    table = {kind: {str(head): float(rng.random()) for head in scores.heads("Q")} for kind in names}
+    (folder / "behaviour.json").write_text(json.dumps(table))
+    scores.extra["effect/random/OK"] = rng.random((heads, heads), np.float32)
+    scores.extra["effect/write_norms"] = rng.random(heads, np.float32)
+    scores.save(folder / "used.safetensors")
+    scores.extra.clear()
+    scores.arrays.clear()
+    scores.save(folder / "empty.safetensors")
+    (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")

@@ -1,0 +1,160 @@
+"""Good and odd words for every argument and option of every command.
+
+The commands and their options are asked of the program itself; a command without an entry in ``POSITIONAL``, or an
+option that takes a value and has none in ``GOOD``, fails a test.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+MODELS = ["gpt2", "llama", "llama.gguf", "gpt2/model.safetensors", "gpt2/../llama", "one", "tuned", "demo"]
+PARTNERS = {"gpt2": "tuned", "gpt2/model.safetensors": "tuned", "tuned": "gpt2", "llama": "gpt2/../llama"}
+RESULTS = ["result.safetensors", "used.safetensors", "empty.safetensors", "hard.safetensors"]
+HEADS = ["L0H1", "L1H3", "L1KV0", "L0H0.O", "L1H2.K", "l0h1.q"]
+PORTS = ["L0H1.O", "L1H3.K", "L1KV0.V", "L0H0.Q", "l1h0.o", "L1H1.V"]
+# What stands after the command; a word in capitals is one of a list below.
+POSITIONAL: dict[str, list[str]] = {
+    "info": ["MODEL"], "score": ["MODEL"], "top": ["EITHER"], "compare": ["EITHER", "EITHER"],
+    "diff": ["MODEL", "MODEL"], "track": ["MODEL", "MODEL"], "hubs": ["EITHER"], "baseline": ["EITHER"],
+    "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
+    "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "wiring": ["EITHER"], "figures": ["EITHER"],
+    "report": ["EITHER"],
+}  # fmt: skip
+WORDS = {"MODEL": MODELS, "RESULT": RESULTS, "EITHER": RESULTS * 2 + MODELS, "HEAD": HEADS, "PORT": PORTS}
+GOOD: dict[str, list[str]] = {
+    "metric": ["pk", "cs", "simple_cs", "linear_cka", "procrustes", "all", "pk,cs"],
+    "pairing": ["OK", "OQ", "KO", "KK", "flow", "all"], "pairs": ["default", "forward", "same-type", "all"],
+    "labels": ["labels.csv", "behaviour", "gpt2", "gpt2-ioi"], "label": ["copy", "induction"], "head": HEADS,
+    "layer": ["0", "1"], "k": ["0", "1", "3", "20"], "memory": ["300MB", "1GB"], "device": ["cpu"],
+    "route": ["gram", "direct"], "null": ["random", "reversed"], "q": ["0.05", "1"], "minimum": ["0.5"],
+    "rule": ["top", "top-per-target", "significance", "threshold"], "format": ["png", "svg", "pdf"],
+    "only": ["wiring", "grid", "two-layer", "scatter", "use", "identity", "head-scores", "kl", "norms", "unembedding",
+             "random", "folded-wiring", "mse"],
+    "dpi": ["20", "40"], "text": ["text.txt", "a b c"], "prompt": ["a b a b", "c"], "sequences": ["1", "2"],
+    "length": ["2", "5"], "seed": ["0", "7"], "bos": ["auto", "yes", "no"], "best": ["1", "9"], "threshold": ["0.3"],
+    "weights": MODELS, "behaviour": ["behaviour.json"], "tokens": ["0", "3"],
+    "preprocess": ["centre-normalise", "centre", "normalise", "identity"], "role": ["Q", "K", "V", "O"],
+    "ablate": ["resample", "mean", "zero"], "shared": ["1", "2"], "batch": ["1"], "bootstrap": ["0", "5"],
+    "table": ["drift", "edge", "hub", "all", "trajectory", "head"], "steps": ["0,1", "0"], "last": ["1"],
+    "reference": MODELS, "dask": ["local"],
+}  # fmt: skip
+# Where each command may write without being refused.
+FITTING: dict[str, list[str]] = {
+    "score": ["new.safetensors", "used.safetensors"], "figures": ["made", "nowhere/made"], "report": ["new.html"],
+    "wiring": ["new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml"], "reproduce": ["made"],
+    "diff": ["new.html", "new.png", "new.safetensors"], "track": ["new.safetensors", "new.html", "new.png"],
+    "behaviour": ["new.json"], "into": ["result.safetensors", "used.safetensors"], "labels_out": ["new.csv"],
+}  # fmt: skip
+OUTPUTS = [
+    "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "new.md", "made",
+    "result.safetensors", "hard.safetensors", "used.safetensors", "gpt2/model.safetensors", "gpt2/config.json",
+    "./gpt2/../gpt2/model.safetensors", "llama.gguf", "labels.csv", "behaviour.json", "text.txt", "link.safetensors",
+    "dangling.safetensors", "folder.safetensors", "pipe.safetensors", "pipe.html", "notes.txt", "theirs.safetensors",
+    "theirs.html", "gpt2", ".", "gpt2/new.safetensors", "gpt2/tokenizer.json", "nowhere/new.safetensors", "/dev/null",
+    "/dev/full", "new.safetensors/", "é\u202e.safetensors", "a\x1b[31m.html", "x" * 300 + ".safetensors", "", "-",
+    "RESULT.safetensors", "new.unknown", "\udcff.safetensors",
+]  # fmt: skip
+ODD = [
+    "", " ", "nan", "-1", "0", "1e400", "-inf", "9" * 400, "1_000", str(2**62), str(10**30), "\x1b[31mred", "é\u202e",
+    "a\nb", "\udcff", "../../x", "x" * 5000, "L99H99", "L0H0.X", "/", "-", "None", "[]", "{}", "%s", "*", "0x10", "½", "١",
+    "/dev/zero", "pipe.safetensors", "gpt2/config.json", "org/name", "org/name@step*", "http://x/y", "~", ",", ",,pk", "1e5",
+]  # fmt: skip
+WRITES = ("out", "into", "labels_out")
+NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
+RARE = ("run", "effects")  # they run a model
+
+# What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
+QUICK: dict[str, dict[str, str]] = {
+    "behaviour": {"sequences": "1", "length": "4"}, "effects": {"sequences": "1", "length": "4", "random": ""},
+    "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "score": {"out": "OUT"},
+    "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
+}  # fmt: skip
+
+
+class Option(NamedTuple):
+    name: str
+    spelling: str
+    flag: bool
+
+
+def commands() -> dict[str, list[Option]]:
+    """Every command of the program with its options."""
+    import typer.main
+
+    from headspan.cli import app
+
+    group: Any = typer.main.get_command(app)
+    return {
+        name: [
+            Option(str(p.name), max(p.opts, key=len), bool(getattr(p, "is_flag", False)))
+            for p in command.params
+            if p.param_type_name == "option" and not {*p.opts} & NEVER
+        ]
+        for name, command in group.commands.items()
+    }
+
+
+class Drawer:
+    """Draws words; half of the command lines have no odd one."""
+
+    def __init__(self, command: str, chance: random.Random) -> None:
+        self.command, self.chance = command, chance
+        self.oddity = chance.choice([0.0, 0.0, 0.2, 0.5])
+
+    def odd(self, share: float = 1.0) -> bool:
+        return self.chance.random() < self.oddity * share
+
+    def value(self, name: str) -> str:
+        """A word for an option."""
+        if name in WRITES:
+            fitting = FITTING.get(name) or FITTING.get(self.command, OUTPUTS)
+            return self.chance.choice(OUTPUTS if self.odd(1.5) else fitting)
+        return self.chance.choice(ODD if self.odd() else GOOD.get(name, ODD))
+
+    def positional(self, given: dict[str, str]) -> list[str]:
+        """``given`` fixes the file that was damaged (MODEL or RESULT)."""
+        words: list[str] = []
+        for kind in POSITIONAL[self.command]:
+            if kind == "RESULT" and "RESULT" not in given and self.chance.random() < 0.5:
+                continue
+            fixed = given.get(kind) or (given.get("RESULT") or given.get("MODEL") if kind == "EITHER" else None)
+            word = fixed or self.chance.choice(ODD if self.odd(0.3) else WORDS[kind])
+            if words and kind in ("MODEL", "EITHER") and not self.odd():
+                word = PARTNERS.get(words[0], words[0])  # of one shape
+            words.append(word)
+        return words
+
+
+def line(command: str, options: list[Option], chance: random.Random, given: dict[str, str]) -> list[str]:
+    """A command line; ``given`` fixes the file that was damaged (MODEL, RESULT, labels, behaviour or text)."""
+    draw = Drawer(command, chance)
+    words = [command, *draw.positional(given)]
+    weights = [0.15 if option.name in RARE else 1.0 for option in options]
+    chosen = {option.name for option in chance.choices(options, weights, k=chance.choice([0, 1, 1, 2, 3]))}
+    chosen |= {option.name for option in options if option.name in given}
+    quick = QUICK.get(command, {})
+    for option in options:
+        if option.name not in chosen and option.name not in quick:
+            continue
+        if option.flag:
+            words.append(option.spelling)
+            continue
+        value = given.get(option.name) or quick.get(option.name, "OUT")
+        words += _with(
+            option, draw.value(option.name) if option.name in chosen - set(given) or value == "OUT" else value
+        )
+    return words
+
+
+def _with(option: Option, value: str) -> list[str]:
+    """The option and its value; with = where the value would be taken for an option."""
+    return [f"{option.spelling}={value}"] if value.startswith("-") else [option.spelling, value]
+
+
+def outputs_of(words: list[str], options: list[Option]) -> list[str]:
+    """The values of all options that write."""
+    spellings = {option.spelling for option in options if option.name in WRITES}
+    found = [value for name, value in zip(words, words[1:], strict=False) if name in spellings]
+    return found + [w.partition("=")[2] for w in words if w.partition("=")[0] in spellings and "=" in w]
