@@ -7,6 +7,7 @@ option that takes a value and has none in ``GOOD``, fails a test.
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 MODELS = ["gpt2", "llama", "llama.gguf", "gpt2/model.safetensors", "gpt2/../llama", "one", "tuned", "demo"]
@@ -29,7 +30,7 @@ GOOD: dict[str, list[str]] = {
     "labels": ["labels.csv", "behaviour", "gpt2", "gpt2-ioi"], "label": ["copy", "induction"], "head": HEADS,
     "layer": ["0", "1"], "k": ["0", "1", "3", "20"], "memory": ["300MB", "1GB"], "device": ["cpu"],
     "route": ["gram", "direct"], "null": ["random", "reversed"], "q": ["0.05", "1"], "minimum": ["0.5"],
-    "rule": ["top", "top-per-target", "significance", "threshold"], "format": ["png", "svg", "pdf"],
+    "rule": ["top", "top-per-target", "significance", "threshold"], "formats": ["png", "svg", "pdf"],
     "only": ["wiring", "grid", "two-layer", "scatter", "use", "identity", "head-scores", "kl", "norms", "unembedding",
              "random", "folded-wiring", "mse"],
     "dpi": ["20", "40"], "text": ["text.txt", "a b c"], "prompt": ["a b a b", "c"], "sequences": ["1", "2"],
@@ -48,7 +49,7 @@ FITTING: dict[str, list[str]] = {
     "behaviour": ["new.json"], "into": ["result.safetensors", "used.safetensors"], "labels_out": ["new.csv"],
 }  # fmt: skip
 OUTPUTS = [
-    "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "new.md", "made",
+    "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "made",
     "result.safetensors", "hard.safetensors", "used.safetensors", "gpt2/model.safetensors", "gpt2/config.json",
     "./gpt2/../gpt2/model.safetensors", "llama.gguf", "labels.csv", "behaviour.json", "text.txt", "link.safetensors",
     "dangling.safetensors", "folder.safetensors", "pipe.safetensors", "pipe.html", "notes.txt", "theirs.safetensors",
@@ -58,8 +59,9 @@ OUTPUTS = [
 ]  # fmt: skip
 ODD = [
     "", " ", "nan", "-1", "0", "1e400", "-inf", "9" * 400, "1_000", str(2**62), str(10**30), "\x1b[31mred", "é\u202e",
-    "a\nb", "\udcff", "../../x", "x" * 5000, "L99H99", "L0H0.X", "/", "-", "None", "[]", "{}", "%s", "*", "0x10", "½", "١",
-    "/dev/zero", "pipe.safetensors", "gpt2/config.json", "org/name", "org/name@step*", "http://x/y", "~", ",", ",,pk", "1e5",
+    "a\nb", "\udcff", "../../x", "x" * 5000, "L99H99", "L0H0.X", "/", "-", "None", "[]", "{}", "%s", "*", "0x10", "½",
+    "١", "/dev/zero", "pipe.safetensors", "gpt2/config.json", "org/name", "org/name@step*", "http://x/y", "~", ",",
+    ",,pk", "1e5",
 ]  # fmt: skip
 WRITES = ("out", "into", "labels_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
@@ -67,9 +69,9 @@ RARE = ("run", "effects")  # they run a model
 
 # What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
 QUICK: dict[str, dict[str, str]] = {
-    "behaviour": {"sequences": "1", "length": "4"}, "effects": {"sequences": "1", "length": "4", "random": ""},
-    "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "score": {"out": "OUT"},
-    "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
+    "behaviour": {"sequences": "1", "length": "4"}, "effects": {"sequences": "2", "length": "4", "random": ""},
+    "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "score": {"out": "OUT"},
+    "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
 }  # fmt: skip
 
 
@@ -156,5 +158,5 @@ def _with(option: Option, value: str) -> list[str]:
 def outputs_of(words: list[str], options: list[Option]) -> list[str]:
     """The values of all options that write."""
     spellings = {option.spelling for option in options if option.name in WRITES}
-    found = [value for name, value in zip(words, words[1:], strict=False) if name in spellings]
+    found = [value for name, value in pairwise(words) if name in spellings]
     return found + [w.partition("=")[2] for w in words if w.partition("=")[0] in spellings and "=" in w]

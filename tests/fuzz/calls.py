@@ -20,7 +20,7 @@ import headspan as hs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import test_odd_calls as table  # noqa: E402
+import test_odd_calls as table
 
 
 class Call(NamedTuple):

@@ -1,8 +1,8 @@
 """Every command in this process, with good and odd arguments, on good and damaged files, to good and odd places.
 
-A finding is: an exception that leaves the program, an exit code other than 0, 1 (reproduce) and 2, a refusal that is not
-one line on stderr with nothing on stdout, exit code 0 without the output that was asked for, JSON that is none, a raw control
-character on either stream, a file that was read or that is a stranger's changed, a file that nobody asked for.
+A finding is: an exception that leaves the program, an exit code other than 0, 1 (reproduce) and 2, a refusal that is
+not one line on stderr with nothing on stdout, exit code 0 without the output that was asked for, JSON that is none, a
+raw control character on either stream, a file changed that is read or a stranger's, a file that nobody asked for.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def judge(words: list[str], code: int, out: str, err: str) -> None:
         raise Finding(text)
     if "Traceback (most recent" in err or "this should not have happened" in err:
         raise Finding(text)
-    for line in (*out.split("\n"), *err.split("\n")):
-        if not line.isprintable():
-            raise Finding(f"a raw control character is printed: {line[:200]!r}")
+    for shown in (*out.split("\n"), *err.split("\n")):
+        if not shown.isprintable():
+            raise Finding(f"a raw control character is printed: {shown[:200]!r}")
     lines = err.strip().splitlines()
-    said = sum(line.startswith("headspan: ") for line in lines)
+    said = sum(sentence.startswith("headspan: ") for sentence in lines)
     if code == 2 and (out or said != 1 or not lines[-1].startswith("headspan: ")):
         raise Finding(f"not one sentence, or something on stdout ({out[:80]!r}): {err[-300:]!r}")
     if code == 0 and said:

@@ -96,7 +96,7 @@ class Files:
         self._try(lambda: scores.save(path.with_name("again.safetensors")))
 
     def _model(self, name: str, case: Case) -> None:
-        from headspan.cli.info import describe
+        from headspan.analysis.info import describe
 
         with hs.open(self.work / name) as weights:
             self._try(lambda: describe(weights))

@@ -2,9 +2,9 @@
 
     python tests/fuzz/fuzz.py --cases 20000 [--seed N] [--only commands] [--case I]
 
-Each case is of one kind: ``files`` (changed files read in Python), ``commands`` (every command, with odd options, files and
-outputs), ``calls`` (odd arguments of public functions), ``oracle`` (random models against float64 definitions), ``stores``
-(stopped runs whose tiles were tampered with), ``dask`` (rare: it starts processes). A finding is
+Each case is of one kind: ``files`` (changed files read in Python), ``commands`` (every command, with odd options, files
+and outputs), ``calls`` (odd arguments of public functions), ``oracle`` (random models against float64 definitions),
+``stores`` (stopped runs whose tiles were tampered with), ``dask`` (rare: it starts processes). A finding is
 
 - any exception that is not a `HeadspanError` of one line, or a warning from numpy,
 - more than the kind's processor time, or more memory than its limit above what the imports took,
@@ -42,8 +42,8 @@ from stores import Stores
 
 WALL_SECONDS = 300  # for a worker that waits without using the processor
 KINDS: dict[str, tuple[Any, float]] = {
-    "files": (Files, 40), "commands": (Commands, 30), "calls": (Calls, 12), "oracle": (Oracle, 14), "stores": (Stores, 4),
-    "dask": (OnDask, 0.01),
+    "files": (Files, 40), "commands": (Commands, 30), "calls": (Calls, 12), "oracle": (Oracle, 14),
+    "stores": (Stores, 4), "dask": (OnDask, 0.01),
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from headspan.scoring import plan as planning
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import definitions  # noqa: E402
+import definitions
 
 TOLERANCE = 1e-5
 CHECKED = 25  # pairs of each similarity and pairing
@@ -70,11 +70,14 @@ class Oracle:
         # Where the width of a head follows from the width of the model there is no choice of both.
         d = heads * m if FAMILIES[family][1] else chance.choice([heads * m, 8, 12, 17, 32])
         return Layout(
-            family, chance.choice(list(DTYPES)), chance.choice([1, 2, 3, 5]), heads, kv, d, m, chance.choice([1, 1, 2, 3]),
-            chance.random() < 0.6, chance.random() < 0.5, chance.random() < 0.3 and family != "bert",
-            tuple(chance.sample(METRICS, chance.choice([1, 2]))), tuple(chance.sample(PAIRINGS, chance.choice([1, 2, 4]))),
-            chance.choice(["default", "default", "forward", "same-type", "all"]), chance.choice([None, "gram", "direct"]),
-            chance.choice([None, 1, 2]), chance.randrange(2**31),
+            family, chance.choice(list(DTYPES)), chance.choice([1, 2, 3, 5]), heads, kv, d, m,
+            shards=chance.choice([1, 1, 2, 3]), index=chance.random() < 0.6, body=chance.random() < 0.5,
+            fold=chance.random() < 0.3 and family != "bert",
+            metrics=tuple(chance.sample(METRICS, chance.choice([1, 2]))),
+            pairings=tuple(chance.sample(PAIRINGS, chance.choice([1, 2, 4]))),
+            pairs=chance.choice(["default", "default", "forward", "same-type", "all"]),
+            route=chance.choice([None, "gram", "direct"]), block=chance.choice([None, 1, 2]),
+            seed=chance.randrange(2**31),
         )  # fmt: skip
 
     def run(self, case: Layout) -> list[str]:

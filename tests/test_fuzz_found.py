@@ -1,0 +1,191 @@
+"""What the fuzzer has found: each of these was once a traceback, a warning, a wrong end or a message of many lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import headspan as hs
+from headspan.errors import HeadspanError
+
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+
+from mutations import split_safetensors
+from seeds import gguf_parts, write_seeds
+
+
+def changed_json(name: str, **changes: Any) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        return path.parent
+
+    return change
+
+
+def shard_called(name: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        index = folder / "llama" / "model.safetensors.index.json"
+        tree = json.loads(index.read_text())
+        tree["weight_map"]["lm_head.weight"] = name
+        index.write_text(json.dumps(tree))
+        return folder / "llama"
+
+    return change
+
+
+def huge_gain(folder: Path) -> Path:
+    path = folder / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["h.0.ln_1.weight"] = np.full(16, 3e38, np.float32)
+    tensors["h.0.attn.c_attn.weight"] = np.full((16, 48), 3e38, np.float32)
+    save_file(tensors, path)
+    return path.parent
+
+
+def nan_embedding(folder: Path) -> Path:
+    path = folder / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["wte.weight"][3] = [np.inf, -np.inf] * 8
+    save_file(tensors, path)
+    return path.parent
+
+
+def infinite_scale(folder: Path) -> Path:
+    path = folder / "llama.gguf"
+    parts = gguf_parts()
+    start = parts.spans["blk.1.attn_v.weight"][0]
+    parts.data = parts.data[:start] + b"\xff\xff" + bytes(32) + parts.data[start + 34 :]
+    path.write_bytes(parts.emit())
+    return path
+
+
+FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "layer_types is a number": (changed_json("llama/config.json", layer_types=3), "layer_types"),
+    "eps is a list": (changed_json("gpt2/config.json", layer_norm_epsilon=[1]), "layer_norm_epsilon"),
+    "eps is text": (changed_json("gpt2/config.json", layer_norm_epsilon="tiny"), "layer_norm_epsilon"),
+    "model_type of a page": (changed_json("gpt2/config.json", model_type="x" * 9000), "unknown model_type"),
+    "size of a page": (changed_json("gpt2/config.json", n_head="x" * 9000), "n_head"),
+    "shard with a lone surrogate": (shard_called("\ud800.safetensors"), "cannot be read"),
+    "shard with a line break": (shard_called("a\nb/c\u2028.safetensors"), r"a\\nb/c\\u2028"),
+    "shard of a page": (shard_called("x/" * 4500), "is not a weight file"),
+    "token of a page": (changed_json("llama/vocab.json", x="y" * 9000), "has the entry 'x'"),
+    "gain that overflows": (huge_gain, "after folding"),
+    "infinite unembedding": (nan_embedding, "row of token 3"),
+    "quantised block with a scale of NaN": (infinite_scale, "weight V of head L1KV0"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
+    from headspan.analysis.tokens import head_tokens
+
+    change, words = FOUND[name]
+    write_seeds(tmp_path / "seed")
+    with pytest.raises(HeadspanError, match=words) as caught:  # noqa: PT012 - which step refuses is not the point
+        weights = hs.open(change(tmp_path / "seed"))
+        head_tokens(weights, "L0H0", "O", 3)
+        hs.fold(weights).read("Q", 0)
+        weights.read("V", 1)
+    assert len(str(caught.value)) < 2000
+    assert "\n" not in str(caught.value)
+
+
+def result_with(folder: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], Any]) -> Path:
+    write_seeds(folder / "seed")
+    path = folder / "seed" / "result.safetensors"
+    header, _ = split_safetensors(path.read_bytes())
+    head, tensors = json.loads(header["__metadata__"]["headspan"]), load_file(path)
+    text = change(head, tensors)
+    save_file(tensors, path, {"headspan": text if isinstance(text, str) else json.dumps(head)})
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head, tensors: "[" * 100_000,
+        lambda head, tensors: head.update(d_model=True),
+        lambda head, tensors: head.update(d_model=0),
+        lambda head, tensors: head.update(order=[["pk/OK"]]),
+        lambda head, tensors: tensors.update({"pk/OK": tensors["pk/OK"].view(np.int32)}),
+        lambda head, tensors: tensors.update({"rank/Q": tensors["rank/Q"].view(np.float32)}),
+        lambda head, tensors: tensors.update({"pk/OQ": np.full_like(tensors["pk/OQ"], np.inf)}),
+        lambda head, tensors: tensors.update({"rank/Q": -tensors["rank/Q"]}),
+    ],
+    ids=[
+        "deep",
+        "boolean width",
+        "no width",
+        "order of lists",
+        "integer scores",
+        "ranks that are not integers",
+        "infinite",
+        "negative",
+    ],
+)
+def test_found_in_results(tmp_path: Path, change: Any) -> None:
+    with pytest.raises(HeadspanError, match=r"damaged|cannot be read"):
+        hs.load(result_with(tmp_path, change))
+
+
+def test_found_in_ranks_of_results(tmp_path: Path) -> None:
+    """Ranks that no subspace has are told in one line, not as an array."""
+    from headspan.analysis.baseline import summarise
+
+    def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["rank/K"][2] = 2**31 - 1
+
+    with pytest.raises(HeadspanError) as caught:
+        summarise(hs.load(result_with(tmp_path, change)))
+    assert "\n" not in str(caught.value)
+
+
+def test_found_in_labels(tmp_path: Path) -> None:
+    from headspan.analysis.labels import Labels
+
+    path = tmp_path / "labels.csv"
+    path.write_text("head,label\nL0H0," + "x" * 200_000)
+    with pytest.raises(HeadspanError, match="line 2"):
+        Labels.load(path)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_found_in_signalling_nan(tmp_path: Path) -> None:
+    """A NaN that complains when it is converted is read as a missing pair like any other."""
+    from headspan.analysis.hubs import hubs
+
+    def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["pk/OK"].view(np.uint32)[0, :] = 0x7F800001
+
+    scores = hs.load(result_with(tmp_path, change))
+    assert np.isnan(scores["pk", "OK"].values[0]).all()
+    hubs(scores, "OK")
+
+
+def test_found_in_headers_of_a_page(tmp_path: Path) -> None:
+    """The safetensors package quotes what it does not like in full."""
+    path = tmp_path / "result.safetensors"
+    raw = json.dumps({"__metadata__": {"headspan": "{}"}, "pk/OK": "x" * 9000}).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(HeadspanError, match="cannot be read") as caught:
+        hs.load(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_found_in_reports_of_some_pairings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A result without one of the four roles has no ranks of it; its page is written all the same."""
+    from headspan.cli import _run
+
+    result, page = str(tmp_path / "r.safetensors"), tmp_path / "r.html"
+    hs.score("demo", "pk", "OK", out=result)
+    assert _run(["report", result, "--out", str(page)]) == 0, capfd.readouterr().err
+    assert page.stat().st_size > 10_000
