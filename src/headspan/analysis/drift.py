@@ -36,6 +36,7 @@ from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
 from headspan.system.tabular import data_frame
+from headspan.system.threads import one_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -309,8 +310,9 @@ def span_drift(
     """
     swap = (first_ranks > second_ranks)[:, None, None]
     larger, smaller = np.where(swap, first, second), np.where(swap, second, first)
-    outside = larger - np.matmul(smaller, np.matmul(smaller.transpose(0, 2, 1), larger))
-    squares = np.linalg.eigvalsh(np.matmul(outside.transpose(0, 2, 1), outside))
+    with one_thread():  # many small products: more threads would wait for each other
+        outside = larger - np.matmul(smaller, np.matmul(smaller.transpose(0, 2, 1), larger))
+        squares = np.linalg.eigvalsh(np.matmul(outside.transpose(0, 2, 1), outside))
     ranks = np.maximum(first_ranks, second_ranks)
     total = np.clip(squares, 0.0, 1.0).sum(axis=1)
     return total / np.maximum(ranks, 1), np.arcsin(np.sqrt(np.clip(squares[:, -1], 0.0, 1.0)))

@@ -17,6 +17,7 @@ import numpy as np
 
 from headspan.heads import Role
 from headspan.models.weights import AttentionWeights
+from headspan.system.threads import one_thread
 
 # Bits after the leading one, and the smallest exponent before numbers lose digits.
 _MANTISSAS = {
@@ -117,7 +118,8 @@ def rounding_floor(weights: np.ndarray, bases: np.ndarray, ranks: np.ndarray, no
     weights = np.asarray(weights, dtype=np.float64)
     scale = np.abs(weights).max(axis=(1, 2), keepdims=True)
     scale = np.where(scale > 0, scale, 1.0)
-    squares, turns = np.linalg.eigh(np.matmul(weights.transpose(0, 2, 1) / scale, weights / scale))
+    with one_thread():
+        squares, turns = np.linalg.eigh(np.matmul(weights.transpose(0, 2, 1) / scale, weights / scale))
     inside = np.square(bases).sum(axis=2)  # (n, d)
     outside = variance / scale**2 * np.clip(1 - inside, 0, 1)[:, :, None]
     columns, per_row = outside.sum(axis=1), outside.sum(axis=2)
@@ -126,7 +128,8 @@ def rounding_floor(weights: np.ndarray, bases: np.ndarray, ranks: np.ndarray, no
     kept = np.arange(m)[::-1][None, :] < ranks[:, None]  # eigenvalues come in ascending order
     inverse = np.where(kept, 1 / np.sqrt(np.maximum(squares, np.finfo(float).tiny)), 0.0)
     mixed = turns * inverse[:, None, :]
-    spread = np.matmul(mixed.transpose(0, 2, 1) * columns[:, None, :], mixed)  # summed covariance of the turned rows
+    with one_thread():
+        spread = np.matmul(mixed.transpose(0, 2, 1) * columns[:, None, :], mixed)  # summed covariance of turned rows
     shares = np.diagonal(spread, axis1=1, axis2=2)
     expected = (shares / (1 + shares)).sum(axis=1)
     deviation = np.sqrt(2 * np.square(spread).sum(axis=(1, 2)) / np.maximum(rows_that_count, 1))
