@@ -18,6 +18,7 @@ _SHORT = {
     "percentile": "pct", "change_identity": "Δident", "change_previous_token": "Δprev",
     "change_duplicate_token": "Δdupl", "change_induction": "Δinduc",
 }  # fmt: skip
+_COLUMNS = ["spearman", "within", "within_low", "within_high", "ap", "ap_low", "ap_high", "hits", "habit_ap"]
 _STOPPED = 130
 
 
@@ -140,7 +141,7 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], code: int) ->
 
 
 def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
-    from headspan.analysis.effects_summary import MEASURES, predictors_of, summarise_effects
+    from headspan.analysis.effects_summary import predictors_of, summarise_effects
     from headspan.models.weights import open
 
     with open(model) as weights, progress("scoring"):
@@ -149,21 +150,12 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
         told = summarise_effects(found, predictors_of(weights, metrics, found.pairings))
     tables: list[Any] = []
     for material in found.materials:
-        measures = [measure for measure in MEASURES if material == "random" or measure != "habit_ap"]
         mine = [row for row in told.rows if row["material"] == material]
         used = ", ".join(f"{n} {p}" for p, n in dict.fromkeys((row["pairing"], row["used"]) for row in mine))
         title = f"{model} on {material}: finding the {used} edges of largest effect (k = {told.k})"
-        names = ("pairing", "predictor")
-        rows = [{n: row[n] for n in names} | {m: _with_interval(row, m) for m in measures} for row in mine]
-        tables.append((title, rows, {}))
+        columns = _COLUMNS if material == "random" else [name for name in _COLUMNS if name != "habit_ap"]
+        rows = [{name: row[name] for name in ("pairing", "predictor", *columns)} for row in mine]
+        tables.append((title, rows, dict.fromkeys(columns, ".2f") | {"hits": ".0f"}))
     formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))
     return Listing(told.rows, tables=tables, code=code)
-
-
-def _with_interval(row: dict[str, Any], measure: str) -> str | None:
-    value, low, high = (row[f"{measure}{end}"] for end in ("", "_low", "_high"))
-    if value is None:
-        return None
-    spec = ".0f" if measure == "hits" else ".2f"
-    return f"{value:{spec}} ({low:{spec}}…{high:{spec}})"
