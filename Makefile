@@ -1,6 +1,6 @@
 # make demo    set up, score the built-in model, write out/demo.html
 # make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py);
-#              make test JOBS=2 runs them in two processes
+#              JOBS=0 runs them in one process
 # make extras  every optional extra alone in an empty environment
 # make lint    ruff and pyright
 # make bench   the benchmarks of benchmarks/RESULTS.md
@@ -10,7 +10,7 @@ PYTHON ?= python3
 # The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
-JOBS ?= 0
+JOBS ?= auto
 
 .PHONY: demo test extras lint bench docs coverage clean
 

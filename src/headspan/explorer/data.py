@@ -13,7 +13,7 @@ import numpy as np
 
 import headspan
 from headspan.analysis.baseline import PairingSummary, significance, summarise
-from headspan.analysis.evaluation import Estimate, classification, detection, metric_agreement
+from headspan.analysis.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
 from headspan.analysis.origin import check_same_model
@@ -268,7 +268,8 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
         flow = [p for p in FLOW_PAIRINGS if (metric, p) in scores]
         try:
             if flow:
-                for table, measure in (("detection", "pr_auc"), ("average_precision", "average_precision")):
+                measures: dict[str, Measure] = {"detection": "pr_auc", "average_precision": "average_precision"}
+                for table, measure in measures.items():
                     estimates = detection(scores, labels, metric, pairings=flow, measure=measure)
                     found[table].append(_line(title, estimates))
             if same_type:

@@ -210,8 +210,8 @@ class Vocabulary:
         tokens = {i: piece.text for i, piece in enumerate(pieces)}
         added, special = _older_added_tokens(path.parent)
         plain, control = _by_type([piece.type for piece in pieces])
-        known = {"special": special | control, "added": plain | added.keys()}
-        return cls(tokens | added, "sentencepiece", **known, start=_configured_start(path.parent, tokens | added))
+        start = _configured_start(path.parent, tokens | added)
+        return cls(tokens | added, "sentencepiece", special=special | control, added=plain | added.keys(), start=start)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary | None:
