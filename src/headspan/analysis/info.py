@@ -24,7 +24,7 @@ _PLACES = {
 }
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
 FOLD_ADVICE = {
-    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow measured effects a little better",
+    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
     ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # lines of a list before it is cut short
