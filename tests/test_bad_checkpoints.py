@@ -504,3 +504,29 @@ def test_hostile_sizes_need_no_memory(tmp_path, name):
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.gguf")], capture_output=True, text=True)
     assert result.stdout.strip() == "refused", result.stderr
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_torch_file_cut_off_after_it_was_opened(torch, tmp_path, zipped):
+    """A mapped file that becomes shorter kills a process that reads on; here it is told."""
+    path = tmp_path / "m.pth"
+    tensors = {f"w{i}": torch.ones(300, 300) for i in range(4)}
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    code = f"""
+import os
+from pathlib import Path
+from headspan.errors import HeadspanError
+from headspan.sources.torch_file import TorchFile
+path = Path({str(path)!r})
+file = TorchFile(path)
+os.truncate(path, 5000)
+for use in (file.read, file.hash):
+    try:
+        use("w3")
+        print("read")
+    except HeadspanError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("changed while it was in use") == 2

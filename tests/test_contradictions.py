@@ -232,3 +232,39 @@ def test_code_of_a_model_is_never_run(tmp_path: Path) -> None:
         assert not marker.exists()
         if model_type == "my_own_model":
             assert "never run" in " ".join(done.stderr.split())
+
+
+def test_a_tied_unembedding_that_is_stored_apart_with_other_numbers(tmp_path: Path) -> None:
+    """transformers would take the embedding; the tensor of its own is read here, and that is said."""
+    content = tensors()
+    copy = write(tmp_path / "copy", content | {"lm_head.weight": content["model.embed_tokens.weight"].copy()})
+    assert not any("unembedding" in note for note in hs.open(copy).notes)
+    other = content["model.embed_tokens.weight"].copy()
+    other[5] += 1
+    differs = hs.open(write(tmp_path / "other", content | {"lm_head.weight": other}))
+    assert any("lm_head.weight holds other numbers" in note for note in differs.provenance["notes"])
+    np.testing.assert_array_equal(differs.unembedding_rows(0, 7), other)
+
+
+def test_number_types_that_differ_between_shards_are_noted(tmp_path: Path) -> None:
+    content = tensors()
+    later = {name: array.astype(np.float16) for name, array in half(content, 1).items()}
+    mixed = hs.open(shards(tmp_path / "mixed", half(content, 0), later))
+    assert any("2 number types (float16, float32)" in note for note in mixed.provenance["notes"])
+    assert not any("number types" in note for note in hs.open(write(tmp_path / "one")).notes)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq", "compressed-tensors", "hqq", "quanto", "torchao"])
+@pytest.mark.parametrize("form", ["integers", "other names", "other shapes"])
+def test_quantised_weights_are_refused_by_the_name_of_their_method(tmp_path: Path, method: str, form: str) -> None:
+    content = tensors()
+    for name in [name for name in content if "_proj" in name]:
+        array = content.pop(name)
+        if form == "integers":
+            content[name] = array.astype(np.int8)
+        elif form == "other shapes":
+            content[name] = array.reshape(-1, 1)
+        else:
+            content[name.replace(".weight", ".W_q")] = array
+    with pytest.raises(HeadspanError, match=f"holds {method} quantised weights"):
+        hs.open(write(tmp_path / "m", content, quantization_config={"quant_method": method}))

@@ -204,3 +204,24 @@ def test_what_a_cluster_cannot_do_is_said() -> None:
             patch.setattr(dask_module, "_PATIENCE", 2.0)
             with pytest.raises(hs.HeadspanError, match="no Dask scheduler answers"):
                 score(hs.open("demo"), "pk", dask=address)
+
+
+def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: hs.AttentionWeights) -> None:
+    """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
+    from headspan.scoring.plan import make_plan
+
+    reference, fingerprint = many_tiles.reference, many_tiles.provenance["fingerprint"]
+    plan = make_plan(many_tiles, ("pk",), (hs.Pairing.parse("OK"),), "default", 10**9)
+    work = (reference, "none", fingerprint, plan, "cpu")
+    first = dask_module._work(*work)
+    file = next(iter(many_tiles.source.files()))  # type: ignore[attr-defined]
+    os.utime(file, (1, 1))
+    again = dask_module._work(*work)
+    for name, array in first.arrays.items():
+        np.testing.assert_array_equal(array, again.arrays[name])
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(hs.HeadspanError, match="differs from the one here"):
+        dask_module._work(*work)
+    dask_module._open_here.cache_clear()

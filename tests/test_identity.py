@@ -385,3 +385,19 @@ def test_a_hash_is_taken_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     score(hs.open(path), "pk", "flow")
     assert len(seen) == len(set(seen)) > 0
     assert "wte.weight" not in seen
+
+
+def test_effects_are_not_attached_to_a_result_of_another_model(tmp_path: Path) -> None:
+    from headspan.analysis.effects import Effects, attach
+    from headspan.heads import Pairing
+
+    one, other = (make(tmp_path / name, content=c) for name, c in (("one", tensors()), ("other", edited())))
+    scores = hs.score(one, "pk", "OK")
+    shape = scores["pk", "OK"].values.shape
+    arrays = {("random", Pairing.parse("OK")): np.zeros(shape)}
+    made = Effects(scores.ports, arrays, {}, np.zeros(shape[0]), model=hs.open(other).provenance)
+    with pytest.raises(hs.HeadspanError, match="different models"):
+        attach(scores, made)
+    assert not scores.extra
+    made.model = hs.open(one).provenance
+    assert attach(scores, made) is None and scores.extra

@@ -45,6 +45,7 @@ class Effects(Tabular):
     arrays: by (measure, pairing). Measures are the materials (``random``, ``text`` or ``tokens``), their largest value
     among the query heads of a shared key/value head (``random_largest`` …), and the change of the head scores.
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
+    model: provenance of the weights that ran, where they are known.
     """
 
     ports: PortTable
@@ -54,6 +55,7 @@ class Effects(Tabular):
     protocol: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -213,9 +215,10 @@ def _percentile(block: np.ndarray) -> np.ndarray:
 # -- in a result ---------------------------------------------------------------------------------------------
 
 
-def attach(scores: Scores, measured: Effects) -> None:
-    """Put effects into a result of the same model, in place of those it had."""
+def attach(scores: Scores, measured: Effects) -> str | None:
+    """Put effects into a result of the same model, in place of those it had; a sentence where nobody can tell."""
     check_same_heads(measured.ports, scores, "the model of these effects")
+    doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
     for name in [name for name in scores.extra if name.startswith("effect/")]:
         del scores.extra[name]
     for (name, pairing), values in measured.arrays.items():
@@ -224,6 +227,7 @@ def attach(scores: Scores, measured: Effects) -> None:
         scores.extra[f"effect/clean/{kind}"] = np.ascontiguousarray(values, dtype=np.float32)
     scores.extra["effect/write_norms"] = np.ascontiguousarray(measured.write_norms, dtype=np.float32)
     scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted}
+    return doubt
 
 
 def effects_in(scores: Scores) -> Effects | None:
@@ -256,7 +260,7 @@ def effects_in(scores: Scores) -> Effects | None:
     interrupted = protocol.pop("interrupted", False) is True
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted)
+    return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, dict(scores.provenance))
 
 
 def with_effects(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
@@ -350,7 +354,9 @@ def effects(
                 stopped = True
                 break
         protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed)
-    return _assembled(replayer, found, pairings, protocol, notes, stopped)
+    measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
+    measured.model = dict(ready.identity)
+    return measured
 
 
 def _what_is_left(found: Mapping[str, EdgeMeasures], materials: Mapping[str, Any], layers: int) -> str:

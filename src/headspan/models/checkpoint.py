@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "eps")
 
 
+_SAMPLED = 32  # rows of two tensors that are compared
+
+
 class CheckpointWeights(AttentionWeights):
     """Attention weights of a `TensorSource`."""
 
@@ -226,7 +229,38 @@ class CheckpointWeights(AttentionWeights):
                 "a value bias is not a constant output here (attention sinks, clipped values or an output gate): "
                 "folding leaves it where it is"
             )
+        return notes + self._contradictions()
+
+    def _contradictions(self) -> list[str]:
+        """What in the checkpoint does not go together, though it can be read."""
+        notes = []
+        kinds = self.storage_dtypes()
+        if len(kinds) > 1 and not self.source.config.get("_gguf"):
+            notes.append(
+                f"the weights are stored in {len(kinds)} number types ({', '.join(kinds)}): the rank of each is judged "
+                "by its own"
+            )
+        own, embedding = self._map.unembedding, weight_of(self._map.in_body(self._entry.embedding))
+        if own != embedding and self._map.tied and embedding in self._map.names and not self._same_rows(own, embedding):
+            notes.append(
+                f"the config says that the unembedding is the embedding, but {own} holds other numbers than "
+                f"{embedding}: tokens are read from {own}"
+            )
         return notes
+
+    def _same_rows(self, first: str | None, second: str) -> bool:
+        """Whether two tensors are the same, by shape and by rows from all over them; True if it cannot be seen."""
+        if getattr(self.source, "commit", None):
+            return True  # a shard of the hub that nobody needs is not downloaded for a remark
+        try:
+            shape = self._map.shape(first or second)
+            if shape != self._map.shape(second):
+                return False
+            starts = np.unique(np.linspace(0, max(0, shape[0] - 1), _SAMPLED).astype(int)).tolist()
+            rows = [slice(start, start + 1) for start in starts]
+            return all(np.array_equal(*(self.source.read(n, row) for n in (first or second, second))) for row in rows)
+        except (HeadspanError, IndexError):
+            return True  # nobody asks for it yet; who does is told
 
     def fingerprint(self) -> str:
         present = [name for name in self._other_tensors() if self._is_there(name)]

@@ -23,6 +23,7 @@ _SIZES = {
 _LARGEST = {"d_model": 2**24, "n_layers": 10**5, "n_heads": 2**20, "n_kv_heads": 2**20, "d_head": 2**20}
 _SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
+_INTEGERS = ("int", "uint", "qint", "quint", "bool")
 _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
 
 
@@ -146,8 +147,8 @@ class TensorMap:
             if self._numbered_layers():
                 return prefix
         packed = next((name for name in sorted(self.names) if name.endswith((".qweight", ".weight_packed"))), None)
-        if packed:
-            raise self._quantised(packed)
+        if packed or self._quantisation():
+            raise self._quantised(packed or f"no tensor {weight_of(self.module(Role.Q, 'N'))}")
         self.prefix = entry.body
         raise HeadspanError(
             f"{self.source.reference} says it is {self.architecture}, but for no layer N it has a tensor "
@@ -244,6 +245,8 @@ class TensorMap:
         for layer in self.layers:
             for name, expected in {self.weight(role, layer): self._expected(role) for role in ROLES}.items():
                 seen = self.shape(name)
+                if seen != expected and self._quantisation():
+                    raise self._quantised(name)
                 if seen != expected:
                     raise HeadspanError(
                         f"{name} of {self.source.reference} has shape {seen}, expected {expected} for "
@@ -258,11 +261,18 @@ class TensorMap:
             packed = next((start + end for end in _PACKED if start + end in self.names), None)
             if packed:
                 raise self._quantised(packed)
+            name = start + "weight"
+            if name in self.names and self.source.dtype(name).startswith(_INTEGERS):
+                raise self._quantised(f"{name} as {self.source.dtype(name)}")
+
+    def _quantisation(self) -> str:
+        """The method by which the config says that weights are packed (gptq, awq, bitsandbytes …)."""
+        about = self.config.get("quantization_config")
+        method = about.get("quant_method") if isinstance(about, dict) else None
+        return method[:40] if isinstance(method, str) else ""
 
     def _quantised(self, name: str) -> HeadspanError:
-        method = self.config.get("quantization_config")
-        method = method.get("quant_method") if isinstance(method, dict) else None
-        kind = f"{method[:40]} " if isinstance(method, str) else ""
+        kind = f"{self._quantisation()} ".lstrip()
         return HeadspanError(
             f"{self.source.reference} holds {kind}quantised weights ({name}) in a format that is not read: "
             "give the unquantised model or a GGUF file"

@@ -247,8 +247,17 @@ def build() -> str:
 def _work(reference: str, folding: str, fingerprint: str, plan: Plan, device: str) -> Done:
     from headspan.scoring.run import compute_tile
 
+    before = _open_here.cache_info().misses
     weights = _open_here(reference, folding, fingerprint)
-    return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
+    try:
+        return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
+    except HeadspanError:
+        if _open_here.cache_info().misses > before:
+            raise
+        # A worker outlives runs: the file may have been touched, or written again with the same content, since.
+        _open_here.cache_clear()
+        weights = _open_here(reference, folding, fingerprint)
+        return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
 
 
 @lru_cache(maxsize=1)
