@@ -412,7 +412,8 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
         and type(head.get("d_model")) is int
         and head["d_model"] >= 1
         and isinstance(head.get("order"), list)
-        and all(isinstance(name, str) for name in head["order"])
+        and isinstance(head.get("extra", []), list)
+        and all(isinstance(name, str) for name in (*head["order"], *head.get("extra", ())))
         and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
     )
     if not sound:

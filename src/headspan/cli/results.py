@@ -59,6 +59,8 @@ def score(
       headspan score gpt2 --out gpt2.safetensors
       headspan score model.gguf --out r.safetensors --metric all --pairing flow
     """
+    import numpy as np
+
     from headspan.scoring.run import score as run
     from headspan.system.outputs import check_output
 
@@ -83,7 +85,7 @@ def score(
             progress=update,
             say=note,
         )
-    pairs_scored = sum(len(scores[key].pairs()[2]) for key in scores.arrays)
+    pairs_scored = sum(row.size - int(np.isnan(row).sum()) for values in scores.arrays.values() for row in values)
     note(f"{out}: {', '.join(scores.metrics)} for {len(scores.pairings)} pairings, {pairs_scored:,} scores")
 
 
