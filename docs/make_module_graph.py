@@ -16,7 +16,7 @@ ORDER = ["system", "sources", "models", "scoring", "analysis", "figures", "explo
 HEAD = """# Architecture
 
 Made by `docs/make_module_graph.py` from the sources; `tests/test_layout.py` checks that imports go one way, from right
-to left. Everything may use the vocabulary (`errors`, `heads`, `scores`) and `system`, which are not in the drawing.
+to left. Everything may use the vocabulary (the modules at the top) and `system`, which are not in the drawing.
 One arrow goes the other way: a notebook asks a wiring to draw itself, and what draws is loaded only then.
 """
 

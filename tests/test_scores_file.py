@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from headspan.heads import Pairing
-from headspan.scores import SCHEMA, is_result
+from headspan.scores_file import SCHEMA, is_result
 from headspan.scoring.run import score, scores_of
 
 
