@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
+import headspan as hs
 from headspan.errors import HeadspanError
+from headspan.figures import draw
+from headspan.figures.context import Context
 from headspan.system import memory
 
 
@@ -55,3 +63,54 @@ def test_the_smallest_room_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_amount_of_memory(text: object) -> None:
     with pytest.raises(HeadspanError, match="is not an amount of memory"):
         memory.parse_memory(text)  # type: ignore[arg-type]
+
+
+def many_heads(folder: Path, layers: int, heads: int) -> Path:
+    """A small file with many heads of one dimension."""
+    rng, d = np.random.default_rng(0), 8
+    tensors = {}
+    for i in range(layers):
+        start = f"model.layers.{i}.self_attn."
+        tensors |= {f"{start}{x}_proj.weight": rng.normal(size=(heads, d)).astype(np.float32) for x in "qkv"}
+        tensors[f"{start}o_proj.weight"] = rng.normal(size=(d, heads)).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"model_type": "llama", "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": d}
+    (folder / "config.json").write_text(json.dumps(config | {"head_dim": 1, "vocab_size": 7}))
+    return folder
+
+
+def test_a_small_file_of_many_heads_stays_within_its_memory(tmp_path: Path) -> None:
+    """Measured from outside: 5,000 heads in a file of 700 kB, whose OK scores alone are 100 MB."""
+    model = many_heads(tmp_path / "model", 50, 100)
+    code = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'headspan', *sys.argv[1:]], capture_output=True, text=True)\n"
+        "print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, done.stderr)\n"
+    )
+
+    def run(*words: str) -> tuple[int, int, str]:
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        status, peak, said = done.stdout.split(" ", 2)
+        return int(status), int(peak), said
+
+    score = ("score", str(model), "-m", "pk", "-o", str(tmp_path / "r.safetensors"), "--memory")
+    status, peak, said = run("info", str(model))
+    assert status == 0 and peak < 150e6, (peak, said)
+    status, peak, said = run(*score, "300MB")  # of all pairings: 1.6 GB
+    assert status == 2 and "is too little for this model" in said and peak < 150e6, (peak, said)
+    status, peak, said = run(*score, "350MB", "-p", "OK")
+    assert status == 0 and peak < 350e6, (peak, said)
+
+
+def test_reports_and_figures_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = many_heads(tmp_path / "model", 4, 50)
+    scores = hs.score(model, "pk", "OK")
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    for call in (
+        lambda: hs.report(scores, out=tmp_path / "r.html"),
+        lambda: draw("wiring", Context(scores), tmp_path / "figures"),
+    ):
+        with pytest.raises(HeadspanError, match=r"200 heads needs about 0\.0 GB of memory, and 0\.0 GB are free"):
+            call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]

@@ -26,6 +26,7 @@ from headspan.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 from headspan.scoring.metrics import metric_of
+from headspan.system.memory import check_room
 
 SCHEMA = 1
 DEFAULT_K = 20
@@ -48,6 +49,9 @@ CITATION = {
 }
 
 
+_PAIR_BYTES = 100  # measured: what making a page takes for each pair of the largest matrix
+
+
 def collect(
     scores: Scores,
     weights: AttentionWeights | None = None,
@@ -60,6 +64,8 @@ def collect(
     """The payload of a report; parts that the result or the weights do not allow are left out, with a reason."""
     if not scores.arrays:
         raise HeadspanError("this result holds no scores: score the model with at least one similarity and pairing")
+    largest = max(values.size for values in scores.arrays.values())
+    check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest)
     doubts = [check_same_model(scores, weights) if weights is not None else None]
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headspan.errors import HeadspanError
 from headspan.figures.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.figures.context import Context
+from headspan.system.memory import check_room
 from headspan.system.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -195,6 +196,9 @@ class Drawn:
     notes: list[str]
 
 
+_PAIR_BYTES, _COPY_BYTES = 45, 8  # measured: what figures take for each pair of the largest matrix, and of all
+
+
 def draw(
     names: str | Iterable[str],
     context: Context,
@@ -211,6 +215,9 @@ def draw(
     force: replace files of these names that are not such figures.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
+    sizes = [values.size for values in context.scores.arrays.values()]
+    needed = _PAIR_BYTES * max(sizes, default=0) + _COPY_BYTES * sum(sizes)
+    check_room(f"a drawing of {len(context.scores.ports.query):,} heads", needed)
     check_folder(out, file_names(chosen, context.k, endings), force=force)
     files: list[Path] = []
     skipped: dict[str, str] = {}

@@ -36,6 +36,16 @@ def available_memory() -> int:
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _container_limits())]))
 
 
+def check_room(what: str, needed: int) -> None:
+    """Refuse what needs more memory than is free, with the amount, before it is begun."""
+    free = available_memory()
+    if needed > free:
+        raise HeadspanError(
+            f"{what} needs about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free: "
+            "score fewer similarities or pairings, or use a machine with more"
+        )
+
+
 def default_memory() -> int:
     """The share of free memory that a run takes unless told otherwise: half of it, rounded down to a power of two.
 
