@@ -193,3 +193,22 @@ def test_found_in_reports_of_some_pairings(tmp_path: Path, capfd: pytest.Capture
     hs.score("demo", "pk", "OK", out=result)
     assert _run(["report", result, "--out", str(page)]) == 0, capfd.readouterr().err
     assert page.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_position_embeddings": True}, {"hidden_act": []}, {"rope_theta": "x"}, {"rms_norm_eps": 1e400}],
+    ids=["boolean positions", "activation that is a list", "rope that is text", "infinite eps"],
+)
+@pytest.mark.parametrize("command", ["behaviour", "effects"])
+def test_found_in_configs_that_transformers_reads(
+    tmp_path: Path, changes: dict[str, Any], command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers raises errors of its own kinds, which are told like any other."""
+    from headspan.cli import _run
+
+    pytest.importorskip("transformers")
+    write_seeds(tmp_path / "seed")
+    model = changed_json("llama/config.json", **changes)(tmp_path / "seed")
+    code = _run([command, str(model), "--sequences", "2", "--length", "4"])
+    assert code in (0, 2), capfd.readouterr().err

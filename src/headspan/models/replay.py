@@ -178,7 +178,9 @@ class Replayer:
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
         try:
             model(input_ids=ids.to(model.device), output_attentions=True, return_dict=True, **options)
-        except (ValueError, TypeError, NotImplementedError, RuntimeError, IndexError) as error:
+        except (MemoryError, HeadspanError):
+            raise
+        except Exception as error:
             raise HeadspanError(f"{self.model.reference} cannot be run: {reason(error)}") from error
 
     # -- what heads write ------------------------------------------------------------------------------------
