@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -212,3 +213,39 @@ def test_found_in_configs_that_transformers_reads(
     model = changed_json("llama/config.json", **changes)(tmp_path / "seed")
     code = _run([command, str(model), "--sequences", "2", "--length", "4"])
     assert code in (0, 2), capfd.readouterr().err
+
+
+@pytest.mark.parametrize("reference", [3, -1, True, [], {}, 1e300, "\0", "\ud800"])
+def test_found_in_results_that_name_no_model(tmp_path: Path, reference: Any) -> None:
+    """What a damaged result says it was made from is never taken for a file, or for the number of an open one."""
+    path = result_with(tmp_path, lambda head, tensors: head["provenance"].update(reference=reference))
+    scores = hs.load(path)
+    scores.save(tmp_path / "again.safetensors")
+    scores.save(tmp_path / "again.safetensors")
+    assert hs.load(tmp_path / "again.safetensors") == scores
+
+
+def test_found_in_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Bytes that are no UTF-8 and escape codes in the name of a model, in everything that is written about it."""
+    from headspan.cli import _run
+
+    write_seeds(tmp_path / "seed")
+    model, result = str(tmp_path / "m\udcff\x1b[31m"), str(tmp_path / "r\udcff.safetensors")
+    (tmp_path / "seed" / "gpt2").rename(model)
+    out = [str(tmp_path / f"o\udcff.{ending}") for ending in ("html", "json", "graphml", "csv", "svg", "pdf")]
+    writes = [part for path in out[1:] for part in ("--out", path)]
+    for words in (
+        ["info", model, "--json"],
+        ["score", model, "--out", result],
+        ["top", result],
+        ["report", result, "--weights", model, "--out", out[0]],
+        ["wiring", result, *writes],
+        ["diff", model, str(tmp_path / "seed" / ".." / os.path.basename(model)), "--out", out[0], "--json"],
+        ["figures", result, "--only", "wiring", "--format", "svg,pdf", "--out", str(tmp_path / "f\udcff")],
+        ["info", model + "/none"],
+    ):
+        code = _run(words)
+        said = capfd.readouterr()
+        assert code == (2 if words[1].endswith("none") else 0), said.err
+        assert all(line.isprintable() for line in (said.out + said.err).split("\n"))
+    assert all(os.path.getsize(path) for path in out)

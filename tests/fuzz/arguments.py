@@ -10,8 +10,16 @@ import random
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-MODELS = ["gpt2", "llama", "llama.gguf", "gpt2/model.safetensors", "gpt2/../llama", "one", "tuned", "demo"]
-PARTNERS = {"gpt2": "tuned", "gpt2/model.safetensors": "tuned", "tuned": "gpt2", "llama": "gpt2/../llama"}
+from seeds import NOT_TEXT
+
+MODELS = ["gpt2", "llama", "llama.gguf", "gpt2/model.safetensors", "gpt2/../llama", "one", "tuned", "demo", NOT_TEXT]
+PARTNERS = {
+    "gpt2": "tuned",
+    "gpt2/model.safetensors": "tuned",
+    "tuned": "gpt2",
+    "llama": "gpt2/../llama",
+    NOT_TEXT: "tuned",
+}
 RESULTS = ["result.safetensors", "used.safetensors", "empty.safetensors", "hard.safetensors"]
 HEADS = ["L0H1", "L1H3", "L1KV0", "L0H0.O", "L1H2.K", "l0h1.q"]
 PORTS = ["L0H1.O", "L1H3.K", "L1KV0.V", "L0H0.Q", "l1h0.o", "L1H1.V"]

@@ -40,6 +40,7 @@ LLAMA_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "layer_types": ["full_attention", "full_attention"],
 }
+NOT_TEXT = "m\udcff\x1b"  # the name of a folder: bytes that are no UTF-8, and an escape code
 WORDS = ["a", "b", "c", "Ġ", "Ġa", "Ċ", "ab", "Ġab", "ðŁ", "d", "e", "<|end|>"]
 
 
@@ -183,11 +184,12 @@ def write_seeds(folder: Path) -> None:
 
 
 def write_extras(folder: Path) -> None:
-    """Beside the seeds: one/ (one layer), tuned/ (other weights), results with effects and without scores, texts."""
+    """Beside the seeds: models of one layer, of other weights, of an odd name; further results; a text."""
     import headspan as hs
 
     tuned = folder / "tuned"
     shutil.copytree(folder / "gpt2", tuned)
+    shutil.copytree(folder / "gpt2", folder / NOT_TEXT)
     other = {name: (array + 0.1 * array[::-1]).astype(np.float32) for name, array in gpt2_tensors().items()}
     save_file(other, tuned / "model.safetensors")
 

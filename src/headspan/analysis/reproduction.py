@@ -136,7 +136,7 @@ class Reproduction:
         }
         for name, text in contents.items():
             with writing(Path(folder) / name, FILES[name], force=force) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+                temporary.write_text(text, encoding="utf-8", errors="replace")
         return [Path(folder) / name for name in contents]
 
 

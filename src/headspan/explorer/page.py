@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 import headspan
+from headspan.errors import visible
 from headspan.figures.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
 
 STYLES = ("base.css", "parts.css")
@@ -35,7 +36,7 @@ def render(payload: dict[str, Any], template: str = "page.html", scripts: tuple[
     )
     page = Environment(autoescape=True, keep_trailing_newline=True).from_string(_read((template,)))
     return page.render(
-        title=payload["model"]["name"],
+        title=visible(payload["model"]["name"]),  # a file name may hold bytes that are no text
         version=headspan.__version__,
         policy=policy,
         style=Markup(style),

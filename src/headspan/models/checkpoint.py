@@ -258,7 +258,8 @@ class CheckpointWeights(AttentionWeights):
                 return False
             starts = np.unique(np.linspace(0, max(0, shape[0] - 1), _SAMPLED).astype(int)).tolist()
             rows = [slice(start, start + 1) for start in starts]
-            return all(np.array_equal(*(self.source.read(n, row) for n in (first or second, second))) for row in rows)
+            read = self.source.read
+            return all(np.array_equal(read(first or second, row), read(second, row)) for row in rows)
         except (HeadspanError, IndexError):
             return True  # nobody asks for it yet; who does is told
 

@@ -114,10 +114,11 @@ def check_output(
     target = _ordinary_place(path)
     if ending is not None and not os.fspath(path).lower().endswith(ending):
         raise _refusal(path, f"its name must end in {ending}")
+    given = [one for one in inputs if isinstance(one, (str, os.PathLike))]  # a damaged result may name a number
     if target.exists():
-        _check_replaceable(path, target, kind, list(inputs), force)
+        _check_replaceable(path, target, kind, given, force)
     else:
-        _check_is_no_model_file(path, target, list(inputs))
+        _check_is_no_model_file(path, target, given)
     _check_folder_takes_files(path, target.parent)
     return target
 
@@ -232,11 +233,11 @@ def _ordinary_place(path: PathLike) -> Path:
     return real
 
 
-def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[PathLike | None], force: bool) -> None:
+def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[PathLike], force: bool) -> None:
     with _told(path):
         found = os.stat(target)
     for given in inputs:
-        if given is not None and (_same(given, found) or (not is_ours(target, kind) and _is_part_of(given, found))):
+        if _same(given, found) or (not is_ours(target, kind) and _is_part_of(given, found)):
             raise _refusal(path, "it is a file that is read here; choose another name")
     ours = is_ours(target, kind)
     if not ours and _was_read(found):
@@ -252,7 +253,7 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
         raise _refusal(path, "that file is write-protected; choose another name, or replace it by --force (force=True)")
 
 
-def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike | None]) -> None:
+def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
     if _MODEL_NAMES.fullmatch(target.name.lower()) and _in_model_folder(target, inputs):
         raise _refusal(path, "by that name it would be taken for a part of the model beside it; choose another name")
 
@@ -282,7 +283,7 @@ def _was_read(found: os.stat_result) -> bool:
     return name is not None and _same(name, found)
 
 
-def _in_model_folder(target: Path, inputs: list[PathLike | None]) -> bool:
+def _in_model_folder(target: Path, inputs: list[PathLike]) -> bool:
     """Whether a file stands in a folder that is given as a model or whose weights are read."""
     with suppress(OSError):
         found = os.stat(target.parent)
