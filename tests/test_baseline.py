@@ -19,16 +19,18 @@ import headspan as hs
 from headspan.analysis.baseline import (
     benjamini_hochberg,
     divergence,
-    entry_density,
     kl_divergence,
+    significance,
+    summarise,
+    z_scores,
+)
+from headspan.analysis.random_subspaces import (
+    entry_density,
     moments,
     random_bases,
     random_quantile,
     sample_pk,
-    significance,
     squared_entry_density,
-    summarise,
-    z_scores,
 )
 from headspan.cli import app
 from headspan.errors import HeadspanError

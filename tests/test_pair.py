@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import headspan
-from headspan.analysis.baseline import random_bases
 from headspan.analysis.pair import (
     DEGENERATE_NOTE,
     SHARED_LEVEL,
@@ -21,6 +20,7 @@ from headspan.analysis.pair import (
     largest_random_square,
     participation_ratio,
 )
+from headspan.analysis.random_subspaces import random_bases
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.models.arrays import ArrayWeights

@@ -126,7 +126,7 @@ def test_damaged_files_are_one_sentence(damage: str, folders: list[Path], tmp_pa
     if damage == "junk":
         path.write_bytes(b"x" * 50)
     elif damage == "scores":
-        hs.score(hs.open("demo"), "pk", "OK", out=path)
+        hs.score(hs.open("demo"), "pk", "OK", out=path, force=True)
     elif damage == "other":
         save_file({"x": np.ones(1)}, path)
     else:

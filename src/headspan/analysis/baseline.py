@@ -1,4 +1,4 @@
-"""How large is a Projection Kernel by chance? Random subspaces, and a null made from the model's own pairs.
+"""Is a Projection Kernel larger than chance? Against random subspaces, and against the model's own impossible pairs.
 
 Two nulls, for two questions:
 
@@ -21,6 +21,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headspan.analysis.given import ScoresLike, given_scores
+from headspan.analysis.random_subspaces import (  # noqa: F401  all of them can be had from here too
+    Approximation,
+    Moments,
+    entry_density,
+    moments,
+    random_bases,
+    random_quantile,
+    sample_pk,
+    squared_entry_density,
+)
 from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, Pairing, pair_mask
@@ -30,137 +40,9 @@ from headspan.system.progress import Update
 from headspan.system.tabular import Tabular
 
 Null = Literal["random", "reversed"]
-Approximation = Literal["tight", "loose"]
 
 DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
-_HIGH = 0.999  # the point of the random distribution beyond which pairs are counted
 _LEAST_SEEN = 0.5  # of the random mass, for a KL to be shown
-_SAMPLE_FLOATS = 2**22  # numbers drawn at once by the samplers: 32 MB
-
-
-class Moments(NamedTuple):
-    """Mean and variance of the PK of two random subspaces; scalars or arrays, as the dimensions were given."""
-
-    mean: np.ndarray
-    variance: np.ndarray
-
-    @property
-    def sd(self) -> np.ndarray:
-        return np.sqrt(self.variance)
-
-
-def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximation: Approximation = "tight") -> Moments:
-    """Mean and variance of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
-
-    ``tight`` is the exact variance, ``loose`` the simpler bound 2·m·m2/d² that treats entries as independent.
-
-    >>> mean, variance = moments(768, 64)
-    >>> round(float(mean), 3), round(float(variance), 5)
-    (5.333, 0.01166)
-    >>> float(moments(5, 5, 2).variance)  # a subspace that fills the space: PK is always 2
-    0.0
-    """
-    d, m = np.asarray(d, dtype=np.float64), np.asarray(m, dtype=np.float64)
-    m2 = m if m2 is None else np.asarray(m2, dtype=np.float64)
-    if np.any(d < 1) or np.any(m < 0) or np.any(m2 < 0) or np.any(m > d) or np.any(m2 > d):
-        seen = (f"{name} from {np.min(x):g} to {np.max(x):g}" for name, x in (("d", d), ("m", m), ("m'", m2)))
-        raise HeadspanError(f"random subspaces need 0 ≤ m ≤ d and d ≥ 1, but got {', '.join(seen)}")
-    mean = m * m2 / d
-    if approximation == "loose":
-        return Moments(mean, 2 * m * m2 / d**2)
-    if approximation != "tight":
-        raise HeadspanError(f"unknown approximation {approximation!r}: choose tight or loose")
-    # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
-    variance = 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2))
-    return Moments(mean, variance)
-
-
-def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _HIGH) -> np.ndarray:
-    """The PK that two random subspaces stay below with a probability of ``level``.
-
-    The beta distribution between the smallest and the largest possible PK that has the exact mean and variance. It is
-    the law itself when one subspace is a line, and unlike the normal curve it keeps the skew of small subspaces.
-
-    >>> round(float(random_quantile(768, 64, 64)), 3)
-    5.673
-    """
-    from scipy.special import betaincinv
-
-    mean, variance = moments(d, m, m2)
-    d, m, m2 = (np.asarray(x, dtype=np.float64) for x in (d, m, m2))
-    low, high = np.maximum(m + m2 - d, 0.0), np.minimum(m, m2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (mean - low) / (high - low)
-        strength = share * (1 - share) * (high - low) ** 2 / variance - 1
-        inside = betaincinv(share * strength, (1 - share) * strength, level)
-    return np.where(variance > 0, low + (high - low) * inside, mean)
-
-
-def entry_density(x: ArrayLike, d: int) -> np.ndarray:
-    """Density at x of one entry of a uniform random d×d orthogonal matrix: (1−x²)^((d−3)/2) / B(½, (d−1)/2).
-
-    >>> entry_density([-0.5, 0.0, 0.9], 3)  # a coordinate of a point on the sphere is uniform
-    array([0.5, 0.5, 0.5])
-    """
-    from scipy.special import betaln
-
-    _check_entry_dimension(d)
-    x = np.asarray(x, dtype=np.float64)
-    inside = np.abs(x) <= 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # 0·log 0 stands for (1−x²)^0 = 1 at the ends when d = 3.
-        power = (d - 3) / 2 * np.log1p(-np.square(np.where(inside, x, 0.0))) if d != 3 else np.zeros_like(x)
-    return np.where(inside, np.exp(power - betaln(0.5, (d - 1) / 2)), 0.0)
-
-
-def squared_entry_density(y: ArrayLike, d: int) -> np.ndarray:
-    """Density at y of the square of such an entry: Beta(½, (d−1)/2).
-
-    >>> round(float(squared_entry_density(0.25, 3)), 6)  # of the square of a uniform number
-    1.0
-    """
-    _check_entry_dimension(d)
-    y = np.asarray(y, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(y)
-        return np.where((y >= 0) & (y <= 1), entry_density(root, d) / root, 0.0)
-
-
-def _check_entry_dimension(d: int) -> None:
-    if d < 2:
-        raise HeadspanError(f"the entry of a random orthogonal matrix has a density from d = 2 on, but d = {d}")
-
-
-def random_bases(n: int, d: int, m: int, seed: int | np.random.Generator = 0) -> np.ndarray:
-    """n uniform orthonormal d×m frames, (n, d, m): QR of Gaussian matrices, the sign of R's diagonal made positive.
-
-    Without the sign the span would still be uniform, but single entries would not.
-    """
-    if not 1 <= m <= d or n < 0:
-        raise HeadspanError(f"cannot draw {n} frames of {m} vectors in {d} dimensions: need 1 ≤ m ≤ d and n ≥ 0")
-    rng = np.random.default_rng(seed)
-    q, r = np.linalg.qr(rng.standard_normal((n, d, m)))
-    return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
-
-
-def sample_pk(n: int, d: int, m: int, m2: int | None = None, seed: int | np.random.Generator = 0) -> np.ndarray:
-    """n draws of PK between independent uniform m- and m2-dimensional subspaces of R^d.
-
-    PK does not change when both subspaces are rotated together, so the first may be spanned by coordinate axes.
-
-    >>> bool(abs(sample_pk(400, 30, 6, 4).mean() - moments(30, 6, 4).mean) < 0.1)
-    True
-    """
-    m2 = m if m2 is None else m2
-    if not 1 <= m <= d:
-        raise HeadspanError(f"cannot draw subspaces of dimension {m} in {d} dimensions: need 1 ≤ m ≤ d")
-    rng = np.random.default_rng(seed)
-    batch = max(1, _SAMPLE_FLOATS // (d * m2))
-    draws = [
-        np.square(random_bases(min(batch, n - start), d, m2, rng)[:, :m]).sum(axis=(1, 2))
-        for start in range(0, n, batch)
-    ]
-    return np.concatenate(draws) if draws else np.empty(0)
 
 
 @dataclass(frozen=True, repr=False)

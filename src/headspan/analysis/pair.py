@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.baseline import moments
 from headspan.analysis.given import WeightsLike, given_weights
+from headspan.analysis.random_subspaces import moments
 from headspan.analysis.token_lengths import MAX_BLOCK, VocabularyRows, parse_preprocess, through_norm
 from headspan.analysis.tokens import Best, Token, check_count, reader
 from headspan.errors import HeadspanError

@@ -12,18 +12,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import headspan
+from headspan.analysis.assembling import assembled
 from headspan.analysis.drift import span_drift
 from headspan.analysis.hubs import hubs
-from headspan.analysis.series import Series, SeriesEdge, Step
+from headspan.analysis.series import Series
+from headspan.analysis.shelf import Arrays, Shelf
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role
+from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.models.folding import fold as folded
 from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores
@@ -37,7 +39,6 @@ from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
 
 Progress = Callable[[int, int], None]
-Arrays = dict[str, np.ndarray]
 ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept while the run goes on
 SOME_SCORES = 1000  # else so many of each step and pairing, or k if that is more
 
@@ -84,7 +85,7 @@ def track(
         TileStore(out, key, say) if out is not None else nullcontext() as store,
         progress_bar("tracking", progress) as tell,
     ):
-        tracker = _Tracker(checkpoints, _Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
+        tracker = _Tracker(checkpoints, Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
         series = tracker.series(tell)
         if out is not None:
             series.save(out, force=force)
@@ -112,41 +113,11 @@ def _is_text(ref: Any) -> bool:
     return isinstance(ref, (str, os.PathLike))
 
 
-class _Shelf:
-    """What a run keeps between its steps: with the unfinished work on disk, or in memory where there is no place."""
-
-    def __init__(self, store: TileStore | None) -> None:
-        self._store = store
-        self._memory: dict[str, Arrays] = {}
-
-    def _path(self, name: str) -> Path | None:
-        return None if self._store is None else self._store.folder / f"{name}.safetensors"
-
-    def save(self, name: str, arrays: Arrays) -> None:
-        if self._store is not None:
-            self._store.save(name, arrays)
-        path = self._path(name)
-        if path is None or not path.exists():
-            self._memory[name] = arrays
-
-    def load(self, name: str) -> Arrays | None:
-        if name in self._memory:
-            return dict(self._memory[name])
-        return None if self._store is None else self._store.load(name)
-
-    def drop(self, name: str) -> None:
-        self._memory.pop(name, None)
-        path = self._path(name)
-        if path is not None:
-            with suppress(OSError):
-                path.unlink()
-
-
 class _Tracker:
     """One run over a series."""
 
     def __init__(
-        self, checkpoints: list[Checkpoint], shelf: _Shelf, fold: bool, k: int, run: bool, keep: bool,
+        self, checkpoints: list[Checkpoint], shelf: Shelf, fold: bool, k: int, run: bool, keep: bool,
         allow_duplicates: bool, memory: str | int | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.checkpoints, self.shelf = checkpoints, shelf
@@ -175,7 +146,8 @@ class _Tracker:
             progress(count + 1, len(order))
         previous = dict(self._compare(self.final - 1, self.final))
         done[self.final][1].update({f"from_previous/{role}": values for role, values in previous.items()})
-        return self._assembled([done[place] for place in range(len(order))])
+        parts = [done[place] for place in range(len(order))]
+        return assembled(self.checkpoints, parts, self.k, self.chosen, self.notes)
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -334,65 +306,6 @@ class _Tracker:
         if tuple(found.heads) != tuple(weights.heads(Role.Q)):
             raise HeadspanError(f"{checkpoint.name} runs with other heads than its weights have")
         return {f"head/{kind}": values.astype(np.float32) for kind, values in found.arrays.items()}
-
-    # -- the whole -------------------------------------------------------------------------------------------
-
-    def _assembled(self, parts: list[tuple[dict[str, Any], Arrays]]) -> Series:
-        heads = {role: tuple(map(Head.parse, self.shape["heads"][str(role)])) for role in ROLES}
-        edges: list[SeriesEdge] = []
-        scores, ranks = [], []
-        for pairing in FLOW_PAIRINGS:
-            strongest = [arrays[f"index/{pairing}"][: self.k] for _, arrays in parts]
-            union = np.unique(np.concatenate(strongest))
-            rows, columns = np.divmod(union, len(heads[pairing.target]))
-            edges += [
-                SeriesEdge(pairing, heads[pairing.source][i], heads[pairing.target][j])
-                for i, j in zip(rows, columns, strict=True)
-            ]
-            found = [self._at(arrays, pairing, union) for _, arrays in parts]
-            scores.append(np.stack([value for value, _ in found]))
-            ranks.append(np.stack([rank for _, rank in found]))
-        infos = [info for info, _ in parts]
-        steps = tuple(
-            Step(checkpoint.step, checkpoint.name, info["content"])
-            for checkpoint, info in zip(self.checkpoints, infos, strict=True)
-        )
-        provenance = {"architecture": infos[-1]["architecture"], "fingerprints": [i["fingerprint"] for i in infos]}
-        return Series(
-            steps, self.k, infos[-1]["folding"], heads, tuple(edges), np.concatenate(scores, axis=1),
-            np.concatenate(ranks, axis=1), self._by_role(parts, "from_previous", heads),
-            self._by_role(parts, "from_last", heads), self._stacked(parts), self._stacked_head_scores(parts),
-            self.notes, provenance,
-        )  # fmt: skip
-
-    def _at(self, arrays: Arrays, pairing: Pairing, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and ranks of some edges at one step; NaN and 0 for those that were not kept there."""
-        index, values = arrays[f"index/{pairing}"], arrays[f"score/{pairing}"]
-        place = {int(flat): i for i, flat in enumerate(index)}
-        positions = np.array([place.get(int(flat), -1) for flat in wanted], dtype=np.int64)
-        scores = np.where(positions >= 0, values[positions] if values.size else np.nan, np.float32(np.nan))
-        extra = arrays.get(f"chosen/{pairing}")
-        if extra is not None:
-            kept = {int(flat): value for flat, value in zip(self.chosen[pairing], extra, strict=True)}
-            scores = np.array([kept.get(int(f), s) for f, s in zip(wanted, scores, strict=True)], dtype=np.float32)
-        return scores.astype(np.float32), (positions + 1).astype(np.int32)
-
-    @staticmethod
-    def _by_role(
-        parts: list[tuple[dict[str, Any], Arrays]], name: str, heads: dict[Role, Any]
-    ) -> dict[Role, np.ndarray]:
-        empty = {role: np.full(len(heads[role]), np.nan, dtype=np.float32) for role in ROLES}
-        return {role: np.stack([arrays.get(f"{name}/{role}", empty[role]) for _, arrays in parts]) for role in ROLES}
-
-    @staticmethod
-    def _stacked(parts: list[tuple[dict[str, Any], Arrays]]) -> dict[tuple[str, Pairing], np.ndarray]:
-        names = [(hub, p) for hub in ("inlet", "outlet") for p in FLOW_PAIRINGS if f"{hub}/{p}" in parts[0][1]]
-        return {(hub, p): np.stack([arrays[f"{hub}/{p}"] for _, arrays in parts]) for hub, p in names}
-
-    @staticmethod
-    def _stacked_head_scores(parts: list[tuple[dict[str, Any], Arrays]]) -> dict[str, np.ndarray]:
-        kinds = [name.partition("/")[2] for name in parts[0][1] if name.startswith("head/")]
-        return {kind: np.stack([arrays[f"head/{kind}"] for _, arrays in parts]) for kind in kinds}
 
 
 def _bases_name(place: int, role: Role, layer: int) -> str:

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.analysis.baseline import (
-    PairingSummary,
-    entry_density,
-    moments,
-    sample_pk,
-    squared_entry_density,
-    summarise,
-)
+from headspan.analysis.baseline import PairingSummary, summarise
+from headspan.analysis.random_subspaces import entry_density, moments, sample_pk, squared_entry_density
 from headspan.figures import style
 from headspan.figures.canvas import heat_map, new_figure
 from headspan.heads import ROLES, Pairing
