@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError, WrongArgument, missing_extra, visible
-from headspan.heads import Head, Pairing, Port, PortTable, Role, forward_mask
+from headspan.heads import Head, HeadRole, Pairing, Port, PortTable, Role, forward_mask
 from headspan.scores_file import is_result, read_result, write_result
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from headspan.analysis.neighbours import Around
 
 __all__ = ["Edge", "Edges", "ScoreMatrix", "Scores", "edge_row", "is_result", "load"]
+
+_WIDEST = 60  # letters of a reference in a repr
 
 
 class Edge(NamedTuple):
@@ -162,7 +164,8 @@ class Scores:
         return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
 
     def __repr__(self) -> str:
-        model = visible(str(self.provenance.get("reference", "arrays")))[:60]
+        model = visible(str(self.provenance.get("reference", "arrays")))
+        model = model if len(model) <= _WIDEST else "…" + model[-_WIDEST:]  # the end of a path tells which it is
         shared = f", {len(self.ports.kv)} shared key/value heads" if self.ports.shared else ""
         return (
             f"scores of {model}: {len(self.ports.query)} heads{shared}, d_model {self.d_model}\n"
@@ -215,7 +218,7 @@ class Scores:
 
         return top(self, pairings, k, metric, **only)
 
-    def around(self, head: Head | str, k: int = 10, metric: str = "pk") -> Around:
+    def around(self, head: Head | HeadRole | str, k: int = 10, metric: str = "pk") -> Around:
         """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
         from headspan.analysis.neighbours import around
 

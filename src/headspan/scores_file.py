@@ -49,7 +49,8 @@ def read_result(path: Path) -> Parts:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {path}")
+        name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
+        raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {name}")
     remember_input(path)
     try:
         with safe_open(path, framework="numpy") as file:

@@ -196,7 +196,7 @@ def _against_reversed(matrix: ScoreMatrix, scores: Scores) -> Significance:
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
             f"the reversed null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
-            f"score again with --pairings {pairing},{back}"
+            f"score again with --pairing {pairing} --pairing {back}"
         )
     # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
     control = np.sort(scores[matrix.metric, back].forward().pairs()[2].astype(np.float64))

@@ -29,6 +29,7 @@ from headspan.models.running import RunningModel, running
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
+from headspan.system.progress import progress_bar
 from headspan.system.tabular import Tabular
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
@@ -315,7 +316,7 @@ def effects(
     frozen_norm : keep the norm's division from the clean run.
     bos : beginning-of-sequence token in front: ``"auto"``, ``"yes"`` or ``"no"``.
     memory : bytes for recorded runs and exchanged inputs, beside the model itself: ``"2GB"`` …
-    progress : called with (steps done, steps in all).
+    progress : called with (steps done, steps in all); a bar in a terminal or notebook by default.
     """
     pairings = parse_pairings(pairing)
     if any(p not in FLOW_PAIRINGS for p in pairings):
@@ -325,7 +326,7 @@ def effects(
         )
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
-    with running(model, device=device) as ready:
+    with progress_bar("measuring", progress) as update, running(model, device=device) as ready:
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
@@ -342,7 +343,7 @@ def effects(
         found: dict[str, EdgeMeasures] = {}
         stopped = False
         for i, (name, samples) in enumerate(materials.items()):
-            tell = None if progress is None else _offset(progress, sum(steps[:i]), sum(steps))
+            tell = _offset(update, sum(steps[:i]), sum(steps))
             try:
                 found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell).run(samples)
             except KeyboardInterrupt:  # before a layer was finished

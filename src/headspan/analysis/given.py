@@ -38,14 +38,12 @@ def given_scores(
     from headspan.models.weights import open
     from headspan.scores import is_result
     from headspan.scoring.run import score
-    from headspan.system.progress import progress_bar
 
     if isinstance(scores, (str, os.PathLike)) and is_result(scores):
         return Scores.load(scores)
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
-    with progress_bar("scoring", progress) as update:
-        return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=update)
+    return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
 
 
 def given_weights(weights: WeightsLike, fold: bool = False) -> AttentionWeights:

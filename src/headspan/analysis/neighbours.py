@@ -10,7 +10,7 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Head, Pairing, PortTable, Role, layers_of, parse_pairings
+from headspan.heads import FLOW_PAIRINGS, ROLES, Head, HeadRole, Pairing, PortTable, Role, layers_of, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, edge_row
 from headspan.system.arguments import checked
 from headspan.system.tabular import Tabular
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Around(Tabular):
-    """The neighbourhood of a head: who feeds it and whom it feeds, each pairing's best first.
+    """The neighbourhood of a head, or of one of its ports: who feeds it and whom it feeds, each pairing's best first.
 
     reads: the heads whose reading counts as this head's, itself or, under GQA, the KV head it shares.
+    note: a sentence where that is another head, for whoever shows this.
     """
 
-    head: Head
+    head: Head | HeadRole
     incoming: Edges
     outgoing: Edges
     reads: tuple[Head, ...]
+    note: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge: direction (``in`` or ``out``), metric, pairing, rank, source, target, score."""
@@ -55,7 +57,7 @@ class Around(Tabular):
 @checked
 def around(
     scores: ScoresLike,
-    head: Head | str,
+    head: Head | HeadRole | str,
     k: int = 10,
     metric: str = "pk",
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -63,6 +65,7 @@ def around(
     """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
 
     Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
+    A head with a role, ``L5H1.K``, asks for the pairs of that port only.
 
     Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
     heads of its group: their pairs are among those listed.
@@ -74,21 +77,33 @@ def around(
     scores = given_scores(scores, [metric], chosen)
     if pairings is None:
         chosen = tuple(p for p in scores.pairings if p.flow and (metric, p) in scores) or chosen
-    table, wanted = scores.ports, Head.parse(head)
+    table = scores.ports
+    with_role = isinstance(head, HeadRole) or (isinstance(head, str) and "." in head)
+    asked = HeadRole.parse(head) if with_role else Head.parse(head)  # type: ignore[arg-type]
+    wanted, roles = (asked.head, (asked.role,)) if isinstance(asked, HeadRole) else (asked, ROLES)
     if wanted not in table.heads:
         raise HeadspanError(
             f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
             + (f", its shared ones from {table.kv[0]} to {table.kv[-1]}" if table.shared else "")
+        )
+    if isinstance(asked, HeadRole) and not any(asked.role in pairing for pairing in chosen):
+        like = "OK" if asked.role is Role.O else f"O{asked.role}"
+        raise HeadspanError(
+            f"{asked} has no part in {', '.join(map(str, chosen))}: choose a pairing with {asked.role}, for example "
+            f"{like}"
         )
     incoming, outgoing = Edges(), Edges()
     for pairing in chosen:
         matrix = scores[metric, pairing].forward()
         ends = (_acts_as(table, wanted, pairing.source), _acts_as(table, wanted, pairing.target))
         shape = matrix.values.shape
-        outgoing += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.sources), _ids(ends[0]))[:, None], shape), k)
-        incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
+        if pairing.source in roles:
+            outgoing += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.sources), _ids(ends[0]))[:, None], shape), k)
+        if pairing.target in roles:
+            incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
     reads = _acts_as(table, wanted, Role.K)
-    return Around(wanted, incoming, outgoing, reads)
+    shared = next((role for role in roles if role.shared and not wanted.kv), None)
+    return Around(asked, incoming, outgoing, reads, None if shared is None else table.note(wanted, shared))
 
 
 @checked

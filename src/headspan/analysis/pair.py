@@ -87,6 +87,18 @@ class PairReport:
     shared_level: float = SHARED_LEVEL
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        chance = f"{self.random_mean:.4f} ± {self.random_sd:.4f}" + ("" if self.z is None else f", z = {self.z:.1f}")
+        angles = " ".join(f"{angle:.1f}" for angle in np.degrees(self.principal_angles[:8]))
+        more = " …" if len(self.principal_angles) > 8 else ""
+        return (
+            f"{self.source} → {self.target}: subspaces of {self.dimensions[0]} and {self.dimensions[1]} dimensions in "
+            f"{self.d_model}\n"
+            f"  PK {self.pk:.4f}, normalised {self.pk_normalised:.4f}; random subspaces: {chance}\n"
+            f"  shared directions: {self.shared_directions}; participation ratio {self.participation_ratio:.1f}\n"
+            f"  principal angles (degrees): {angles}{more}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values, with the angles in degrees too."""
         plain = asdict(self)

@@ -100,7 +100,9 @@ def top(
     pairing: Pairings = None,
     k: Annotated[int, k_option("How many pairs per pairing.", 0)] = 20,
     metric: Metric = "pk",
-    head: Annotated[str | None, typer.Option(help="Only pairs of this head: who feeds it, and whom it feeds.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Only pairs of this head (L5H1) or port (L5H1.K): who feeds it, whom it feeds.")
+    ] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Only pairs with a head of this layer.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pairs with a head of this class of --labels.")] = None,
     labels: LabelsOption = None,
@@ -127,11 +129,15 @@ def top(
     scores = given_scores(reference, [name], chosen)
     classes = given_labels(labels, scores, note)
     if head is not None:
-        rows = around(scores, head, k, name, pairing).rows()
+        found = around(scores, head, k, name, pairing)
+        if found.note:
+            note(found.note)
+        rows = found.rows()
         title = f"largest {name} scores of pairs with {head}"
     else:
         rows = strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes).rows()
-        title = f"largest {name} scores"
+        where = "" if layer is None else f" of pairs with a head of layer {layer}"
+        title = f"largest {name} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
     rows = with_effects(_with_z(rows, scores), scores)
     if classes is not None and label is None:
         for row in rows:

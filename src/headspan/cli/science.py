@@ -107,7 +107,8 @@ def baseline(
     with progress("scoring") as update:
         rows = summary(reference, q, kl, update).rows()
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
-    formats |= {"pairs": ",d", "shift": "+.2f", "above": ".1%"}
+    formats |= {"shift": "+.2f", "above": ".1%"}
+    formats |= dict.fromkeys(("pairs", "random_significant", "reversed_significant"), ",d")
     title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
     shown = [name for name in rows[0] if name not in ("sd", "random_sd")]  # the table must fit a terminal
     return Listing(rows, title, formats, shown=shown)
@@ -130,7 +131,7 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
     for one in chosen:
         result = significance(scores, one, null=null)  # type: ignore[arg-type]
         rows += result.rows(k or None)
-        counts.append(f"{result.count(q)} pairs of {one}")
+        counts.append(f"{result.count(q):,} pairs of {one}")
         remarks += [result.note] if result.note else []
         remarks += [] if result.count(q) else [result.nothing(q)]
     if not rows:

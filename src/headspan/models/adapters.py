@@ -109,6 +109,8 @@ class Adapter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         files = LocalFiles(directory)
+        if not directory.is_dir():
+            raise HeadspanError(f"{directory} is no adapter: give the directory that PEFT wrote, with its {CONFIG}")
         present = files.names()
         if CONFIG not in present:
             raise HeadspanError(f"{directory} is no adapter: it has no {CONFIG}")

@@ -153,8 +153,8 @@ def _eager(live: Any) -> Iterator[Any]:
     """The body of a live transformers model in evaluation mode, with the attention that can be looked at."""
     if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
         raise HeadspanError(
-            f"a {type(live).__name__} cannot be run here: give a transformers model, a model directory, a .gguf "
-            "file or a hub id"
+            f"an object of type {type(live).__name__} cannot be run here: give a transformers model, a model "
+            "directory, a .gguf file or a hub id"
         )
     live = _in_float32(live)
     before, training = live.config._attn_implementation, live.training
@@ -186,8 +186,10 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
         from transformers.utils import logging
     except ImportError:
         raise missing_extra("transformers", "torch", "running a model") from None
+    from headspan.models.weights import refuse_result
     from headspan.sources import open_source
 
+    refuse_result(ref)
     with open_source(ref) as source:
         reference, vocabulary, notes = source.reference, source.vocabulary(), list(source.notes)
         where = _where(ref, source)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, visible
 from headspan.heads import ROLES, Head, HeadRole, PortTable, Role
 from headspan.models.architectures import NormKind
 from headspan.scores import is_result
@@ -55,6 +55,14 @@ class AttentionWeights(ABC):
     tied_embedding: bool | None  # None where there is no unembedding at all
     value_bias_is_constant: bool  # attention rows sum to 1 and values are not clipped
     notes: list[str]
+
+    def __repr__(self) -> str:
+        shared = f", {self.n_kv_heads} key/value heads" if self.ports.shared else ""
+        folded = "" if self.folding == "none" else f", {self.folding}"
+        return (
+            f"attention weights of {visible(str(self.reference))}: {self.architecture}, {len(self.layers)} layers of "
+            f"{self.n_heads} heads{shared}, d_model {self.d_model}{folded}"
+        )
 
     @property
     def foldable(self) -> bool:
@@ -249,8 +257,13 @@ def open(ref: Any) -> AttentionWeights:
     from headspan.sources import open_source
     from headspan.sources.base import TensorSource
 
+    refuse_result(ref)
+    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref))
+
+
+def refuse_result(ref: Any) -> None:
+    """A result where a model is needed is told by name, since both are safetensors files."""
     if isinstance(ref, (str, os.PathLike)) and is_result(ref):
         raise HeadspanError(
             f"{os.fspath(ref)} is a result of headspan score, and this needs a model: give the model it was made from"
         )
-    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref))

@@ -29,6 +29,7 @@ from headspan.scoring.tiles import TileStore
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
+from headspan.system.progress import progress_bar
 
 Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps of a tile
@@ -48,7 +49,7 @@ def score(
     route: Route | None = None,
     device: str = "cpu",
     dask: str | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Scores:
     """Similarities of all pairs of heads.
@@ -64,6 +65,7 @@ def score(
     route: "gram" or "direct"; the cheaper one by default.
     device: "cpu", or a torch device for the large products ("cuda", "mps", "torch:cpu").
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
+    progress: called with (done, total); a bar in a terminal or notebook by default.
     """
     weights = open(weights)
     if out is not None:
@@ -80,10 +82,13 @@ def score(
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     result = Assembly(weights, plan)
-    with TileStore(out, plan.key, say) if out is not None else nullcontext() as store:
+    with (
+        TileStore(out, plan.key, say) if out is not None else nullcontext() as store,
+        progress_bar("scoring", progress) as update,
+    ):
         finished = _take_over(store, plan, result, say) if store is not None and resume else set()
         left = [tile for tile in plan.tiles if tile.name not in finished]
-        ticker = _Ticker(progress, len(plan.tiles), len(finished))
+        ticker = _Ticker(update, len(plan.tiles), len(finished))
         run = _run_here if dask is None else _run_on_dask(dask)
         for tile, arrays in run(weights, plan, left, device, ticker):
             result.add(tile, arrays)
@@ -122,7 +127,7 @@ def scores_of(
     pairings: str | Sequence[str | Pairing] = "all",
     *,
     fold: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> Scores:
     """The scores in a result file, or those of a model that is opened and scored on the spot."""
     if is_result(reference):

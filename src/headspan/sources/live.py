@@ -38,8 +38,8 @@ def open_live(ref: Any) -> MappingSource:
     if hasattr(ref, "state_dict") and hasattr(ref, "cfg"):
         return from_state_dict(ref.state_dict(), as_config(ref.cfg), f"live {name}")
     raise HeadspanError(
-        f"a {name} is no reference to a model: give a path, a hub id, demo, a transformers or TransformerLens model,"
-        " or (state_dict, config)"
+        f"an object of type {name} is no reference to a model: give a path, a hub id, demo, a transformers or "
+        "TransformerLens model, or (state_dict, config)"
     )
 
 

@@ -26,7 +26,7 @@ HS.scatter = (() => {
     const p = xm !== ym ? points(pairing, xm, ym) : null;
     if (!p || !p.index.length) {
       plot = null;
-      box.replaceChildren(HS.empty(HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metrics pk,cs to compare two."
+      box.replaceChildren(HS.empty(HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
         : xm === ym ? "Choose two different similarities." : `The pairs of ${pairing} are not kept one by one in this page.`));
       HS.byId("scatter-caption").textContent = "";
       return;

@@ -1,0 +1,93 @@
+"""What somebody meets who uses headspan for the first time: names with roles, short texts, bars, helpful sentences."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import headspan as hs
+from headspan.cli import app
+from headspan.errors import HeadspanError
+
+
+@pytest.fixture(scope="module")
+def shared() -> hs.Scores:
+    """Three layers of four query heads on two key/value heads."""
+    rng = np.random.default_rng(0)
+    ports = {role: rng.standard_normal((3, 2 if role in "KV" else 4, 24, 4)) for role in "QKVO"}
+    return hs.score(hs.open(ports), "pk")
+
+
+def test_a_port_has_its_own_neighbourhood(shared: hs.Scores) -> None:
+    asked, held = shared.around("L1H3.K", k=3), shared.around("L1KV1.K", k=3)
+    assert [str(e.pairing) for e in asked.incoming] == ["OK"] * 3 and not asked.outgoing
+    assert asked.incoming == held.incoming and held.note is None
+    assert asked.note == "L1H3 shares its keys and values: L1H3.K is L1KV1.K, which serves L1H2, L1H3"
+    assert "L1H3.K" in repr(asked)
+    whole = shared.around("L1H3", k=3)
+    assert {str(e.pairing) for e in whole.incoming} == {"OQ", "OK", "OV"} and whole.note == asked.note
+    assert not shared.around("L1H3.O").incoming and shared.around("L1H3.O").note is None
+
+
+def test_the_command_tells_what_a_name_with_a_role_means(shared: hs.Scores, tmp_path: Path) -> None:
+    shared.save(path := tmp_path / "r.safetensors")
+    done = CliRunner().invoke(app, ["top", str(path), "--head", "l1h3.k", "-k", "1"])
+    assert done.exit_code == 0 and "L1H3.K is L1KV1.K" in done.stderr and done.stdout.count("L1KV1") == 1
+
+
+def test_a_port_outside_the_pairings_is_refused(shared: hs.Scores) -> None:
+    with pytest.raises(HeadspanError, match=r"L1H3\.K has no part in OQ: choose a pairing with K, for example OK"):
+        hs.around(shared, "L1H3.K", pairings="OQ")
+    with pytest.raises(HeadspanError, match="not a head with a role"):
+        shared.around("L1H3.X")
+
+
+def test_texts_of_objects_are_short_and_say_what_they_are(shared: hs.Scores, tmp_path: Path) -> None:
+    for thing in (hs.open("demo"), hs.fold("demo"), hs.pair("demo", "L0H3.O", "L1H0.K"), shared):
+        assert len(repr(thing).splitlines()) <= 10 and "object at 0x" not in repr(thing)
+    assert repr(hs.open("demo")) == "attention weights of demo: gpt2, 2 layers of 8 heads, d_model 256"
+    assert repr(hs.fold("demo")).endswith(", folded")
+    shared.provenance["reference"] = "/a/long/way/" * 10 + "model-7b"
+    assert "way/model-7b: 12 heads, 6 shared" in repr(shared)
+
+
+@pytest.mark.parametrize("function", [hs.effects, hs.behaviour, hs.pair, hs.tokens, hs.info])
+def test_a_result_where_a_model_is_needed(function, shared: hs.Scores, tmp_path: Path) -> None:
+    shared.save(path := tmp_path / "r.safetensors")
+    more = {"pair": ("L0H0.O", "L1H0.K"), "tokens": ("L0H0",)}.get(function.__name__, ())
+    with pytest.raises(HeadspanError, match="is a result of headspan score, and this needs a model"):
+        function(path, *more)
+
+
+def test_the_name_that_is_proposed_for_a_result_can_be_written() -> None:
+    with pytest.raises(HeadspanError, match=r"--out nowhere\.safetensors$"):
+        hs.load("nowhere")
+
+
+@pytest.mark.parametrize("call", ["hs.score('demo', 'pk', 'OK')", "hs.hubs('demo')"])
+def test_a_bar_is_shown_by_default_in_a_terminal(call: str) -> None:
+    leader, follower = pty.openpty()
+    script = f"import headspan as hs; {call}"
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", script], stderr=follower, env=environment) as process:
+        os.close(follower)
+        seen = b""
+        while chunk := _read(leader):
+            seen += chunk
+        assert process.wait() == 0
+    os.close(leader)
+    assert b"scoring" in seen
+
+
+def _read(leader: int) -> bytes:
+    try:
+        return os.read(leader, 4096)
+    except OSError:  # the other side was closed
+        return b""
