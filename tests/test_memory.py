@@ -106,11 +106,14 @@ def test_a_small_file_of_many_heads_stays_within_its_memory(tmp_path: Path) -> N
 def test_reports_and_figures_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = many_heads(tmp_path / "model", 4, 50)
     scores = hs.score(model, "pk", "OK")
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    scores.save(tmp_path / "r.safetensors")
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**5)
+    with pytest.raises(HeadspanError, match=r"reading .*r\.safetensors needs about"):
+        hs.load(tmp_path / "r.safetensors")
     for call in (
         lambda: hs.report(scores, out=tmp_path / "r.html"),
         lambda: draw("wiring", Context(scores), tmp_path / "figures"),
     ):
         with pytest.raises(HeadspanError, match=r"200 heads needs about 0\.0 GB of memory, and 0\.0 GB are free"):
             call()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "r.safetensors"]

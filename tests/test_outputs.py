@@ -310,7 +310,7 @@ def test_no_writer_goes_around_the_check() -> None:
     """Only the tile store, whose folder is ours, writes without asking."""
     allowed = {
         "tiles.py": {"atomic_path"},
-        "scores.py": {"write_safetensors"},
+        "scores_file.py": {"write_safetensors"},
         "drift.py": {"write_safetensors"},
         "series.py": {"write_safetensors"},
     }

@@ -13,6 +13,7 @@ import numpy as np
 from headspan.errors import HeadspanError
 from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, PortTable, Role
 from headspan.system.atomic import write_safetensors
+from headspan.system.memory import check_room
 from headspan.system.outputs import remember_input
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def read_result(path: Path) -> Parts:
         name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
         raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {name}")
     remember_input(path)
+    check_room(f"reading {path}", path.stat().st_size)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
