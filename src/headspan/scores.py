@@ -19,7 +19,6 @@ from headspan.errors import HeadspanError, WrongArgument, missing_extra, visible
 from headspan.heads import Head, HeadRole, Pairing, Port, PortTable, Role, forward_mask
 from headspan.scores_file import is_result, read_result, write_result
 from headspan.system.arguments import checked
-from headspan.system.outputs import check_output
 from headspan.system.tabular import Tabular, data_frame, html_table
 
 if TYPE_CHECKING:
@@ -232,8 +231,7 @@ class Scores:
 
         force: replace a file that is not a result; the model's own files are never replaced.
         """
-        target = check_output(path, "result", inputs=[self.provenance.get("reference")], force=force)
-        write_result(target, self)
+        write_result(path, self, force)
 
     @classmethod
     @checked

@@ -14,7 +14,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, PortTable, Role
 from headspan.system.atomic import write_safetensors
 from headspan.system.memory import check_room
-from headspan.system.outputs import remember_input
+from headspan.system.outputs import check_output, remember_input
 
 if TYPE_CHECKING:
     from headspan.scores import Scores
@@ -25,8 +25,9 @@ Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
 
 
-def write_result(path: Path, scores: Scores) -> None:
-    """Write everything to one file; it appears only when complete."""
+def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> None:
+    """Write everything to one file, if it may be written there; it appears only when complete."""
+    target = check_output(path, "result", inputs=[scores.provenance.get("reference")], force=force)
     tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in scores.arrays.items()}
     tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in scores.role_ranks.items()}
     tensors |= scores.extra
@@ -42,7 +43,7 @@ def write_result(path: Path, scores: Scores) -> None:
         "provenance": scores.provenance,
         "annotations": scores.annotations,
     }
-    write_safetensors(path, tensors, {"headspan": json.dumps(head)})
+    write_safetensors(target, tensors, {"headspan": json.dumps(head)})
 
 
 def read_result(path: Path) -> Parts:
