@@ -185,6 +185,7 @@ def behaviour(
     special_ids: Collection[int] | None = None,
     bos: str = "auto",
     device: str | None = None,
+    dtype: str = "float32",
     progress: Progress | None = None,
 ) -> BehaviourScores:
     """Run a model and score every query head by what it attends to.
@@ -200,9 +201,12 @@ def behaviour(
     special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
     bos : put the beginning-of-sequence token in front: ``"auto"`` where the tokenizer does so, ``"yes"`` or ``"no"``.
     device : where to run a model that is loaded here.
+    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+        ``"stored"``.
     progress : called with (sequences done, sequences in all); by default a bar where somebody is looking.
     """
-    with progress_bar("running the model", progress) as update, running(_runnable(ref), device=device) as model:
+    ready = running(_runnable(ref), device=device, dtype=dtype)
+    with progress_bar("running the model", progress) as update, ready as model:
         notes = list(model.notes)
         start = model.start_token(bos)
         if texts is not None:

@@ -11,273 +11,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from headspan.analysis.edges import EdgeReader, SharedDirections
+from headspan.analysis.effects_result import Effects, attach, check_same_heads, effects_in, effects_of, with_effects
 from headspan.analysis.measuring import EdgeMeasures, Measuring
-from headspan.analysis.samples import KINDS, Sample, equal_windows, random_samples, token_pool
+from headspan.analysis.samples import Sample, equal_windows, random_samples, token_pool
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, forward_mask, layers_of, parse_pairings
+from headspan.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
 from headspan.models.folding import fold
 from headspan.models.identity import same_model
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
-from headspan.scores import ScoreMatrix, Scores
+from headspan.scores import Scores
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.progress import progress_bar
-from headspan.system.tabular import Tabular
+
+__all__ = [
+    "Effects",
+    "attach",
+    "check_same_heads",
+    "effects",
+    "effects_in",
+    "effects_of",
+    "shipped_text",
+    "with_effects",
+]
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
 TEXT_WINDOW = 128
-USED_SHARE = 0.01  # of the edges of a pairing count as used: those with the largest effects
-HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
 Progress = Callable[[int, int], None]
-
-
-@dataclass(repr=False)
-class Effects(Tabular):
-    """Measured edges: ``effects.of("OK")`` is (sources, targets), NaN where an edge was not measured.
-
-    arrays: by (measure, pairing). Measures are the materials (``random``, ``text`` or ``tokens``), their largest value
-    among the query heads of a shared key/value head (``random_largest`` …), and the change of the head scores.
-    clean: head scores of the clean run. write_norms: mean length of what each head writes.
-    model: provenance of the weights that ran, where they are known.
-    """
-
-    ports: PortTable
-    arrays: dict[tuple[str, Pairing], np.ndarray]
-    clean: dict[str, np.ndarray]
-    write_norms: np.ndarray
-    protocol: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    interrupted: bool = False
-    model: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pairings(self) -> tuple[Pairing, ...]:
-        return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
-
-    @property
-    def materials(self) -> tuple[str, ...]:
-        """What the model was run on."""
-        return tuple(name for name in ("random", "text", "tokens") if any(name == key for key, _ in self.arrays))
-
-    def of(self, pairing: Pairing | str, material: str | None = None) -> np.ndarray:
-        """The effect of every edge of a pairing: on one material, or the larger of all."""
-        pairing = Pairing.parse(pairing)
-        names = self.materials if material is None else (material,)
-        found = [self.arrays[name, pairing] for name in names if (name, pairing) in self.arrays]
-        if not found:
-            measured = ", ".join(f"{name} {p}" for name, p in self.arrays if name in self.materials)
-            raise HeadspanError(f"no effects of {pairing} were measured on {material or 'anything'}: only {measured}")
-        return found[0] if len(found) == 1 else np.fmax(*found)
-
-    def matrix(self, pairing: Pairing | str, material: str | None = None) -> ScoreMatrix:
-        """The same as a labelled matrix, with ``top``, ``at`` and ``rank_of``."""
-        pairing = Pairing.parse(pairing)
-        values = self.of(pairing, material)
-        return ScoreMatrix(
-            "effect", pairing, self.ports.of(pairing.source), self.ports.of(pairing.target), values, self.ports
-        )
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat record per measured edge, the largest effect of each pairing first."""
-        return self.records()
-
-    def _headline(self) -> str:
-        counts = ", ".join(f"{int((~np.isnan(self.of(p))).sum()):,} {p}" for p in self.pairings)
-        return f"effects of {counts} edges, measured on {' and '.join(self.materials)}"
-
-    def used(self, pairing: Pairing | str) -> np.ndarray:
-        """True for edges that the model uses: among the 1 % of largest effects, or the target loses a habit."""
-        values = self.of(pairing)
-        present = values[~np.isnan(values)]
-        if not len(present):
-            return np.zeros(values.shape, dtype=bool)
-        count = max(1, round(USED_SHARE * len(present)))
-        with np.errstate(invalid="ignore"):
-            return ((values >= np.partition(present, -count)[-count]) & (values > 0)) | self.lost(pairing)
-
-    def lost(self, pairing: Pairing | str) -> np.ndarray:
-        """True where the target loses more than a tenth of a head score that it has; a KV head has its group's mean."""
-        pairing = Pairing.parse(pairing)
-        shape = self.of(pairing).shape
-        lost = np.zeros(shape, dtype=bool)
-        for kind in KINDS:
-            if (kind, pairing) in self.arrays and kind in self.clean:
-                clean = self.clean[kind].reshape(shape[1], -1).mean(1)[None, :]
-                with np.errstate(invalid="ignore"):
-                    lost |= (clean >= HAS_HABIT) & (self.arrays[kind, pairing] < -LOST_SHARE * clean)
-        return lost
-
-    def at(self, pairing: Pairing | str, source: Any, target: Any) -> float | None:
-        """The effect of one edge, or None where it was not measured."""
-        if Pairing.parse(pairing) not in self.pairings:
-            return None
-        value = self.matrix(pairing).at(source, target)
-        return None if np.isnan(value) else value
-
-    def percentiles(self, pairing: Pairing | str) -> np.ndarray:
-        """The percentage of edges between the same two layers that have a smaller effect (ties count half)."""
-        matrix = self.matrix(pairing)
-        out = np.full(matrix.values.shape, np.nan)
-        for rows, columns in _layer_blocks(matrix):
-            out[np.ix_(rows, columns)] = _percentile(matrix.values[np.ix_(rows, columns)])
-        return out
-
-    def records(
-        self, scores: Scores | None = None, *, metric: str = "pk", k: int | None = None, by: str = "effect"
-    ) -> list[dict[str, Any]]:
-        """Rows of a table: the ``k`` edges of each pairing with the largest ``"effect"`` or ``"score"``.
-
-        Head scores are given as their change; a negative one says that the target does less of it without the edge.
-        """
-        rows: list[dict[str, Any]] = []
-        for pairing in self.pairings:
-            scored = scores[metric, pairing].forward() if scores is not None and (metric, pairing) in scores else None
-            rows += _records(self, pairing, scored, k, by)
-        return rows
-
-
-def _records(
-    effects: Effects, pairing: Pairing, scored: ScoreMatrix | None, k: int | None, by: str
-) -> list[dict[str, Any]]:
-    matrix, percentiles = effects.matrix(pairing), effects.percentiles(pairing)
-    values = matrix.values
-    ranks = None if scored is None else _ranks(scored.values)
-    order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
-    rows, columns = np.nonzero(~np.isnan(values))
-    best = np.argsort(-order[rows, columns], kind="stable")[:k]
-    extra = [n for n in _columns(effects) if (n, pairing) in effects.arrays]
-    table = []
-    for i, j in zip(rows[best], columns[best], strict=True):
-        names = (str(pairing), str(matrix.sources[i]), str(matrix.targets[j]))
-        row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
-        row["score"] = None if scored is None else float(scored.values[i, j])
-        row["rank"] = None if ranks is None else int(ranks[i, j])
-        row["effect"], row["percentile"] = float(values[i, j]), float(percentiles[i, j])
-        row |= dict.fromkeys(_columns(effects))
-        row |= {name: float(effects.arrays[name, pairing][i, j]) for name in extra}
-        table.append({_TITLES.get(key, key): value for key, value in row.items()})
-    return table
-
-
-_TITLES = {"random": "effect_random", "text": "effect_text", "tokens": "effect_tokens"} | {
-    kind: f"change_{kind}" for kind in KINDS
-}
-
-
-def _columns(effects: Effects) -> list[str]:
-    """Further columns: the materials where there are several, the largest of a group, the head scores."""
-    names = dict.fromkeys(name for name, _ in effects.arrays)
-    return [name for name in names if name not in effects.materials or len(effects.materials) > 1]
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the largest, ties in head order; NaN is last."""
-    order = np.argsort(-values.ravel(), kind="stable")
-    ranks = np.empty(values.size, dtype=np.int64)
-    ranks[order] = np.arange(1, values.size + 1)
-    return ranks.reshape(values.shape)
-
-
-def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows and columns of the edges between each two layers."""
-    source, target = layers_of(matrix.sources), layers_of(matrix.targets)
-    return [
-        (np.flatnonzero(source == a), np.flatnonzero(target == b))
-        for a in np.unique(source) for b in np.unique(target) if a < b
-    ]  # fmt: skip
-
-
-def effects_of(scores: Scores) -> Effects:
-    """The effects in a result, or one sentence on how to put them there."""
-    found = effects_in(scores)
-    if found is None:
-        raise HeadspanError("this result holds no effects: measure them with headspan effects MODEL --into RESULT")
-    return found
-
-
-def _percentile(block: np.ndarray) -> np.ndarray:
-    flat = block.ravel()
-    ordered = np.sort(flat)  # NaN last
-    present = np.count_nonzero(~np.isnan(flat))
-    below = np.searchsorted(ordered[:present], flat, "left")
-    equal = np.searchsorted(ordered[:present], flat, "right") - below - 1
-    share = 100 * (below + equal / 2) / max(present - 1, 1) if present > 1 else np.full(flat.shape, 50.0)
-    return np.where(np.isnan(flat), np.nan, share).reshape(block.shape)
-
-
-# -- in a result ---------------------------------------------------------------------------------------------
-
-
-def attach(scores: Scores, measured: Effects) -> str | None:
-    """Put effects into a result of the same model, in place of those it had; a sentence where nobody can tell."""
-    check_same_heads(measured.ports, scores, "the model of these effects")
-    doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
-    for name in [name for name in scores.extra if name.startswith("effect/")]:
-        del scores.extra[name]
-    for (name, pairing), values in measured.arrays.items():
-        scores.extra[f"effect/{name}/{pairing}"] = np.ascontiguousarray(values, dtype=np.float32)
-    for kind, values in measured.clean.items():
-        scores.extra[f"effect/clean/{kind}"] = np.ascontiguousarray(values, dtype=np.float32)
-    scores.extra["effect/write_norms"] = np.ascontiguousarray(measured.write_norms, dtype=np.float32)
-    scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted}
-    return doubt
-
-
-def effects_in(scores: Scores) -> Effects | None:
-    """The effects that a result holds, or None; damaged ones are refused."""
-    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
-    clean: dict[str, np.ndarray] = {}
-    heads = len(scores.heads(Role.O))
-    norms = np.full(heads, np.nan)
-    for name, values in scores.extra.items():
-        first, _, rest = name.partition("/")
-        if first != "effect":
-            continue
-        measure, _, last = rest.partition("/")
-        if measure in ("clean", "write_norms"):
-            _check_shape(name, values, (heads,))
-            if measure == "clean":
-                clean[last] = values
-            else:
-                norms = values
-            continue
-        pairing = Pairing.parse(last)
-        if pairing not in FLOW_PAIRINGS:
-            raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is no edge of a circuit")
-        _check_shape(name, values, (heads, len(scores.heads(pairing.target))))
-        arrays[measure, pairing] = values
-    if not arrays:
-        return None
-    protocol = scores.annotations.get("effects")
-    protocol = dict(protocol) if isinstance(protocol, dict) else {}
-    interrupted = protocol.pop("interrupted", False) is True
-    order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
-    ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, dict(scores.provenance))
-
-
-def with_effects(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
-    """Rows of edges with their effects, None where one was not measured; unchanged for a result without effects."""
-    measured = effects_in(scores)
-    if measured is None:
-        return rows
-    return [row | {"effect": measured.at(row["pairing"], row["source"], row["target"])} for row in rows]
-
-
-def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
-    if values.shape != shape or values.dtype.kind != "f":
-        raise HeadspanError(f"the result is damaged: {name} has shape {values.shape}, its heads need {shape}")
-
-
-# -- measuring -----------------------------------------------------------------------------------------------
 
 
 @checked
@@ -299,6 +66,7 @@ def effects(
     seed: int = 0,
     memory: str | int | None = None,
     device: str | None = None,
+    dtype: str = "float32",
     progress: Progress | None = None,
 ) -> Effects:
     """Which edges a model uses: the effect of every OQ, OK and OV edge, without a forward pass per edge.
@@ -316,6 +84,8 @@ def effects(
     frozen_norm : keep the norm's division from the clean run.
     bos : beginning-of-sequence token in front: ``"auto"``, ``"yes"`` or ``"no"``.
     memory : bytes for recorded runs and exchanged inputs, beside the model itself: ``"2GB"`` …
+    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+        ``"stored"``.
     progress : called with (steps done, steps in all); a bar in a terminal or notebook by default.
     """
     pairings = parse_pairings(pairing)
@@ -326,7 +96,7 @@ def effects(
         )
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
-    with progress_bar("measuring", progress) as update, running(model, device=device) as ready:
+    with progress_bar("measuring", progress) as update, running(model, device=device, dtype=dtype) as ready:
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
@@ -375,18 +145,6 @@ def _ids_of(sample: Sample) -> Any:
     import torch
 
     return torch.from_numpy(sample.ids.astype(np.int64))
-
-
-def check_same_heads(table: PortTable, scores: Scores | None, reference: str) -> None:
-    """Refuse a result whose heads are not those of the model."""
-    if scores is None:
-        return
-    for role in (Role.O, Role.K):
-        if tuple(scores.heads(role)) != tuple(table.of(role)):
-            raise HeadspanError(
-                f"this is a result of another model: it has {len(scores.heads(role))} {role} heads where {reference} "
-                f"has {len(table.of(role))}, or others"
-            )
 
 
 def _materials(

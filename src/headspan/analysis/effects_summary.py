@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.analysis.effects import USED_SHARE, Effects
+from headspan.analysis.effects_result import USED_SHARE, Effects
 from headspan.errors import HeadspanError
 from headspan.heads import Pairing, layers_of
 

@@ -13,6 +13,7 @@ from headspan.analysis.samples import KINDS, Sample
 from headspan.errors import HeadspanError
 from headspan.heads import Role
 from headspan.models.replay import LayerRecord
+from headspan.models.standins import widened
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ class Measuring:
 
     def _write_norms(self, index: int, layer: int) -> np.ndarray:
         z = scaled_z(self.reader.records[index][layer])
-        return _lengths(z, self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
+        return _lengths(widened(z), self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
 
     def _edges_into(self, place: int, index: int, totals: Totals, scored: Totals) -> None:
         """All wanted edges into one layer, in one sequence."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
-from headspan.analysis.effects import Effects, effects_in, effects_of
+from headspan.analysis.effects_result import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_scores
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.analysis.hubs import HubScores, hubs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Bos, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.cli.common import Bos, Dtype, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ def behaviour(
     best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
     threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
     bos: Bos = "auto",
+    dtype: Dtype = "float32",
     force: Force = False,
 ) -> Listing:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
     from headspan.analysis.behaviour import behaviour as measure
     from headspan.analysis.behaviour import write_labels
+    from headspan.models.running import check_dtype
     from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
@@ -62,6 +64,7 @@ def behaviour(
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(read_text, text or []), *(prompt or [])] or None
+    check_dtype(dtype)
     result = _load_result(into, model) if into is not None else None  # before the long run: a bad file is told at once
     with progress("running the model") as update:
         scores = measure(
@@ -73,6 +76,7 @@ def behaviour(
             texts=texts,
             bos=bos,
             device=device,
+            dtype=dtype,
             progress=update,
         )
     for remark in scores.notes:

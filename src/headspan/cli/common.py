@@ -20,8 +20,8 @@ A command that lists something returns a `Listing` and is registered as ``app.co
 JSON and CSV show all of them in full; the table shows ``shown`` (or all) of them, or the command's own ``tables``.
 
 Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
-`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `NullOption`, `Force`, `out_option`. Old and plural spellings go into
-``ALIASES``: they work and are not shown. What a reference, a label list or a file stands for is known
+`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`. Old and plural
+spellings go into ``ALIASES``: they work and are not shown. What a reference, a label list or a file stands for is known
 by `headspan.analysis.given`.
 
 A command that writes calls `headspan.system.outputs.check_output` before any work, with what it reads and ``force``.
@@ -91,6 +91,9 @@ Force = Annotated[
 ]
 Bos = Annotated[
     str, typer.Option(help="Beginning-of-sequence token in front: auto (as the tokenizer does), yes or no.")
+]
+Dtype = Annotated[
+    str, typer.Option(help="Compute in float32, bfloat16, float16, or the type the weights are stored in (stored).")
 ]
 NullOption = Annotated[
     str | None,

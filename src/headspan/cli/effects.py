@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headspan.cli.behaviour import check_model, read_text
-from headspan.cli.common import Bos, Listing, Metrics, ModelRef, Pairings, k_option, listing, note, progress
+from headspan.cli.common import Bos, Dtype, Listing, Metrics, ModelRef, Pairings, k_option, listing, note, progress
 
 if TYPE_CHECKING:
-    from headspan.analysis.effects import Effects
+    from headspan.analysis.effects_result import Effects
     from headspan.scores import Scores
 
 _SHORT = {
@@ -56,6 +56,7 @@ def effects(
     metric: Metrics = None,
     memory: Annotated[str | None, typer.Option(help="Most memory beside the model, like 2GB.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
+    dtype: Dtype = "float32",
 ) -> Listing:
     """Run MODEL and measure which edges it uses: what changes when one head's write is exchanged for one port.
 
@@ -69,10 +70,10 @@ def effects(
       headspan effects model.gguf --into model.safetensors
       headspan effects demo --summary
     """
-    from headspan.analysis.effects import attach, check_same_heads
     from headspan.analysis.effects import effects as run
+    from headspan.analysis.effects_result import attach, check_same_heads
     from headspan.heads import parse_pairings
-    from headspan.models.running import identity_of
+    from headspan.models.running import check_dtype, identity_of
     from headspan.models.weights import open
     from headspan.scores import Scores
     from headspan.scoring.metrics import parse_metrics
@@ -80,6 +81,7 @@ def effects(
 
     if into is not None:
         check_output(into, "result", inputs=[model, *(text or [])])
+    check_dtype(dtype)
     metrics = parse_metrics(metric or ["pk", "cs"])
     pairings = parse_pairings(pairing or "flow")
     scores = Scores.load(result) if result is not None else None
@@ -108,6 +110,7 @@ def effects(
             seed=seed,
             memory=memory,
             device=device,
+            dtype=dtype,
             progress=update,
         )
     for remark in found.notes:

@@ -77,7 +77,7 @@ def _scatter(context: Context) -> Named:
 
 
 def _use(context: Context) -> Named:
-    from headspan.analysis.effects import effects_of
+    from headspan.analysis.effects_result import effects_of
     from headspan.figures.use import use_figure
 
     measured = effects_of(context.scores)

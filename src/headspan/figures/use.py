@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.analysis.effects import Effects
+from headspan.analysis.effects_result import Effects
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, new_figure
 from headspan.heads import Pairing

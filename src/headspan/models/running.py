@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headspan.sources.base import TensorSource
     from headspan.sources.vocabulary import Vocabulary
 
+DTYPES = ("float32", "bfloat16", "float16", "stored")
 # Weights that no attention pattern depends on: a checkpoint may lack them.
 _UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
 
@@ -131,32 +132,36 @@ def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
 
 
 @contextmanager
-def running(ref: Any, *, device: str | None = None) -> Iterator[RunningModel]:
+def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
     """A reference or live model, ready to run; a live model gets its settings back afterwards.
 
     Parameters
     ----------
     ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, a transformers model, or a `RunningModel`.
     device : where to put a model that is loaded here, for example ``"cuda"``.
+    dtype : what to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. In half precision small
+        differences of attention are rounded away, so ``"float32"`` is the default (a live model in float64 stays so).
+        A `RunningModel` runs as it is.
     """
+    check_dtype(dtype)
     if isinstance(ref, RunningModel):
         yield ref
     elif isinstance(ref, (str, os.PathLike)):
-        yield load(ref, device=device)
+        yield load(ref, device=device, dtype=dtype)
     else:
-        with _eager(ref) as model:
+        with _eager(ref, dtype) as model:
             yield RunningModel(model, type(ref).__name__, identity=identity_of(ref))
 
 
 @contextmanager
-def _eager(live: Any) -> Iterator[Any]:
+def _eager(live: Any, dtype: str) -> Iterator[Any]:
     """The body of a live transformers model in evaluation mode, with the attention that can be looked at."""
     if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
         raise HeadspanError(
             f"an object of type {type(live).__name__} cannot be run here: give a transformers model, a model "
             "directory, a .gguf file or a hub id"
         )
-    live = _in_float32(live)
+    live = _in(live, dtype)
     before, training = live.config._attn_implementation, live.training
     live.eval()
     live.set_attn_implementation("eager")
@@ -167,19 +172,27 @@ def _eager(live: Any) -> Iterator[Any]:
         live.train(training)
 
 
-def _in_float32(live: Any) -> Any:
-    """The model, or a copy in float32 where it is in half precision: differences of attention would be rounded away."""
+def check_dtype(dtype: str) -> None:
+    """Refuse a word that is no type to compute in."""
+    if dtype not in DTYPES:
+        raise HeadspanError(f"dtype is {str(dtype)[:40]!r}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+
+
+def _in(live: Any, dtype: str) -> Any:
+    """The model, or a copy of it in another type: what somebody else holds is not changed."""
     import copy
 
     import torch
 
-    if live.dtype not in (torch.bfloat16, torch.float16):
+    wanted = None if dtype == "stored" else getattr(torch, dtype)
+    if wanted in (None, live.dtype) or (dtype == "float32" and live.dtype == torch.float64):
         return live
-    return copy.deepcopy(live).float()
+    return copy.deepcopy(live).to(wanted)
 
 
-def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningModel:
-    """Load a model for running, in float32; weights it needs and does not find are an error."""
+def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32") -> RunningModel:
+    """Load a model for running (see `running`); weights it needs and does not find are an error."""
+    check_dtype(dtype)
     try:
         import torch
         from transformers import AutoModel
@@ -201,7 +214,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None) -> RunningMo
             with _no_gguf_bar():
                 model, info = AutoModel.from_pretrained(
                     **where,
-                    dtype=torch.float32,
+                    dtype="auto" if dtype == "stored" else getattr(torch, dtype),
                     attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
                     output_loading_info=True,
                     trust_remote_code=False,  # None would ask on the terminal
