@@ -16,8 +16,10 @@ import pytest
 
 import headspan as hs
 from conftest import unavailable
+from headspan.analysis.effects_result import effects_of
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
+from headspan.analysis.shipped import with_shipped
 from headspan.analysis.wiring import wiring
 from headspan.explorer import report
 from headspan.scores import Scores
@@ -154,7 +156,10 @@ def test_edge_controls_choose_what_the_library_chooses(
     path, scores = request.getfixturevalue(which)
     view = open_page(path, scores)
     page = view.page
-    assert view.edges() == expected(scores, k=20)
+    opening = ["OK"] if which == "demo" else ["OQ", "OK", "OV"]  # a small model opens with 20 lines, not with 60
+    assert view.edges() == expected(scores, k=20, pairings=opening)
+    for pairing in {"OQ", "OK", "OV"} - set(opening):
+        page.click(f'.toggle[data-pairing="{pairing}"]')
     page.fill("#control-k", "7")
     assert view.edges() == expected(scores, k=7)
     page.select_option("#control-metric", "cs")
@@ -173,6 +178,70 @@ def test_edge_controls_choose_what_the_library_chooses(
     page.fill("#control-min", repr(least))
     assert view.edges() == expected(scores, rule="threshold", minimum=least, pairings="OQ,OK")
     assert page.is_disabled("#control-k")
+
+
+# ------------------------------------------------------------ effects
+
+
+def test_used_edges_are_marked_and_can_be_had_alone(open_page: Open, demo: tuple[Path, Scores]) -> None:
+    path, scores = demo
+    known = with_shipped(scores)
+    view = open_page(path, scores)
+    page = view.page
+
+    def marked() -> set[str]:
+        return set(page.eval_on_selector_all(".used-dot", "all => all.map(e => e.dataset.used)"))
+
+    used = expected(known, k=64, pairings=["OK"], used=True)
+    assert len(used) == 20
+    assert marked() == used & view.edges() and len(marked()) == 16 and len(view.edges()) == 20
+    assert "The model uses 16 of them" in view.text("#wiring-notes")
+    assert "confirmed: the model uses it" in view.text("#legend")
+    page.check("#control-used")
+    assert view.edges() == marked() == expected(known, k=20, pairings=["OK"], used=True)
+    assert "used=1" in view.fragment()
+    for pairing in ("OQ", "OV"):
+        page.click(f'.toggle[data-pairing="{pairing}"]')
+    page.fill("#control-k", "9")
+    assert view.edges() == expected(known, k=9, used=True)
+    page.select_option("#control-rule", "top-per-target")
+    page.fill("#control-k", "1")
+    assert view.edges() == expected(known, k=1, rule="top-per-target", used=True)
+    view.click_head("L1H0")
+    shown = page.eval_on_selector_all(
+        ".used-dot", "all => all.filter(e => getComputedStyle(e).display !== 'none').length"
+    )
+    assert shown == len(view.visible_edges()) < len(view.edges())
+
+
+def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores]) -> None:
+    path, scores = demo
+    measured = effects_of(with_shipped(scores))
+    view = open_page(path, scores, "#pair=L0H3.O-L1H0.K&pairings=OQ,OK,OV")
+    page = view.page
+    shown = float(page.get_attribute("[data-effect]", "data-effect") or "nan")
+    assert shown == measured.at("OK", "L0H3", "L1H0")
+    assert f"{shown:.4f}" in view.text("#inspector") and "confirmed by running the model" in view.text("#inspector")
+    page.click("#edge-list > summary")
+    rows = view.saved_csv('[data-csv="edges-pk"]')
+    assert len(rows) == 60
+    for row in rows:
+        matrix = measured.matrix(row["pairing"])
+        place = matrix.sources.index(hs.Head.parse(row["source"])), matrix.targets.index(hs.Head.parse(row["target"]))
+        assert float(row["effect"]) == matrix.values[place]
+        assert np.float32(row["percentile"]) == np.float32(measured.percentiles(row["pairing"])[place])
+        assert row["used"] == str(bool(measured.used(row["pairing"])[place])).lower()
+    page.click('#edge-table th[data-key="effect"] button')
+    best = max(float(row["effect"]) for row in rows)
+    assert f"{best:.4f}" in page.inner_text("#edge-table tbody tr:first-child")
+
+
+def test_a_page_without_effects_does_not_speak_of_them(open_page: Open, small: tuple[Path, Scores]) -> None:
+    path, scores = small
+    view = open_page(path, scores, "#used=1")
+    assert view.state("used") == "" and view.edges() == expected(scores, k=20)
+    assert view.page.query_selector("#control-used") is None and view.page.query_selector(".used-dot") is None
+    assert "confirmed" not in view.text("#legend") and "Effect" not in view.text("#wiring")
 
 
 @pytest.mark.parametrize("null", ["random", "reversed"])

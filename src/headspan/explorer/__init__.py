@@ -18,6 +18,7 @@ from headspan.analysis.given import ScoresLike, WeightsLike, given_labels, given
 from headspan.analysis.labels import Labels
 from headspan.analysis.origin import weights_of
 from headspan.analysis.series import Series
+from headspan.analysis.shipped import with_shipped
 from headspan.explorer.data import HeadScores, Progress, collect
 from headspan.explorer.page import render
 from headspan.scores import Scores, is_result
@@ -74,7 +75,7 @@ def report(
     weights: the weights the scores were made from, or their model; with them the page has tokens and principal angles.
     out: where to write it; without, the page is only returned (a notebook shows it).
     labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
-        heads and are evaluated.
+        heads and are evaluated. The demo model has those of its head scores by default.
     behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
     force: replace a file that is not such a page; one that is read is never replaced.
@@ -100,6 +101,10 @@ def report(
         weights = weights_of(scores, weights)
     if behaviour is not None:
         scores = replace(scores, annotations={**scores.annotations, "behaviour": dict(behaviour)})
+    known = with_shipped(scores)
+    if labels is None and known is not scores and behaviour is None:
+        labels = "behaviour"
+    scores = known
     classes = given_labels(labels, scores)
     with progress_bar("making the page") as update:
         tell = progress or (lambda what, done, total: update(done, total))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from importlib import resources
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 import headspan
-from headspan.analysis.baseline import PairingSummary, significance, summarise
+from headspan.analysis.baseline import PairingSummary, summarise
+from headspan.analysis.effects_result import effects_in
 from headspan.analysis.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
 from headspan.analysis.origin import check_same_model
 from headspan.errors import HeadspanError
 from headspan.explorer.details import pair_details, tokens_by_role
-from headspan.explorer.encode import Limits, encode_edges, encode_matrices, pack
+from headspan.explorer.edges import about_effects, edges_of
+from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
 from headspan.explorer.findings import find, metric_order
 from headspan.figures.style import SEQUENTIAL, label_colours
 from headspan.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
@@ -30,6 +30,7 @@ from headspan.system.memory import check_room
 
 SCHEMA = 1
 DEFAULT_K = 20
+CROWDED = 0.25  # of all pairs: so many lines at once show nothing
 _BINS = 255
 
 Progress = Callable[[str, int, int], None]
@@ -71,6 +72,7 @@ def collect(
         doubts.append(labels.doubt(scores.provenance))
         labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
+    measured = effects_in(scores)
     summaries = _summaries(scores)
     evaluated = _evaluation(scores, labels)
     missing: dict[str, str] = {}
@@ -84,9 +86,11 @@ def collect(
         "pairings": [str(pairing) for pairing in _ordered(scores)],
         "compared": sum(int(np.count_nonzero(~np.isnan(values))) for values in scores.arrays.values()),
         "default_k": min(DEFAULT_K, limits.overall),
+        "default_pairings": _opening_pairings(scores),
+        "effects": about_effects(measured),
         "limits": {"overall": limits.overall, "per_head": limits.per_head},
-        "edges": {f"{m}/{p}": encode_edges(scores[m, p], limits, _statistics(scores, m, p)) for m, p in scores.arrays},
-        "matrices": matrices,
+        "edges": {f"{m}/{p}": edges_of(scores, m, p, limits, measured) for m, p in scores.arrays},
+        "matrices": matrices | encode_effects(measured),
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
         "agreement": _agreement(scores, matrices),
         "labels": _labels(labels),
@@ -154,22 +158,15 @@ def _ordered(scores: Scores) -> list[Pairing]:
 # ------------------------------------------------------------------ statistics
 
 
-def _statistics(scores: Scores, metric: str, pairing: Pairing) -> dict[str, np.ndarray]:
-    """z and q of every pair, under the nulls that exist for this similarity and pairing."""
-    found: dict[str, np.ndarray] = {}
-    if metric == "pk":
-        random = significance(scores, pairing)
-        found |= {"z": random.z, "q_random": random.q}
-    if _has_reverse(scores, metric, pairing):
-        found["q_reversed"] = significance(scores, pairing, null="reversed", metric=metric).q
-    return found
-
-
-def _has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
-    back = Pairing(pairing.target, pairing.source)
-    if pairing not in FLOW_PAIRINGS or (metric, back) not in scores:
-        return False
-    return len(scores[metric, back].forward().pairs()[2]) > 1
+def _opening_pairings(scores: Scores) -> list[str]:
+    """The pairings that are drawn at first: OQ, OK and OV, or OK alone where this would be most of a small model."""
+    metric = metric_order(scores)[0]
+    pairs = {p: len(scores[metric, p].forward().pairs()[2]) for p in FLOW_PAIRINGS if (metric, p) in scores}
+    crowded = DEFAULT_K * len(pairs) > CROWDED * sum(pairs.values())
+    if not pairs:
+        return [str(p) for p in _ordered(scores)[:3]]
+    keys = Pairing.parse("OK")
+    return [str(keys)] if crowded and keys in pairs else [str(p) for p in _ordered(scores) if p in pairs]
 
 
 def _summaries(scores: Scores) -> list[PairingSummary]:
@@ -235,8 +232,8 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
 
 
 def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
-    """Head scores given, kept with the result or shipped with the demo model; only numbers of heads of this model."""
-    kept = given or scores.annotations.get("behaviour") or _shipped_behaviour(scores)
+    """Head scores given or kept with the result; only numbers of heads of this model."""
+    kept = given or scores.annotations.get("behaviour")
     if not isinstance(kept, Mapping):
         return None
     known = {str(head) for head in scores.ports.query}
@@ -248,20 +245,6 @@ def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, 
             if values:
                 found[str(kind)] = values
     return found or None
-
-
-def _shipped_behaviour(scores: Scores) -> Any:
-    file = resources.files("headspan") / "data" / "demo" / "behaviour.json"
-    if scores.provenance.get("reference") != "demo" or not file.is_file() or not _is_demo(scores):
-        return None
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _is_demo(scores: Scores) -> bool:
-    """Whether a result is of the very demo model that is installed here."""
-    from headspan.models.weights import open
-
-    return scores.provenance.get("fingerprint") == open("demo").fingerprint()
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
@@ -302,6 +285,9 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
     for key, value in scores.provenance.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         rows.append((str(key).replace("_", " "), text or "none"))
+    protocol = scores.annotations.get("effects")
+    if effects_in(scores) is not None and isinstance(protocol, Mapping):
+        rows.append(("effects", ", ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in protocol.items())))
     return rows
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headspan.analysis.effects_result import Effects
 from headspan.analysis.wiring import occurrence
 from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 from headspan.scores import ScoreMatrix, Scores
@@ -83,6 +84,18 @@ def encode_matrices(scores: Scores) -> dict[str, dict[str, Any]]:
     return encoded
 
 
+def encode_effects(measured: Effects | None) -> dict[str, dict[str, Any]]:
+    """Measured effects by ``effect/pairing``, in the precision that scores of as many values have."""
+    if measured is None:
+        return {}
+    matrices = {pairing: measured.matrix(pairing) for pairing in measured.pairings}
+    total = sum(int(np.count_nonzero(~np.isnan(matrix.values))) for matrix in matrices.values())
+    if total > COARSE_VALUES:
+        return {}
+    encoding = "f4" if total <= EXACT_VALUES else "u2" if total <= FINE_VALUES else "u1"
+    return {f"effect/{pairing}": _one_matrix(matrix, encoding) for pairing, matrix in matrices.items()}
+
+
 def _one_matrix(matrix: ScoreMatrix, encoding: str) -> dict[str, Any]:
     kind = mask_kind(matrix)
     present = ~np.isnan(matrix.values)
@@ -120,11 +133,13 @@ class Limits:
         return cls(overall=400, per_head=10 if heads <= 64 else 5 if heads <= 400 else 3)
 
 
-def kept_pairs(matrix: ScoreMatrix, limits: Limits) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def kept_pairs(
+    matrix: ScoreMatrix, limits: Limits, also: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and ranks of the pairs worth keeping, best first.
 
     They are the best ``overall`` forward pairs, and every head's best ``per_head`` as source and as target:
-    with them the page can apply each edge rule, and name each head's best partners.
+    with them the page can apply each edge rule, and name each head's best partners. ``also`` marks further ones.
     """
     rows, columns, values = matrix.pairs()
     order = np.argsort(-values, kind="stable")  # the order of ScoreMatrix.top
@@ -135,15 +150,20 @@ def kept_pairs(matrix: ScoreMatrix, limits: Limits) -> tuple[np.ndarray, np.ndar
     for ends in (rows.astype(_INDEX), columns.astype(_INDEX)):
         keep |= occurrence(ends) < limits.per_head
         keep |= forward & (occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
+    if also is not None:
+        keep |= also[rows, columns]
     kept = np.flatnonzero(keep)
     return rows[kept], columns[kept], kept + 1
 
 
 def encode_edges(
-    matrix: ScoreMatrix, limits: Limits, statistics: dict[str, np.ndarray] | None = None
+    matrix: ScoreMatrix,
+    limits: Limits,
+    statistics: dict[str, np.ndarray] | None = None,
+    also: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q) to carry along."""
-    rows, columns, ranks = kept_pairs(matrix, limits)
+    """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along."""
+    rows, columns, ranks = kept_pairs(matrix, limits, also)
     forward = forward_mask(matrix.sources, matrix.targets)
     count = int(np.count_nonzero(~np.isnan(matrix.values)))
     content: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.baseline import PairingSummary
-from headspan.analysis.effects import effects_in
+from headspan.analysis.effects_result import effects_in
 from headspan.analysis.evaluation import metric_agreement
 from headspan.analysis.hubs import HubHead, HubScores, hubs
 from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
@@ -82,10 +82,11 @@ def used_edges(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     names = ", ".join(f"{e.source} → {e.target}.{e.pairing.target}" for e in confirmed[:3])
     text = (
         f"Measured by running the model, for the {_STRONGEST} strongest of each pairing: to exchange what the source "
-        "writes has one of the largest effects there are, or takes a tenth of a head score from the target"
+        "writes has one of the 1 % largest effects, or takes more than a tenth of a head score from the target"
         + (f"; for example {names}." if names else ".")
     )
-    return [Finding(title, text, {"at": "wiring", "metric": metric})]
+    view = {"at": "wiring", "metric": metric, "rule": "top", "k": str(_STRONGEST), "used": ""}
+    return [Finding(title, text, view | {"pairings": ",".join(map(str, used))})]
 
 
 def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:

@@ -34,6 +34,14 @@ HS.controls = (() => {
     return HS.el("label", { class: "field" }, HS.el("span", { text: label }), box);
   };
 
+  const usedOnly = () => {
+    const box = HS.el("input", { type: "checkbox", id: "control-used", onchange: (event) => HS.set({ used: event.target.checked ? "1" : "" }) });
+    const sync = () => { box.checked = HS.state.used === "1"; };
+    HS.on(["used"], sync);
+    sync();
+    return HS.el("label", { class: "check", title: HS.usedMeans }, box, "used only");
+  };
+
   // Only what the chosen rule reads can be changed.
   const enable = () => {
     const rule = HS.state.rule;
@@ -54,7 +62,7 @@ HS.controls = (() => {
   const start = () => {
     const form = HS.byId("controls");
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.append(
+    form.append(...[
       HS.select("Similarity", "metric", HS.data.metrics.map((m) => [m.key, m.title])),
       HS.select("Edges", "rule", RULES),
       number("k", "k", { min: 0, max: HS.data.limits.overall, step: 1 }),
@@ -62,8 +70,8 @@ HS.controls = (() => {
       HS.select("q at most", "q", QS.map((q) => [q, q === "0.000001" ? "10⁻⁶" : q])),
       HS.select("against", "null", [["reversed", "reversed pairs"], ["random", "random subspaces"]]),
       HS.select("Shade heads by", "shade", shadings()),
-      pairings(),
-    );
+      pairings(), HS.data.effects ? usedOnly() : null,
+    ].filter(Boolean));
     HS.on(["rule", "metric"], enable);
     enable();
   };
@@ -90,6 +98,9 @@ HS.shading = (kind, key) => {
   return (name) => ramp(values.get(name) ?? 0, largest);
 };
 
+HS.usedMeans = "Measured by running the model: to exchange what the source writes has one of the 1 % largest effects of the pairing, or takes more than a tenth of a head score from the target";
+HS.materials = { random: "random tokens said twice", text: "a short text", tokens: "given tokens" };
+
 HS.legend = () => {
   const box = HS.byId("legend");
   const item = (text, css) => HS.el("span", {}, HS.el("i", { class: "swatch", css }), text);
@@ -98,6 +109,9 @@ HS.legend = () => {
   const items = targets.map((role) => item(`read by ${roles[role]} (${role})`.replace("read by output", "output"), { background: `var(--role-${role})` }));
   if (HS.state.shade === "labels" && HS.data.labels)
     for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));
+  if (HS.data.effects && HS.state.pairings.split(",").some((p) => HS.data.effects.pairings.includes(p)))
+    items.push(HS.el("span", { class: "used-key", title: HS.usedMeans }, HS.el("i", { class: "swatch dot" }), "confirmed: the model uses it"),
+      HS.el("span", {}, HS.el("i", { class: "swatch thin" }), "thin: overlap only"));
   if (HS.state.pairings.split(",").some((p) => p && p[0] !== "O")) items.push(HS.el("span", { text: "Line: O solid, Q dashed, K dotted, V dash-dot" }));
   box.replaceChildren(...items);
 };

@@ -71,6 +71,7 @@ HS.inspector = (() => {
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
+      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => `${HS.number(e.effect, 3)}${e.used ? " ●" : ""}` }] : []),
     ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("No pair of this kind in the result."));
     const parts = [heading("Best targets: who reads what it writes"), make(side("out", flow), "target", "targets"),
       heading("Best sources: whose writing it reads"), make(side("in", flow), "source", "sources")];
@@ -111,8 +112,20 @@ HS.inspector = (() => {
     if (value.z !== null && value.z !== undefined) rows.push(["z", `${HS.number(value.z, 1)} against random subspaces`]);
     if (value.q?.random !== null && value.q) rows.push(["q, random", HS.qvalue(value.q.random)]);
     if (value.q?.reversed !== null && value.q) rows.push(["q, reversed", HS.qvalue(value.q.reversed)]);
+    rows.push(...effect(pairing, row, column));
     parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
+  };
+
+  // Exact for a kept edge; else as exact as a matrix of this size is kept.
+  const effect = (pairing, row, column) => {
+    if (!data.effects?.pairings.includes(pairing)) return [];
+    const edge = HS.model.findEdge(HS.state.metric, pairing, row, column);
+    const found = edge?.effect ?? HS.model.value("effect", pairing, row, column).score;
+    if (edge === null || edge.effect === null)
+      return [["Effect", Number.isNaN(found) ? "not measured" : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)}, not among the edges that are used`]];
+    return [["Effect", HS.el("span", { "data-effect": found, text: `${HS.number(found)}, percentile ${HS.number(edge.percentile, 1)} between these layers` })],
+      ["Used", HS.el("span", { title: HS.usedMeans, text: edge.used ? "yes, confirmed by running the model" : "no, the overlap is not confirmed" })]];
   };
 
   const details = (pairing, row, column) => data.details?.[pairing]?.[`${row}>${column}`];

@@ -5,10 +5,10 @@
   const flow = data.pairings.filter((p) => p[0] === "O" && p !== "OO");
   const favourite = flow.includes("OK") ? "OK" : data.pairings[0];
   HS.defaults = {
-    metric: data.metrics[0].key, pairings: (flow.length ? flow : data.pairings.slice(0, 3)).join(","), rule: "top",
+    metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.01", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", used: "",
   };
 
   // Whatever an address says, only values that exist are taken.
@@ -16,7 +16,7 @@
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
       rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "random"],
-      heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      used: data.effects ? ["", "1"] : [""], heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
       at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "hubs", "evaluation", "provenance"],
     };
     for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];

@@ -40,14 +40,19 @@ HS.model = (() => {
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
       z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed),
+      effect: optional(raw.effect), percentile: optional(raw.percentile), used: optional(raw.used),
     };
   });
 
   const edgeAt = (metricKey, pairing, a, i) => ({
     metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], z: a.z ? a.z[i] : null,
     q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null },
-    source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]],
+    source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
+
+  // Effects stand beside an edge where they were measured: null for an edge that was not.
+  const measuredAt = (a, i) => (a.effect && !Number.isNaN(a.effect[i])
+    ? { effect: a.effect[i], percentile: a.percentile[i], used: a.used[i] > 0 } : { effect: null, percentile: null, used: null });
 
   const findEdge = (metricKey, pairing, row, column) => {
     const a = arrays(metricKey, pairing);
@@ -78,6 +83,7 @@ HS.model = (() => {
     let passed = 0;
     for (let i = 0; i < a.rank.length; i++) {
       if (layersOut[a.source[i]] >= layersIn[a.target[i]] || a.score[i] < view.min) continue;
+      if (view.used && !(a.used && a.used[i])) continue;
       if (view.rule === "significance" && !(a[view.null] && a[view.null][i] <= view.q)) continue;
       if (view.rule === "top" && edges.length >= view.k) break;
       if (view.rule === "top-per-target") {

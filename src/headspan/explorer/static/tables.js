@@ -11,7 +11,8 @@ HS.tables = (() => {
     const rows = [["Model", m.name], ["Architecture", m.architecture], ["Layers × heads", `${m.layers.length} × ${m.n_heads}${HS.model.shared ? `, ${m.n_kv_heads} KV` : ""}`],
       ["d_model", HS.count(m.d_model)], ["Norms", m.folding === "folded" ? "folded into the weights" : "not folded"],
       ["Similarities", data.metrics.map((x) => x.title).join(", ")], ["Pairings", data.pairings.length === 16 ? "all 16" : data.pairings.join(", ")],
-      ["Pairs compared", HS.count(data.compared)]];
+      ["Pairs compared", HS.count(data.compared)],
+      ["Edges used", data.effects ? Object.entries(data.effects.used).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
     HS.byId("findings").append(...data.findings.map((f) => HS.el("li", {}, HS.el("b", { text: f.title }), HS.el("p", { text: f.text }),
       f.view ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => show(f.view) }) : null)));
@@ -31,6 +32,10 @@ HS.tables = (() => {
     ];
     if (hasZ) columns.push({ key: "z", title: "z", number: true, text: (e) => HS.number(e.z, 1) });
     if (list.some((e) => e.q.reversed !== null)) columns.push({ key: "q_reversed", title: "q, reversed", number: true, value: (e) => e.q.reversed, text: (e) => HS.qvalue(e.q.reversed) });
+    if (list.some((e) => e.effect !== null)) columns.push(
+      { key: "effect", title: "Effect", number: true, text: (e) => HS.number(e.effect) },
+      { key: "percentile", title: "Percentile", number: true, text: (e) => HS.number(e.percentile, 1) },
+      { key: "used", title: "Used", text: (e) => (e.used === null ? "–" : e.used ? "yes" : "no") });
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (e) => `${labelText(e.source)} → ${labelText(e.target)}`, text: (e) => [labelText(e.source) || "–", labelText(e.target) || "–"].join(" → ") });
     const table = HS.table(columns, list, { file: `edges-${metric}`, shown: 20, key: (e) => `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}` });
     HS.byId("edge-table").replaceChildren(table);

@@ -12,6 +12,7 @@ HS.wiring = (() => {
   const view = () => ({
     metric: HS.state.metric, rule: HS.state.rule, pairings: HS.state.pairings.split(",").filter((p) => HS.data.pairings.includes(p)),
     k: Math.max(0, Math.floor(Number(HS.state.k)) || 0), min: HS.state.min === "" ? -Infinity : Number(HS.state.min), q: Number(HS.state.q), null: HS.state.null,
+    used: HS.state.used === "1",
   });
 
   const measure = () => {
@@ -19,7 +20,7 @@ HS.wiring = (() => {
     const query = 1 + Math.max(...HS.data.heads.query.map((name) => HS.model.parts(name).index));
     const kv = HS.model.shared ? 1 + Math.max(...HS.data.heads.kv.map((name) => HS.model.parts(name).index)) : 0;
     const width = HS.byId("diagram").clientWidth - 14;
-    const column = Math.max(24, Math.min(240, (width - LEFT) / layers.length));
+    const column = Math.max(24, Math.min(layers.length < 4 ? 400 : 240, (width - LEFT) / layers.length));
     const row = Math.max(13, Math.min(38, 620 / (query + kv)));
     return { layers, query, kv, column, row, box: Math.min(column * 0.46, 42), tall: Math.min(row * 0.66, 24),
       width: LEFT + column * layers.length, height: TOP + row * (query + kv) + (kv ? GAP : 0) + 8 };
@@ -67,13 +68,30 @@ HS.wiring = (() => {
     return group;
   };
 
-  const curve = (edge) => {
+  // Where a line runs: ends and bend of its curve.
+  const course = (edge) => {
     const a = nodes.get(edge.source), b = nodes.get(edge.target), half = geometry.box / 2;
     const x1 = a.x + half, x2 = b.x - half;
     const bend = Math.max(12, (x2 - x1) * 0.45);
     // Neighbouring pairings of the same two heads leave at slightly different heights, so that both can be seen.
     const shift = ("QKVO".indexOf(edge.pairing[1]) - 1) * Math.min(3, geometry.tall / 7);
-    return `M${x1} ${a.y + shift} C${x1 + bend} ${a.y + shift} ${x2 - bend} ${b.y + shift} ${x2} ${b.y + shift}`;
+    return { x1, x2, bend, y1: a.y + shift, y2: b.y + shift };
+  };
+
+  const curve = ({ x1, x2, bend, y1, y2 }) => `M${x1} ${y1} C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
+
+  // A dot marks an edge that the model uses. It sits before the target, where lines into one head are still apart.
+  const dot = (edge, { x1, x2, bend, y1, y2 }) => {
+    const mix = (t, a, b, c, d) => a * (1 - t) ** 3 + 3 * b * t * (1 - t) ** 2 + 3 * c * t * t * (1 - t) + d * t ** 3;
+    const wanted = x2 - Math.min(96, 0.4 * (geometry.column - geometry.box));
+    let low = 0, high = 1;
+    for (let i = 0; i < 20; i++) {
+      const middle = (low + high) / 2;
+      if (mix(middle, x1, x1 + bend, x2 - bend, x2) < wanted) low = middle;
+      else high = middle;
+    }
+    return HS.svg("circle", { class: `used-dot to-${edge.pairing[1]}`, "data-used": pairKey(edge), cx: wanted.toFixed(2),
+      cy: mix(low, y1, y1, y2, y2).toFixed(2), r: Math.max(2, Math.min(4, geometry.tall / 5)).toFixed(2) });
   };
 
   const drawEdges = () => {
@@ -82,13 +100,14 @@ HS.wiring = (() => {
     for (const edge of edges) largest[edge.pairing] = Math.max(largest[edge.pairing] ?? 0, edge.score);
     lines = edges.map((edge) => {
       const strength = largest[edge.pairing] > 0 ? Math.max(0, edge.score / largest[edge.pairing]) : 0;
-      const d = curve(edge);
+      const way = course(edge), d = curve(way);
       const path = HS.svg("path", { class: `edge from-${edge.pairing[0]} to-${edge.pairing[1]}`, d,
-        "stroke-width": (0.8 + 2.2 * strength).toFixed(2), "stroke-opacity": (0.18 + 0.72 * strength ** 1.5).toFixed(2) });
+        "stroke-width": (edge.used === false ? 0.8 : 0.8 + 2.2 * strength).toFixed(2),
+        "stroke-opacity": (edge.used === false ? 0.45 : 0.18 + 0.72 * strength ** 1.5).toFixed(2) });
       const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": pairKey(edge) });
-      return { edge, path, hit };
+      return { edge, path, hit, mark: edge.used ? dot(edge, way) : null };
     });
-    layerOfEdges.replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.hit));
+    layerOfEdges.replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.mark).filter(Boolean), ...lines.map((l) => l.hit));
     const touched = new Map();
     for (const { source, target } of edges) {
       touched.set(source, [(touched.get(source)?.[0] ?? 0) + 1, touched.get(source)?.[1] ?? 0]);
@@ -109,8 +128,9 @@ HS.wiring = (() => {
 
   const tellNotes = (edges, cut, touched) => {
     let text = `${HS.count(edges.length)} edges between ${HS.count(touched.size)} heads.`;
+    if (edges.some((edge) => edge.used !== null)) text += ` The model uses ${HS.count(edges.filter((edge) => edge.used).length)} of them, measured on ${HS.data.effects.materials.map((m) => HS.materials[m] ?? m).join(" and ")}.`;
     if (!view().pairings.length) text = "Choose at least one pairing.";
-    else if (!edges.length) text = view().rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : "No pair passes: lower the minimum score or raise k.";
+    else if (!edges.length) text = view().rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : view().used ? "No used edge passes: choose other pairings, or draw the others too." : "No pair passes: lower the minimum score or raise k.";
     if (cut.length) text += ` More pairs pass in ${cut.join(", ")}; the page draws the strongest ${HS.data.limits.overall} of each pairing.`;
     if (view().rule === "top-per-target" && view().k > HS.data.limits.per_head) text += ` The page keeps at least the best ${HS.data.limits.per_head} sources of every target.`;
     HS.byId("wiring-notes").textContent = text;
@@ -121,10 +141,11 @@ HS.wiring = (() => {
   const highlight = () => {
     const head = HS.state.head, pair = HS.state.pair;
     const near = new Set();
-    for (const { edge, path, hit } of lines) {
+    for (const { edge, path, hit, mark } of lines) {
       const lit = head ? edge.source === head || edge.target === head : pair ? pairKey(edge) === pair : false;
       path.classList.toggle("lit", lit);
       hit.classList.toggle("lit", lit);
+      mark?.classList.toggle("lit", lit);
       path.classList.toggle("chosen", pair === pairKey(edge));
       if (lit) { near.add(edge.source); near.add(edge.target); }
     }
@@ -160,6 +181,7 @@ HS.wiring = (() => {
       `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}`];
     if (edge.z !== null) rows.push(`z ${HS.number(edge.z, 1)} against random subspaces`);
     if (edge.q.reversed !== null) rows.push(`q ${HS.qvalue(edge.q.reversed)} against reversed pairs`);
+    if (edge.effect !== null) rows.push(`effect ${HS.number(edge.effect)}: ${edge.used ? "the model uses it" : "not among those it uses"}`);
     return rows.join("\n");
   };
 
@@ -219,7 +241,7 @@ HS.wiring = (() => {
   const start = () => {
     listen();
     redraw();
-    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null"], drawEdges);
+    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "used"], drawEdges);
     HS.on(["head", "pair"], highlight);
     HS.on(["shade", "theme", "metric"], shade);
   };
