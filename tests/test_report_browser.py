@@ -502,7 +502,8 @@ def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
     weights = array_model(kv_heads=2)
     scores = hs.score(weights)
     report(scores, weights, tmp_path / "gqa.html")
-    view = open_page(tmp_path / "gqa.html", scores)
+    assert open_page(tmp_path / "gqa.html", scores).edges() == expected(scores, k=20, pairings=["OK"])
+    view = open_page(tmp_path / "gqa.html", scores, "#pairings=OQ,OK,OV")
     assert view.page.locator(".node").count() == 16 + 8
     assert view.edges() == expected(scores, k=20)
     view.click_head("L2KV0")

@@ -89,7 +89,15 @@ def test_the_demo_comes_confirmed() -> None:
     raw = payload["edges"]["pk/OK"]
     used = dict(zip(payload_edges(payload, "pk", "OK"), unpack(raw["used"], "f4") > 0, strict=True))
     assert all(used["L0H3", f"L1H{i}"] for i in range(8)), "the induction circuit"
-    assert not all(used.values())
+    best = list(used)[:20]
+    rest = [pair for pair in best if not used[pair]]
+    assert len(rest) == 4
+    measured = effects_of(Scores.load(SHIPPED))
+    table = measured.matrix("OK")
+    for source, target in rest:  # as README says of the thin lines
+        place = table.sources.index(hs.Head.parse(source)), table.targets.index(hs.Head.parse(target))
+        lost = -measured.arrays["induction", table.pairing][place] / measured.clean["induction"][place[1]]
+        assert 0 < lost < 0.1
 
 
 def test_shipped_effects_are_those_of_the_model() -> None:

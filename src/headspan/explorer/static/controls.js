@@ -111,7 +111,7 @@ HS.legend = () => {
     for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));
   if (HS.data.effects && HS.state.pairings.split(",").some((p) => HS.data.effects.pairings.includes(p)))
     items.push(HS.el("span", { class: "used-key", title: HS.usedMeans }, HS.el("i", { class: "swatch dot" }), "confirmed: the model uses it"),
-      HS.el("span", {}, HS.el("i", { class: "swatch thin" }), "thin: overlap only"));
+      HS.el("span", {}, HS.el("i", { class: "swatch thin" }), "thin: measured, not among the used"));
   if (HS.state.pairings.split(",").some((p) => p && p[0] !== "O")) items.push(HS.el("span", { text: "Line: O solid, Q dashed, K dotted, V dash-dot" }));
   box.replaceChildren(...items);
 };

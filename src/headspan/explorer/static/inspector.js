@@ -125,7 +125,7 @@ HS.inspector = (() => {
     if (edge === null || edge.effect === null)
       return [["Effect", Number.isNaN(found) ? "not measured" : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)}, not among the edges that are used`]];
     return [["Effect", HS.el("span", { "data-effect": found, text: `${HS.number(found)}, percentile ${HS.number(edge.percentile, 1)} between these layers` })],
-      ["Used", HS.el("span", { title: HS.usedMeans, text: edge.used ? "yes, confirmed by running the model" : "no, the overlap is not confirmed" })]];
+      ["Used", HS.el("span", { title: HS.usedMeans, text: edge.used ? "yes, confirmed by running the model" : "no, not among the edges that the model uses" })]];
   };
 
   const details = (pairing, row, column) => data.details?.[pairing]?.[`${row}>${column}`];

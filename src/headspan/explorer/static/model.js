@@ -80,17 +80,18 @@ HS.model = (() => {
     const layersOut = once(`layers ${pairing[0]}`, () => Int32Array.from(listOf[pairing[0]], layer));
     const layersIn = once(`layers ${pairing[1]}`, () => Int32Array.from(listOf[pairing[1]], layer));
     const edges = [];
-    let passed = 0;
+    let passed = 0, seen = 0;
     for (let i = 0; i < a.rank.length; i++) {
       if (layersOut[a.source[i]] >= layersIn[a.target[i]] || a.score[i] < view.min) continue;
-      if (view.used && !(a.used && a.used[i])) continue;
       if (view.rule === "significance" && !(a[view.null] && a[view.null][i] <= view.q)) continue;
-      if (view.rule === "top" && edges.length >= view.k) break;
+      if (view.rule === "top" && seen >= view.k) break;
+      seen += 1;
       if (view.rule === "top-per-target") {
         const taken = perTarget.get(a.target[i]) ?? 0;
         if (taken >= view.k) continue;
         perTarget.set(a.target[i], taken + 1);
       }
+      if (view.used && !(a.used && a.used[i])) continue; // of the chosen edges, those that are used
       passed += 1;
       if (view.rule === "significance" || view.rule === "threshold") if (passed > data.limits.overall) continue;
       edges.push(edgeAt(metricKey, pairing, a, i));
