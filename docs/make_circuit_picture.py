@@ -28,8 +28,7 @@ def main() -> None:
         page.goto(page_file.as_uri())
         page.wait_for_selector("html[data-ready=true]")
         page.eval_on_selector("#diagram", "box => box.scrollIntoView({block: 'center'})")
-        boxes = [page.locator(part).bounding_box() for part in PARTS]
-        assert all(boxes)
+        boxes = [box for part in PARTS if (box := page.locator(part).bounding_box()) is not None]
         top, bottom = boxes[0]["y"], boxes[-1]["y"] + boxes[-1]["height"] + MARGIN
         left, right = boxes[0]["x"] - MARGIN, boxes[0]["x"] + boxes[0]["width"] + MARGIN
         page.screenshot(path=PICTURE, clip={"x": left, "y": top, "width": right - left, "height": bottom - top})

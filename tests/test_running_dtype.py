@@ -42,7 +42,7 @@ def exact(stored: Path) -> Any:
 def test_float32_unless_told(live: bool, stored: Path, exact: Any) -> None:
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(stored, dtype=torch.bfloat16) if live else stored
+    model: Any = AutoModel.from_pretrained(stored, dtype=torch.bfloat16) if live else stored
     found, right = effects(model, tokens=TOKENS), effects(exact, tokens=TOKENS)
     habits, right_habits = behaviour(model, **QUICK), behaviour(exact, **QUICK)
     for key, values in found.arrays.items():
@@ -61,7 +61,7 @@ def test_float32_unless_told(live: bool, stored: Path, exact: Any) -> None:
 def test_the_option_is_obeyed(dtype: str, seen: str, live: bool, stored: Path) -> None:
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(stored, dtype=torch.bfloat16) if live else stored
+    model: Any = AutoModel.from_pretrained(stored, dtype=torch.bfloat16) if live else stored
     with running(model, dtype=dtype) as ready:
         assert ready.model.dtype == getattr(torch, seen)
         pattern = next(iter(ready.attentions(torch.tensor(TOKENS[:1])).values()))
