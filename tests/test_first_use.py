@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 import headspan as hs
 from headspan.cli import app
 from headspan.errors import HeadspanError
+from headspan.heads import Node, PortTable, Role, mlp_position
+from headspan.models.arrays import ArrayWeights
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,53 @@ def test_a_result_where_a_model_is_needed(function, shared: hs.Scores, tmp_path:
 def test_the_name_that_is_proposed_for_a_result_can_be_written() -> None:
     with pytest.raises(HeadspanError, match=r"--out nowhere\.safetensors$"):
         hs.load("nowhere")
+
+
+@pytest.mark.parametrize("command", ["effects", "behaviour"])
+def test_what_is_stored_into_must_be_a_result(command: str, tmp_path: Path) -> None:
+    for name, content, told in (
+        ("empty", b"", "cannot be read as a headspan result"),
+        ("none", None, "there is no result"),
+    ):
+        path = tmp_path / f"{name}.safetensors"
+        if content is not None:
+            path.write_bytes(content)
+        done = CliRunner().invoke(app, [command, "demo", "--into", str(path)])
+        assert done.exit_code == 2 or isinstance(done.exception, HeadspanError)
+        assert told in str(done.exception) + done.stderr and "--force" not in str(done.exception) + done.stderr
+
+
+def test_what_a_result_lacks_is_told_with_what_it_has(tmp_path: Path) -> None:
+    hs.score("demo", "pk", "OK", out=(path := tmp_path / "r.safetensors"))
+    with pytest.raises(HeadspanError, match=r"no pk scores for OQ: it has pk for OK; choose one of these"):
+        hs.top(path)
+
+
+def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
+    """As CONTRIBUTING tells how to add a kind of node."""
+    rng = np.random.default_rng(0)
+    heads = {role: rng.standard_normal((2, 3, 16, 4)) for role in "QKVO"}
+    rows = rng.standard_normal((2, 2, 16, 1))
+    nodes = tuple(Node(mlp_position(layer), layer, f"L{layer}N{i}", "neuron") for layer in (0, 1) for i in (0, 1))
+
+    class WithNeurons(ArrayWeights):
+        def read(self, role, layer):
+            return rows[layer] if Role.parse(role) in (Role.R, Role.W) else super().read(role, layer)
+
+        def d_head(self, role):
+            return 1 if Role.parse(role) in (Role.R, Role.W) else super().d_head(role)
+
+        def storage_dtype(self, role, layer):
+            return "float64" if Role.parse(role) in (Role.R, Role.W) else super().storage_dtype(role, layer)
+
+    weights = WithNeurons(heads)
+    weights.ports = PortTable({**weights.ports.ports, Role.W: nodes, Role.R: nodes})
+    hs.score(weights, "pk", ["WQ", "OR"], out=(path := tmp_path / "r.safetensors"))
+    kept = hs.load(path)
+    expected = hs.projection_kernel(rows[0, 1], heads["Q"][1, 2])
+    assert kept["pk", "WQ"].values[1, 5] == pytest.approx(expected, rel=1e-5)
+    assert kept["pk", "OR"].values[0, 0] == pytest.approx(hs.projection_kernel(heads["O"][0, 0], rows[0, 0]), rel=1e-5)
+    assert np.isnan(kept["pk", "WQ"].values[:, :3]).all()  # a neuron of layer 0 comes after the heads of layer 0
 
 
 @pytest.mark.parametrize("call", ["hs.score('demo', 'pk', 'OK')", "hs.hubs('demo')"])

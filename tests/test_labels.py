@@ -59,7 +59,7 @@ def test_a_users_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must begin with the line head,label but begins with an empty file"),
+        ("", "must begin with the line head,label but is empty"),
         ("L5H5,induction\n", "begins with L5H5,induction"),
         ("head,label\n", "has no labels"),
         ("head,label\nL5H5\n", "line 2 of .* must be a head and a label"),

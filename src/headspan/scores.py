@@ -204,7 +204,7 @@ class Scores:
             pairings = ", ".join(map(str, self.pairings))
             raise HeadspanError(
                 f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
-                "run headspan score again with that metric and pairing"
+                "choose one of these (--metric, --pairing), or run headspan score again with what you need"
             )
         values = self.arrays[metric, pairing]
         return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)

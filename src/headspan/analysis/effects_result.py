@@ -262,7 +262,7 @@ def check_same_heads(table: PortTable, scores: Scores | None, reference: str) ->
         if tuple(scores.heads(role)) != tuple(table.of(role)):
             raise HeadspanError(
                 f"this is a result of another model: it has {len(scores.heads(role))} {role} heads where {reference} "
-                f"has {len(table.of(role))}, or others"
+                f"has {len(table.of(role))}, or others; give the model it was made from"
             )
 
 

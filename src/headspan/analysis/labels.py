@@ -138,8 +138,8 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
     rows = [(n, _cells(line, n, path)) for n, line in numbered]
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
-        seen = ",".join(rows[0][1]) if rows else "an empty file"
-        raise HeadspanError(f"{path} must begin with the line head,label but begins with {seen}")
+        seen = f"begins with {','.join(rows[0][1])}" if rows else "is empty"
+        raise HeadspanError(f"{path} must begin with the line head,label but {seen}")
     pairs = []
     for number, row in rows[1:]:
         if len(row) != 2 or not all(row):

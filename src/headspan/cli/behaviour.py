@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Bos, Dtype, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.cli.common import (
+    Bos,
+    Dtype,
+    Force,
+    Listing,
+    ModelRef,
+    check_store,
+    k_option,
+    listing,
+    note,
+    out_option,
+    progress,
+)
 from headspan.errors import HeadspanError
+from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
     from headspan.analysis.behaviour import BehaviourScores
@@ -61,6 +74,8 @@ def behaviour(
         raise HeadspanError("--best and --threshold are two ways to choose labels: give one of them")
     if (best is not None or threshold is not None) and labels_out is None:
         raise HeadspanError("--best and --threshold choose the heads of a label file: name it with --labels-out")
+    if into is not None:
+        check_store(into)
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(read_text, text or []), *(prompt or [])] or None
@@ -97,7 +112,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HeadspanError(f"{path} cannot be read as UTF-8 text: {error}") from None
+        raise HeadspanError(f"{path} cannot be read as UTF-8 text: {reason(error)}") from None
 
 
 def _load_result(path: Path, model: str) -> Any:
@@ -122,7 +137,7 @@ def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -
     if set(heads) != set(theirs):
         raise HeadspanError(
             f"{path} is a result of another model: it has {len(theirs)} query heads where {model} has {len(heads)}, "
-            "or others"
+            "or others; give the model it was made from"
         )
 
 

@@ -36,6 +36,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -215,6 +216,14 @@ def open_model(reference: str, fold: bool = False, tell: bool = False) -> Attent
     for sentence in weights.notes if tell else ():
         note(sentence)
     return weights
+
+
+def check_store(path: Path) -> None:
+    """Something can only be stored in a result that is there: told before --out's rules for new files are applied."""
+    from headspan.scores import Scores, is_result
+
+    if not is_result(path):
+        Scores.load(path)  # says what it is instead
 
 
 def note(text: str) -> None:

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headspan.cli.behaviour import check_model, read_text
-from headspan.cli.common import Bos, Dtype, Listing, Metrics, ModelRef, Pairings, k_option, listing, note, progress
+from headspan.cli.common import (
+    Bos,
+    Dtype,
+    Listing,
+    Metrics,
+    ModelRef,
+    Pairings,
+    check_store,
+    k_option,
+    listing,
+    note,
+    progress,
+)
 
 if TYPE_CHECKING:
     from headspan.analysis.effects_result import Effects
@@ -80,6 +92,7 @@ def effects(
     from headspan.system.outputs import check_output
 
     if into is not None:
+        check_store(into)
         check_output(into, "result", inputs=[model, *(text or [])])
     check_dtype(dtype)
     metrics = parse_metrics(metric or ["pk", "cs"])

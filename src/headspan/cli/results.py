@@ -86,7 +86,9 @@ def score(
             say=note,
         )
     pairs_scored = sum(row.size - int(np.isnan(row).sum()) for values in scores.arrays.values() for row in values)
-    note(f"{out}: {', '.join(scores.metrics)} for {len(scores.pairings)} pairings, {pairs_scored:,} scores")
+    count = len(scores.pairings)
+    pairings = "1 pairing" if count == 1 else f"{count} pairings"
+    note(f"{out}: {', '.join(scores.metrics)} for {pairings}, {pairs_scored:,} scores")
 
 
 def check_result_name(path: Path) -> None:

@@ -305,5 +305,5 @@ def _check_complete(reference: str, info: dict[str, Any]) -> None:
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise HeadspanError(
-            f"{reference} cannot be run: its checkpoint lacks {shown}; head scores need the complete model"
+            f"{reference} cannot be run: its checkpoint lacks {shown}; running it needs the complete model"
         )

@@ -131,6 +131,8 @@ def _read_header(path: Path, size: int) -> bytes:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if size == 0:
+                raise _invalid(path, "it is empty")
             if size < 8 or length > size - 8:
                 raise _invalid(path, f"its header should have {length} bytes, but the file has {size}")
             if length > HEADER_LIMIT:
