@@ -31,10 +31,11 @@ LISTINGS = {
     "norms": "tokens {model} --norms",
     "wiring": "wiring {result} -k 3 --labels {labels}",
     "diff": "diff {model} {model} -k 2",
+    "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
-OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track", "effects"}
+OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track"}
 Run = Callable[..., str]
 
 

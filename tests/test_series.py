@@ -112,6 +112,7 @@ def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
     assert {row["table"] for row in rows} == {"trajectory", "edge", "drift", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(series.to_pandas("drift")) == len(STEPS) * 4 * 6
+    assert hs.track(tmp_path / "run.safetensors").edges == series.edges  # a finished series, as the command takes it
     assert repr(series).startswith("Series of 5 steps") and "half-time" in series._repr_html_()
     with pytest.raises(HeadspanError, match=r"the edge L0H0 → L0H1 \(OK\) is not in this series"):
         series.of("L0H0", "L0H1", "OK")

@@ -28,7 +28,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.models.folding import fold as folded
 from headspan.models.weights import AttentionWeights, open
-from headspan.scores import Scores
+from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
 from headspan.scoring.subspaces import orthonormal_bases
 from headspan.scoring.tiles import TileStore
@@ -62,7 +62,8 @@ def track(
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
 
-    refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``.
+    refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
+        file of a finished series, which is loaded.
     out: write the series there, and keep finished steps in the cache folder until it is complete; without it the bases
         of two steps are held in memory.
     steps, last: only these step numbers; only so many checkpoints from the end.
@@ -75,6 +76,8 @@ def track(
     """
     if k < 1:
         raise HeadspanError(f"cannot keep {k} edges: give a number of 1 or more")
+    if out is None and _is_text(refs) and is_result(refs):
+        return Series.load(refs)
     checkpoints = find_checkpoints(refs, steps=steps, last=last)
     if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again: paths or hub ids")

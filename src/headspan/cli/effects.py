@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from headspan.scores import Scores
 
 _SHORT = {
-    "percentile": "pct", "change_identity": "Δident", "change_previous_token": "Δprev",
-    "change_duplicate_token": "Δdupl", "change_induction": "Δinduc",
+    "percentile": "pct", "change_identity": "Δid", "change_previous_token": "Δprev",
+    "change_duplicate_token": "Δdup", "change_induction": "Δind",
 }  # fmt: skip
 _COLUMNS = ["spearman", "within", "within_low", "within_high", "ap", "ap_low", "ap_high", "hits", "habit_ap"]
 _STOPPED = 130
@@ -151,7 +151,7 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], code: int) ->
     hidden = empty | {name for m in found.materials for name in (f"effect_{m}", f"{m}_largest")}
     shown = [{_SHORT.get(key, key): v for key, v in row.items() if key not in hidden} for row in rows]
     formats = {"score": ".3f", "effect": ".4f", "pct": ".0f"}
-    formats |= {name: "+.3f" for name in _SHORT.values() if name.startswith("Δ")}
+    formats |= {name: "+.2f" for name in _SHORT.values() if name.startswith("Δ")}
     title = f"Edges of {model}, measured on {' and '.join(found.materials)}"
     return Listing(rows, tables=[(title, shown, formats)], code=code)
 
