@@ -180,9 +180,18 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "unknown model_type 'nonesuch'",
     ),
     "config without heads": (lambda f: change_config(f / "gpt2", n_head=None), "does not say n_heads"),
-    "absurd number of heads": (lambda f: change_config(f / "gpt2", n_head=10**12), "1000000000000 heads"),
-    "absurd number of layers": (lambda f: change_config(f / "gpt2", n_layer=10**12), "h.2.attn.c_attn.weight"),
-    "absurd width": (lambda f: change_config(f / "gpt2", n_embd=2**60), "has shape"),
+    "absurd number of heads": (
+        lambda f: change_config(f / "gpt2", n_head=10**12),
+        "n_head = 1000000000000: no model is that large",
+    ),
+    "absurd number of layers": (
+        lambda f: change_config(f / "gpt2", n_layer=10**12),
+        "n_layer = 1000000000000: no model is that large",
+    ),
+    "absurd width": (
+        lambda f: change_config(f / "gpt2", n_embd=2**60),
+        "n_embd = 1152921504606846976: no model is that large",
+    ),
     "terabytes": (terabytes, "B"),
     "shard outside": (shard_outside("../../x.safetensors"), "leads out of the directory"),
     "shard at the root": (shard_outside("/etc/x.safetensors"), "leads out of the directory"),
