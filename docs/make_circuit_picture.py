@@ -30,7 +30,9 @@ def main() -> None:
         page.eval_on_selector("#diagram", "box => box.scrollIntoView({block: 'center'})")
         boxes = [box for part in PARTS if (box := page.locator(part).bounding_box()) is not None]
         top, bottom = boxes[0]["y"], boxes[-1]["y"] + boxes[-1]["height"] + MARGIN
-        left, right = boxes[0]["x"] - MARGIN, boxes[0]["x"] + boxes[0]["width"] + MARGIN
+        spans = [span.bounding_box() for span in page.locator("#legend span").all()]
+        ends = [box["x"] + box["width"] for box in (boxes[0], *spans) if box is not None]
+        left, right = boxes[0]["x"] - MARGIN, max(ends) + MARGIN
         page.screenshot(path=PICTURE, clip={"x": left, "y": top, "width": right - left, "height": bottom - top})
         browser.close()
 
