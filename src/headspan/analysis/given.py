@@ -75,9 +75,10 @@ def given_labels(
         found = _behaviour(scores).labels(threshold=BEHAVES)
     else:
         found = Labels.load(labels)
+    checked = found.for_model(scores.ports)
     if doubt := found.doubt(scores.provenance):
         say(doubt)
-    return found.for_model(scores.ports)
+    return checked
 
 
 def _behaviour(scores: Scores) -> BehaviourScores:
