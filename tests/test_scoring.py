@@ -130,9 +130,9 @@ def test_any_tile_plan_gives_the_same_result(layers_per_block: int, monkeypatch:
     from headspan.scoring import plan
 
     weights = random_model(layers=5, heads=3, kv=3)
-    base = score(weights, METRICS, "all", "all")
+    base = score(weights, list(METRICS), "all", "all")
     monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: _cut(layers, layers_per_block))
-    other = score(weights, METRICS, "all", "all")
+    other = score(weights, list(METRICS), "all", "all")
     assert other.provenance["blocks"]["pk"] == -(-5 // layers_per_block)
     for key in base.arrays:
         np.testing.assert_allclose(other[key].values, base[key].values, rtol=2e-6)
@@ -193,7 +193,7 @@ def test_bad_requests_are_named() -> None:
     for arguments, words in [
         (("nonsense",), "unknown similarity"),
         (("pk", "OX"), "unknown pairing"),
-        (("pk", "OK", "sideways"), "unknown pair set"),
+        (("pk", "OK", "sideways"), "pairs must be one of default, forward, same-type, all"),
         (("pk", "OK", "same-type"), "nothing to score"),
     ]:
         with pytest.raises(hs.HeadspanError, match=words):
