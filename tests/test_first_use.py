@@ -140,3 +140,20 @@ def _read(leader: int) -> bytes:
         return os.read(leader, 4096)
     except OSError:  # the other side was closed
         return b""
+
+
+def test_whatever_is_tabular_compares_to_a_bool() -> None:
+    """Arrays inside must not make a comparison ambiguous, and missing numbers equal each other."""
+    scores = hs.score("demo", "pk", "flow")
+    for make in (
+        lambda: hs.hubs(scores, "OK"),
+        lambda: hs.hubs(scores, "OK").inlet,
+        lambda: hs.significance(scores, "OK"),
+        lambda: hs.wiring(scores, k=3),
+        lambda: hs.around(scores, "L1H0"),
+        lambda: hs.pair("demo", "L0H3.O", "L1H0.K"),
+        lambda: hs.diff("demo", "demo"),
+    ):
+        assert (make() == make()) is True
+        assert (make() == 3) is False
+    assert (hs.hubs(scores, "OK") == hs.hubs(scores, "OQ")) is False

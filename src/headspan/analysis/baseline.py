@@ -45,7 +45,7 @@ DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is a
 _LEAST_SEEN = 0.5  # of the random mass, for a KL to be shown
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Significance(Tabular):
     """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
 

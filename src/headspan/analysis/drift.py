@@ -35,7 +35,7 @@ from headspan.system.arguments import checked
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
-from headspan.system.tabular import data_frame
+from headspan.system.tabular import data_frame, same_content
 from headspan.system.threads import one_thread
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PortDrift(NamedTuple):
         return self.drift > (1e-12 if math.isnan(self.floor) else self.floor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Diff:
     """Two models compared; a notebook shows it, ``save`` writes it, ``records`` and ``to_pandas`` list it."""
 
@@ -95,6 +95,11 @@ class Diff:
 
     def _example(self) -> str:
         return f"{self.drift[0].head}.{self.drift[0].role}"
+
+    def __eq__(self, other: object) -> bool:
+        return same_content(self.records(), other.records()) if isinstance(other, Diff) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
     def records(self, table: str = "all") -> list[dict[str, Any]]:
         """Flat records with the same columns for all three tables: drift, edge and hub."""

@@ -21,7 +21,7 @@ USED_SHARE = 0.01  # of the edges of a pairing count as used: those with the lar
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class Effects(Tabular):
     """Measured edges: ``effects.of("OK")`` is (sources, targets), NaN where an edge was not measured.
 

@@ -234,7 +234,7 @@ def metric_agreement(
     return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Evaluation(Tabular):
     """Everything that one set of labels says about one result, by metric."""
 

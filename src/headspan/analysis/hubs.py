@@ -24,7 +24,7 @@ class HubHead(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class HubScores(Tabular):
     """One number per head; NaN for heads that no other head could choose (the first layer has no inlets).
 
@@ -83,7 +83,7 @@ class HubScores(Tabular):
         return (self.ports or PortTable({role: self.heads})).find(head, role)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Hubs(Tabular):
     """Inlet and outlet scores of one pairing, as published and corrected for the number of candidates."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Around(Tabular):
     """The neighbourhood of a head, or of one of its ports: who feeds it and whom it feeds, each pairing's best first.
 

@@ -17,6 +17,7 @@ from headspan.heads import HeadRole
 from headspan.scoring.subspaces import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
 from headspan.system.arguments import checked
 from headspan.system.renamed import renamed
+from headspan.system.tabular import same_content
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -60,7 +61,7 @@ class SharedDirection:
         return len(self.block) == 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairReport:
     """How the subspaces of two weights lie to each other; see :func:`pair`.
 
@@ -98,6 +99,11 @@ class PairReport:
             f"  shared directions: {self.shared_directions}; participation ratio {self.participation_ratio:.1f}\n"
             f"  principal angles (degrees): {angles}{more}"
         )
+
+    def __eq__(self, other: object) -> bool:
+        return same_content(self.to_dict(), other.to_dict()) if isinstance(other, PairReport) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values, with the angles in degrees too."""

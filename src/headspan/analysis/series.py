@@ -19,7 +19,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Pairing, Role
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
-from headspan.system.tabular import data_frame
+from headspan.system.tabular import data_frame, same_content
 
 if TYPE_CHECKING:
     import pandas
@@ -63,7 +63,7 @@ class Trajectory(NamedTuple):
     rank: int  # at the last step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Series:
     """Everything that was measured along a run. Arrays have a row a step.
 
@@ -118,6 +118,11 @@ class Series:
         )  # fmt: skip
 
     # ---------------------------------------------------------------- records
+
+    def __eq__(self, other: object) -> bool:
+        return same_content(self.records(), other.records()) if isinstance(other, Series) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
     def records(self, table: str = "all") -> list[dict[str, Any]]:
         """Flat records: trajectory (one an edge), edge, drift, hub and head (one a step each), or all of them."""

@@ -54,7 +54,7 @@ class Node:
     outlet: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Wiring(Tabular):
     """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,21 @@ class Tabular:
 
     def _repr_html_(self) -> str | None:
         return html_table(self._headline(), self.rows())
+
+    def __eq__(self, other: object) -> bool:
+        """True for the same rows; a value that is missing equals one that is missing."""
+        return same_content(self.rows(), other.rows()) if isinstance(other, type(self)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def same_content(mine: Any, theirs: Any) -> bool:
+    """Whether two records or lists of records say the same; what is not a number equals itself here.
+
+    >>> same_content([{"score": float("nan")}], [{"score": float("nan")}])
+    True
+    """
+    return json.dumps(mine, default=str) == json.dumps(theirs, default=str)
 
 
 def data_frame(content: Any, **options: Any) -> pandas.DataFrame:
