@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -90,7 +91,7 @@ def test_what_is_stored_into_must_be_a_result(command: str, tmp_path: Path) -> N
 def test_what_a_result_lacks_is_told_with_what_it_has(tmp_path: Path) -> None:
     hs.score("demo", "pk", "OK", out=(path := tmp_path / "r.safetensors"))
     with pytest.raises(HeadspanError, match=r"no pk scores for OQ: it has pk for OK; choose one of these"):
-        hs.top(path)
+        hs.top(path, "OQ")
 
 
 def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
@@ -157,3 +158,20 @@ def test_whatever_is_tabular_compares_to_a_bool() -> None:
         assert (make() == make()) is True
         assert (make() == 3) is False
     assert (hs.hubs(scores, "OK") == hs.hubs(scores, "OQ")) is False
+
+
+def test_a_result_of_one_pairing_is_listed_as_it_is(tmp_path: Path) -> None:
+    """The default, flow, means those of OQ, OK and OV that there are; a pairing that is named must be there."""
+    scores = hs.score("demo", "pk", "OK", out=tmp_path / "ok.safetensors")
+    assert {str(edge.pairing) for edge in hs.top(scores)} == {"OK"}
+    assert hs.wiring(tmp_path / "ok.safetensors").pairings == (hs.Pairing.parse("OK"),)
+    assert list(hs.hubs(scores, "flow")) == ["OK"]
+    for command in ("top", "wiring", "hubs"):
+        run = subprocess.run(
+            [sys.executable, "-m", "headspan", command, str(tmp_path / "ok.safetensors"), "--json"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert {row["pairing"] for row in json.loads(run.stdout)} == {"OK"}
+    with pytest.raises(hs.HeadspanError, match="no pk scores for OQ"):
+        hs.top(scores, ["OQ", "OK"])

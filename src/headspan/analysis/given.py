@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing
+from headspan.heads import Pairing, parse_pairings
 from headspan.scores import Scores
 
 if TYPE_CHECKING:
@@ -44,6 +44,21 @@ def given_scores(
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
+
+
+def given_pairings(
+    pairings: str | Pairing | Iterable[str | Pairing], scores: Scores, metric: str
+) -> tuple[Pairing, ...]:
+    """Pairings as they are asked for; of a word for several (flow, all) those that these scores have.
+
+    >>> [str(p) for p in given_pairings("flow", given_scores("demo", "pk", ["OK", "KK"]), "pk")]
+    ['OK']
+    """
+    asked = [pairings] if isinstance(pairings, (str, Pairing)) else list(pairings)
+    chosen = parse_pairings(asked)
+    if any(str(word).strip().lower() not in ("flow", "all") for word in asked):
+        return chosen
+    return tuple(pairing for pairing in chosen if (metric, pairing) in scores) or chosen
 
 
 def given_weights(weights: WeightsLike, fold: bool = False) -> AttentionWeights:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from headspan.analysis.given import ScoresLike, given_scores
+from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.errors import HeadspanError
 from headspan.heads import Head, Pairing, PortTable, parse_pairings
 from headspan.scores import ScoreMatrix, Scores
@@ -145,7 +145,7 @@ def hubs(
     scores = given_scores(scores, [metric], chosen)
     if one:
         return _hubs(scores, chosen[0], metric)
-    return HubLists({str(p): _hubs(scores, p, metric) for p in chosen})
+    return HubLists({str(p): _hubs(scores, p, metric) for p in given_pairings(pairing, scores, metric)})
 
 
 def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:

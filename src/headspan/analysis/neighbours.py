@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.analysis.given import ScoresLike, given_labels, given_scores
+from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, ROLES, Head, HeadRole, Pairing, PortTable, Role, layers_of, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, edge_row
@@ -124,8 +124,8 @@ def top(
     >>> [str(edge.source) for edge in top("demo", "OK", k=2)]
     ['L0H3', 'L0H3']
     """
-    chosen = parse_pairings(pairings)
-    scores = given_scores(scores, [metric], chosen)
+    scores = given_scores(scores, [metric], parse_pairings(pairings))
+    chosen = given_pairings(pairings, scores, metric)
     members: tuple[Head, ...] | None = None
     if label is not None:
         classes = given_labels(labels, scores)

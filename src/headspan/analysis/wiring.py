@@ -16,7 +16,7 @@ import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
 from headspan.analysis.effects_result import Effects, effects_in, effects_of
-from headspan.analysis.given import ScoresLike, given_labels, given_scores
+from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.analysis.hubs import HubScores, hubs
 from headspan.errors import HeadspanError
@@ -239,6 +239,7 @@ def wiring(
     _check(rule, k, q, null, minimum)
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
+    chosen = given_pairings(pairings, scores, metric)
     labels = given_labels(labels, scores, say)
     measured = effects_of(scores) if used else None
     edges, found = Edges(), list[Significance]()

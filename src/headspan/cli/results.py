@@ -127,8 +127,7 @@ def top(
     if head is not None and (layer is not None or label is not None):
         raise HeadspanError("--head lists all pairs of one head: leave out --layer and --label")
     (name,) = parse_metrics(metric)[:1] or ("pk",)
-    chosen = parse_pairings(pairing or "flow")
-    scores = given_scores(reference, [name], chosen)
+    scores = given_scores(reference, [name], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
     if head is not None:
         found = around(scores, head, k, name, pairing)
@@ -137,7 +136,7 @@ def top(
         rows = found.rows()
         title = f"largest {name} scores of pairs with {head}"
     else:
-        rows = strongest(scores, chosen, k, name, layer=layer, label=label, labels=classes).rows()
+        rows = strongest(scores, pairing or "flow", k, name, layer=layer, label=label, labels=classes).rows()
         where = "" if layer is None else f" of pairs with a head of layer {layer}"
         title = f"largest {name} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
     rows = with_effects(_with_z(rows, scores), scores)

@@ -62,10 +62,9 @@ def hubs(
     from headspan.analysis.hubs import hubs as find_hubs
     from headspan.heads import parse_pairings
 
-    chosen = parse_pairings(pairing or "flow")
-    scores = given_scores(reference, [metric], chosen)
+    scores = given_scores(reference, [metric], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
-    found = find_hubs(scores, [str(p) for p in chosen], metric)
+    found = find_hubs(scores, pairing or ["flow"], metric)
     assert isinstance(found, HubLists)
     rows = found.rows(k, corrected)
     if classes is not None:
