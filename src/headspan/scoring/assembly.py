@@ -91,7 +91,7 @@ class Assembly:
     def _provenance(self) -> dict[str, Any]:
         plan, weights = self._plan, self._weights
         return {
-            **weights.provenance,
+            **plan.identity["model"],  # as it was when the run began: what changes meanwhile is an error
             "headspan": headspan.__version__,
             "pairs": plan.pairs,
             "routes": dict(plan.routes),
