@@ -65,7 +65,7 @@ def test_texts_of_objects_are_short_and_say_what_they_are(shared: hs.Scores, tmp
 def test_a_result_where_a_model_is_needed(function, shared: hs.Scores, tmp_path: Path) -> None:
     shared.save(path := tmp_path / "r.safetensors")
     more = {"pair": ("L0H0.O", "L1H0.K"), "tokens": ("L0H0",)}.get(function.__name__, ())
-    with pytest.raises(HeadspanError, match="is a result of headspan score, and this needs a model"):
+    with pytest.raises(HeadspanError, match="is a result of headspan, and this needs a model"):
         function(path, *more)
 
 

@@ -116,7 +116,7 @@ def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
     assert repr(series).startswith("Series of 5 steps") and "half-time" in series._repr_html_()
     with pytest.raises(HeadspanError, match=r"the edge L0H0 → L0H1 \(OK\) is not in this series"):
         series.of("L0H0", "L0H1", "OK")
-    with pytest.raises(HeadspanError, match=r"holds a training run \(headspan track\), not the scores"):
+    with pytest.raises(HeadspanError, match=r"holds a training run, not the scores"):
         hs.load(tmp_path / "run.safetensors")
 
 

@@ -108,10 +108,13 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
     head = json.loads(text)
     schema = head.get("schema") if isinstance(head, dict) else None
     if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
-        what = {"diff": "two models compared (headspan diff)", "series": "a training run (headspan track)"}[
-            head["kind"]
-        ]
-        raise HeadspanError(f"{path} holds {what}, not the scores of one model: make those with headspan score")
+        what, page = {
+            "diff": ("two models compared", "headspan diff BASE OTHER --out page.html"),
+            "series": ("a training run", f"headspan track {path} --out page.html"),
+        }[head["kind"]]
+        raise HeadspanError(
+            f"{path} holds {what}, not the scores of one model: make those with headspan score, or see it with {page}"
+        )
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
