@@ -1,6 +1,6 @@
 # make demo    set up, score the built-in model, write out/demo.html
 # make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py);
-#              JOBS=0 runs them in one process
+#              JOBS=0 runs them in one process; make coverage says which lines they reach
 # make extras  every optional extra alone in an empty environment
 # make lint    ruff and pyright
 # make bench   the benchmarks of benchmarks/RESULTS.md
@@ -33,6 +33,9 @@ demo: .venv/core.done
 	@echo "open out/demo.html in a browser"
 
 test: .venv/dev.done
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+coverage: .venv/dev.done
 	$(BIN)/python -m pytest --cov=headspan --cov-report=term:skip-covered -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 extras: .venv/dev.done

@@ -385,14 +385,14 @@ def test_baseline_command(tmp_path: Path) -> None:
         (["--null", "random"], "add --pairing"),
         (["--kl", "--pairing", "OK"], "leave out --pairing"),
     ):
-        refused = CliRunner().invoke(app, ["baseline", str(path), *options])
+        refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path), *options])
         assert isinstance(refused.exception, HeadspanError)
         assert told in str(refused.exception)
-    listed = CliRunner().invoke(
+    listed = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
     )
     lines = listed.stdout.splitlines()
     assert lines[0] == "pairing,rank,source,target,score,z,p,q"
     assert len(lines) == 1 + len(scores["pk", "OK"].pairs()[2])
-    shown = CliRunner().invoke(app, ["baseline", str(path)])
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path)])
     assert "reversed significant" in shown.stdout
