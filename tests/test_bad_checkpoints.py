@@ -61,7 +61,7 @@ def good(path: Path) -> Path:
 
 
 HEADERS: dict[str, tuple[bytes, str]] = {
-    "empty file": (b"", "header should have"),
+    "empty file": (b"", "it is empty"),
     "seven bytes": (b"\1\0\0\0\0\0\0", "header should have"),
     "header larger than file": (safetensors_bytes(b"{}", length=10**6), "header should have 1000000 bytes"),
     "header of 2**63": (safetensors_bytes(b"{}", length=2**63), "header should have"),

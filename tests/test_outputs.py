@@ -87,7 +87,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 # The second is for a name of another kind of file, which is told first.
-REFUSALS = re.compile("cannot write|name ends in|must end in|cannot draw")
+REFUSALS = re.compile("cannot write|name ends in|must end in|cannot draw|not a headspan result")
 
 
 def refused(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> None:
