@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 150  # a mutant that takes longer is caught: it does not end
-_SCORING = ("test_safeguards.py", "test_subspaces.py", "test_scoring.py", "test_numerics.py")
+_SCORING = ("test_safeguards.py", "test_subspaces.py", "test_scoring.py", "test_scoring_core.py", "test_numerics.py")
 TESTS = {
     "analysis.areas": ("test_evaluation.py",),
     "analysis.evaluation": ("test_evaluation.py", "test_pair_sets.py"),
@@ -37,6 +37,8 @@ TESTS = {
     "scoring.subspaces": _SCORING,
     "scoring.metrics": _SCORING,
     "scoring.contraction": _SCORING,
+    "scoring.factors": _SCORING,
+    "scoring.assembly": (*_SCORING, "test_resume.py"),
     "scoring.plan": (*_SCORING, "test_resume.py"),
     "scoring.run": (*_SCORING, "test_resume.py"),
 }
