@@ -389,8 +389,7 @@ def test_heat_map_scatter_and_hubs_are_linked(open_page: Open, small: tuple[Path
     assert f"{scores['pk', 'OV'].at('L1H1', 'L3H0'):.3f}" in view.text("#inspector")
     page.check("#heat-common")
     page.select_option("#control-scatter", "OV")
-    drawn = "document.getElementById('scatter-caption').textContent.includes('96 forward pairs of OV')"
-    page.wait_for_function(drawn)  # it is drawn with the next frame
+    page.locator("#scatter-caption", has_text="96 forward pairs of OV").wait_for()  # it is drawn with the next frame
     scatter = page.locator("#scatter-canvas")
     scatter.scroll_into_view_if_needed()
     page.wait_for_timeout(200)
