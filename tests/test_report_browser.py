@@ -474,7 +474,8 @@ def test_the_address_is_the_view(open_page: Open, small: tuple[Path, Scores]) ->
     assert other.state("head") == "L2H0"
     assert other.page.input_value("#control-k") == "5"
     view.page.go_back()
-    view.page.wait_for_function("HS.state.head === ''")
+    view.page.locator("#inspector", has_text="Nothing chosen").wait_for()
+    assert view.state("head") == ""
 
 
 def test_nonsense_in_the_address_is_ignored(open_page: Open, small: tuple[Path, Scores]) -> None:
