@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -74,8 +74,6 @@ def score(
     chosen = parse_pairings(pairings)
     if pairs == "same-type":
         chosen = tuple(p for p in chosen if p.same_type)
-    if pairs not in get_args(PairSet):
-        raise HeadspanError(f"unknown pair set {str(pairs)[:80]!r}: choose forward, same-type or all")
     if not names or not chosen:
         raise HeadspanError("nothing to score: choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
