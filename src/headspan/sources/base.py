@@ -33,9 +33,11 @@ class TensorSource(ABC):
         adds ``"_gguf": True``.
     notes : sentences the user should see, for example that the model is a random one.
     in_memory : whether the tensors belong to this process, where anybody may change them without a trace.
+    reads_scales : whether float8 numbers come multiplied with the scales that are stored beside them.
     """
 
     in_memory = False
+    reads_scales = False
 
     def __init__(self, reference: str, config: dict[str, Any]) -> None:
         self.reference = reference

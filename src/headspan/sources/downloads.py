@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from headspan.sources.chunks import Content, contents, remove
 from headspan.sources.hub import HubReference
 from headspan.sources.revisions import cache_folder
 
@@ -15,11 +16,13 @@ class Downloads:
     """Removes, at the end of a ``with`` block, the files of one commit that came into the hub's cache during it.
 
     before: what was there before; given where a run that was killed began it.
+    Of files that were read by ranges the contents that came meanwhile go too.
     A file is removed only if it was linked into this commit's snapshot meanwhile, and its content only if it came
     meanwhile too and no other snapshot uses it.
     """
 
     def __init__(self, hub: HubReference, commit: str, before: Iterable[str] | None = None) -> None:
+        self._repo = hub.repo
         self._folder = cache_folder(hub.repo)
         self._snapshot = self._folder / "snapshots" / commit
         self._ref = self._folder / "refs" / (hub.revision or "main")
@@ -31,11 +34,18 @@ class Downloads:
     def _entries(self) -> list[Path]:
         """Files and links of the commit, all contents, and the name of the revision."""
         links = [path for path in self._snapshot.rglob("*") if not path.is_dir() or path.is_symlink()]
-        return [*links, *(self._folder / "blobs").glob("*"), *([self._ref] if self._ref.exists() else [])]
+        ref = [self._ref] if self._ref.exists() else []
+        return [*links, *(self._folder / "blobs").glob("*"), *ref, *(content.folder for content in self._ranges())]
+
+    def _ranges(self) -> list[Content]:
+        return [content for content in contents() if content.file.startswith(f"{self._repo}/")]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for content in self._ranges():
+            if str(content.folder) not in self.before:
+                remove(content)
         with suppress(OSError):
             new = [path for path in self._entries() if str(path) not in self.before]
             blobs = self._folder / "blobs"

@@ -1,7 +1,8 @@
 """Models on the Hugging Face hub: ``owner/name`` or ``owner/name@revision``, through the hub's own cache.
 
-Only the files that are needed are fetched, each when it is first used: the config, the index, a shard when one of
-its tensors is read, the tokenizer when tokens are asked for. Without a network the cache alone is used.
+Only what is needed is fetched, when it is first used: the config, the index, the tokenizer when tokens are asked for;
+of weights in safetensors files the headers and the bytes of the tensors that are read, of other files the whole file
+(and of all, with ``--download``). Without a network the caches alone are used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any, NamedTuple
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, open_checkpoint
+from headspan.sources.chunks import ChunkStore, remember, remembered
+from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, WeightFile, open_checkpoint
+from headspan.sources.ranges import NoRanges, RangeFile, Remote
+from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.untrusted import member, reason
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
@@ -51,10 +55,11 @@ class HubReference(NamedTuple):
 class HubFiles(LocalFiles):
     """The files of one commit on the hub; asking for a path downloads the file into the cache."""
 
-    def __init__(self, hub: HubReference, commit: str, names: list[str]) -> None:
+    def __init__(self, hub: HubReference, commit: str, names: list[str], download: bool = False) -> None:
         super().__init__(Path())  # known once the first file is there
         self.hub = hub
-        self.commit = commit
+        self.download = download
+        self.commit = self._commit = commit
         self._names = names
 
     def names(self) -> list[str]:
@@ -72,6 +77,26 @@ class HubFiles(LocalFiles):
             raise HeadspanError(f"the hub model {self.hub} changed while it was being opened: try again")
         return member(self.directory, name)
 
+    def open(self, name: str) -> WeightFile:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+        here = isinstance(try_to_load_from_cache(self.hub.repo, name, revision=self.commit), str)
+        if here or self.download or not name.endswith(".safetensors"):
+            return super().open(name)
+        with _explained(self.hub):
+            url = hf_hub_url(self.hub.repo, name, revision=self.commit)
+            about = get_hf_file_metadata(url, timeout=_TIMEOUT)
+        if not about.etag or not about.size:
+            return super().open(name)
+        label = f"{self.hub.repo}/{name}"
+        store = ChunkStore(about.etag, about.size, label)
+        try:
+            file = SafetensorsFile(Path(label), RangeFile(store, Remote(url, about.etag, about.size, label), label))
+        except NoRanges:
+            return super().open(name)
+        remember(self.hub.repo, self._commit, name, about.etag, about.size)
+        return file
+
 
 class CachedFiles(LocalFiles):
     """The files of one commit that are in the cache already, for use without a network."""
@@ -79,7 +104,17 @@ class CachedFiles(LocalFiles):
     def __init__(self, hub: HubReference, directory: Path) -> None:
         super().__init__(directory)
         self.hub = hub
-        self.commit = directory.name
+        self.commit = self._commit = directory.name
+
+    def names(self) -> list[str]:
+        return sorted({*super().names(), *remembered(self.hub.repo, self._commit)})
+
+    def open(self, name: str) -> WeightFile:
+        known = remembered(self.hub.repo, self._commit).get(name)
+        if known is None or LocalFiles.path(self, name).exists():
+            return super().open(name)
+        label = f"{self.hub.repo}/{name}"
+        return SafetensorsFile(Path(label), RangeFile(ChunkStore(*known, label), None, label))
 
     def path(self, name: str) -> Path:
         path = super().path(name)
@@ -91,12 +126,12 @@ class CachedFiles(LocalFiles):
         return path
 
 
-def open_hub(hub: HubReference) -> TensorSource:
-    """Open a model of the hub, from the network or else from the cache."""
-    return open_checkpoint(_find_files(hub), str(hub))
+def open_hub(hub: HubReference, download: bool = False) -> TensorSource:
+    """Open a model of the hub, from the network or else from the cache; ``download`` brings whole files."""
+    return open_checkpoint(_find_files(hub, download), str(hub))
 
 
-def _find_files(hub: HubReference) -> LocalFiles:
+def _find_files(hub: HubReference, download: bool) -> LocalFiles:
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:
@@ -104,7 +139,7 @@ def _find_files(hub: HubReference) -> LocalFiles:
             with _quiet():
                 info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=_TIMEOUT)
             names = [sibling.rfilename for sibling in info.siblings or [] if "/" not in sibling.rfilename]
-            return HubFiles(hub, str(info.sha), names)
+            return HubFiles(hub, str(info.sha), names, download)
         except Exception as error:
             if not _unreachable(error):
                 raise _failure(hub, error) from None

@@ -77,6 +77,10 @@ class LocalFiles:
     def path(self, name: str) -> Path:
         return self.directory / name if name == self._given else member(self.directory, name)
 
+    def open(self, name: str) -> WeightFile:
+        """A weight file, by its name."""
+        return open_weight_file(self.path(name))
+
 
 class CheckpointSource(TensorSource):
     """Tensors spread over the weight files of one checkpoint.
@@ -84,6 +88,8 @@ class CheckpointSource(TensorSource):
     A shard is located, checked and opened when one of its tensors is first asked for, so a shard that holds
     nothing we need may be missing, and is not downloaded.
     """
+
+    reads_scales = True
 
     def __init__(
         self,
@@ -170,7 +176,7 @@ class CheckpointSource(TensorSource):
 
     def _open(self, shard: str) -> WeightFile:
         if shard not in self._opened:
-            return self._add(shard, open_weight_file(self._files.path(shard)))
+            return self._add(shard, self._files.open(shard))
         return self._opened[shard]
 
     def _file_of(self, name: str) -> WeightFile:
@@ -181,6 +187,20 @@ class CheckpointSource(TensorSource):
         if name not in file.names():
             raise HeadspanError(f"the index of {self.reference} says {name[:80]!r} is in {shard}, but it is not there")
         return file
+
+    def _hash_all(self, names: Collection[str]) -> None:
+        self._fetch(names)
+        super()._hash_all(names)
+
+    def _fetch(self, names: Collection[str]) -> None:
+        """Bring the bytes of tensors that are not on this machine here, all together."""
+        wanted = [*names, *(scale for name in names if (scale := self._scale_of(name)) is not None)]
+        files = [(self._file_of(name), name) for name in wanted]
+        ranges = [(f.remote, f.byte_range(n)) for f, n in files if isinstance(f, SafetensorsFile) and f.remote]
+        if ranges:
+            from headspan.sources.ranges import fetch_all
+
+            fetch_all(ranges)
 
     def _hash(self, name: str) -> bytes:
         scale = self._scale_of(name)
@@ -202,7 +222,7 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
         weight_map = read_index(files.path(chosen[0]))
         source = CheckpointSource(reference, _required(config, reference), files, weight_map)
     else:
-        opened = {shard: open_weight_file(files.path(shard)) for shard in chosen}
+        opened = {shard: files.open(shard) for shard in chosen}
         weight_map = _joined(opened, reference)
         if is_hooked_state(weight_map):
             source = CheckpointSource(reference, {}, files, weight_map, opened)

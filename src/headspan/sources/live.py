@@ -67,16 +67,25 @@ def as_config(config: Any) -> dict[str, Any]:
     raise HeadspanError(f"a {type(config).__name__} is no model config: give a dict or a transformers config")
 
 
+def by_modules(model: Any) -> MappingSource:
+    """A transformers model under the names of its own modules, which its files need not have."""
+    return MappingSource(_state_without_experts(model), as_config(model.config), f"live {type(model).__name__}")
+
+
+def _state_without_experts(model: Any) -> dict[str, Any]:
+    try:
+        return {_WRAPPING.sub("", key): value for key, value in model.state_dict().items() if ".experts." not in key}
+    except Exception as error:
+        raise HeadspanError(f"this {type(model).__name__} does not give its state dict: {reason(error)}") from None
+
+
 def checkpoint_names(model: Any) -> dict[str, Any]:
     """The state dict of a transformers model under the names that save_pretrained would write.
 
     transformers 5 renames the tensors of some families while loading and has a reverse map for saving. Experts
     are left out first: they would be copied, and no head is in them.
     """
-    try:
-        state = {_WRAPPING.sub("", key): value for key, value in model.state_dict().items() if ".experts." not in key}
-    except Exception as error:
-        raise HeadspanError(f"this {type(model).__name__} does not give its state dict: {reason(error)}") from None
+    state = _state_without_experts(model)
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # transformers 4 keeps the names of the checkpoint

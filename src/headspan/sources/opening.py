@@ -12,8 +12,8 @@ from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, open_check
 from headspan.sources.untrusted import reason
 
 
-def open_source(ref: Any) -> TensorSource:
-    """Open a model as named tensors, without reading its weights.
+def open_source(ref: Any, download: bool = False) -> TensorSource:
+    """Open a model as named tensors, without reading its weights; ``download`` brings whole files from the hub.
 
     Parameters
     ----------
@@ -27,13 +27,13 @@ def open_source(ref: Any) -> TensorSource:
     if isinstance(ref, TensorSource):
         return ref
     if isinstance(ref, (str, os.PathLike)):
-        return _open_text(os.fspath(ref), is_path=not isinstance(ref, str))
+        return _open_text(os.fspath(ref), not isinstance(ref, str), download)
     from headspan.sources.live import open_live
 
     return open_live(ref)
 
 
-def _open_text(text: Any, is_path: bool) -> TensorSource:
+def _open_text(text: Any, is_path: bool, download: bool) -> TensorSource:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise HeadspanError(f"{text!r} is no reference to a model: give a path, a hub id or demo")
     if text == "demo" and not is_path:  # a directory of that name is ./demo
@@ -53,7 +53,7 @@ def _open_text(text: Any, is_path: bool) -> TensorSource:
     hub = None if is_path else HubReference.parse(text)
     if hub is None:
         raise HeadspanError(f"{text[:200]}: no such file or directory, and not the id of a model on the hub")
-    return open_hub(hub)
+    return open_hub(hub, download)
 
 
 def _open_file(path: Path, text: str) -> TensorSource:

@@ -11,14 +11,25 @@ import hashlib
 import json
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.sources.dtypes import SAFETENSORS_DTYPES, row_range, widen
-from headspan.sources.untrusted import check_allocation, check_parts, open_regular, reason, update_with_range
+from headspan.sources.dtypes import SAFETENSORS_DTYPES, exact_array, row_range, widen
+from headspan.sources.untrusted import (
+    check_allocation,
+    check_parts,
+    open_regular,
+    open_stamped,
+    reason,
+    update_with_range,
+)
+
+if TYPE_CHECKING:
+    from headspan.sources.ranges import RangeFile
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
 
@@ -33,13 +44,18 @@ class Entry(NamedTuple):
 
 
 class SafetensorsFile:
-    """The tensors of one file by name."""
+    """The tensors of one file by name.
 
-    def __init__(self, path: Path) -> None:
+    remote: reads its bytes where they are not in a file of this machine. integers: they are read as the numbers they
+    are; in a checkpoint they are quantised weights, and refused.
+    """
+
+    def __init__(self, path: Path, remote: RangeFile | None = None, integers: bool = False) -> None:
         self.path = path
-        self.stamp = open_regular(path)
+        self.remote, self._integers = remote, integers
+        self.stamp = open_regular(path) if remote is None else remote.stamp
         self.metadata: dict[str, Any] = {}
-        raw = _read_header(path, self.stamp.size)
+        raw = self._read_header()
         self._data = 8 + len(raw)
         self._entries = self._parse(_parse_header(path, raw))
         self._check_layout()
@@ -57,29 +73,71 @@ class SafetensorsFile:
         entry = self._entries[name]
         return entry.end - entry.begin
 
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
         dtype, shape = self._checked(name)
         start, stop = row_range(rows, shape, name)
+        if columns is not None:
+            return self._read_columns(name, slice(start, stop), columns)
         count = math.prod(shape[1:])
         check_allocation(f"tensor {name} of {self.path}", (stop - start) * count * 4)
         raw = np.empty((stop - start) * count, dtype)
         offset = self._data + self._entries[name].begin + start * count * dtype.itemsize
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                self.stamp.check_open(self.path, file.fileno())
-                file.seek(offset)
-                _fill(file, raw.view(np.uint8).data)
-                self.stamp.check_open(self.path, file.fileno())
-        except OSError as error:
-            raise HeadspanError(f"tensor {name} of {self.path} cannot be read: {reason(error)}") from None
-        return widen(raw, name).reshape((stop - start, *shape[1:]) if shape else ())
+        with self._opened(f"tensor {name} of {self.path}") as file:
+            file.seek(offset)
+            _fill(file, raw.view(np.uint8).data)
+        return self._floats(raw, name).reshape((stop - start, *shape[1:]) if shape else ())
+
+    def _read_columns(self, name: str, rows: slice, columns: slice) -> np.ndarray:
+        """Some columns of a matrix, of which no more is read than they need."""
+        dtype, shape = self._checked(name)
+        if len(shape) != 2:
+            raise HeadspanError(f"tensor {name} of {self.path} has shape {list(shape)}: only a matrix has columns")
+        first, last, _ = columns.indices(shape[1])
+        raw = np.empty((rows.stop - rows.start, max(0, last - first)), dtype)
+        check_allocation(f"tensor {name} of {self.path}", raw.size * 4)
+        begin = self._data + self._entries[name].begin
+        with self._opened(f"tensor {name} of {self.path}") as file:
+            for i, row in enumerate(range(rows.start, rows.stop) if raw.size else ()):
+                file.seek(begin + (row * shape[1] + first) * dtype.itemsize)
+                _fill(file, raw[i].view(np.uint8).data)
+        return self._floats(raw, name)
+
+    def _floats(self, raw: np.ndarray, name: str) -> np.ndarray:
+        whole = self._integers and raw.dtype.kind in "biu"
+        return exact_array(raw, f"{name} of {self.path}") if whole else widen(raw, name)
 
     def hash(self, name: str) -> bytes:
         dtype, shape = self._checked(name)
         digest = hashlib.sha256(f"{dtype.name}:{shape}:".encode())
-        entry = self._entries[name]
-        update_with_range(digest, self.path, self.stamp, self._data + entry.begin, self._data + entry.end)
+        with self._opened(str(self.path)) as file:
+            update_with_range(digest, file, *self.byte_range(name), self.path)
         return digest.digest()
+
+    def byte_range(self, name: str) -> tuple[int, int]:
+        """Where a tensor begins and ends in the file."""
+        entry = self._entries[name]
+        return self._data + entry.begin, self._data + entry.end
+
+    def _opened(self, what: str) -> AbstractContextManager[Any]:
+        """The file, open for reading; ``what`` is read from it, for the error."""
+        return open_stamped(self.path, self.stamp, what) if self.remote is None else self.remote.open()
+
+    def _read_header(self) -> bytes:
+        """The bytes of the header, after checking that its length is possible."""
+        size = self.stamp.size
+        with self._opened(str(self.path)) as file:
+            start = bytearray(min(8, size))
+            _fill(file, memoryview(start))
+            length = int.from_bytes(start, "little")
+            if size == 0:
+                raise self._bad("it is empty")
+            if size < 8 or length > size - 8:
+                raise self._bad(f"its header should have {length} bytes, but the file has {size}")
+            if length > HEADER_LIMIT:
+                raise self._bad(f"its header of {length} bytes is larger than the format allows")
+            raw = bytearray(length)
+            _fill(file, memoryview(raw))
+            return bytes(raw)
 
     def _parse(self, header: dict[str, Any]) -> dict[str, Entry]:
         metadata = header.pop("__metadata__", {})
@@ -124,22 +182,6 @@ class SafetensorsFile:
 
     def _bad(self, what: str) -> HeadspanError:
         return _invalid(self.path, what)
-
-
-def _read_header(path: Path, size: int) -> bytes:
-    """The bytes of the header, after checking that its length is possible."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size == 0:
-                raise _invalid(path, "it is empty")
-            if size < 8 or length > size - 8:
-                raise _invalid(path, f"its header should have {length} bytes, but the file has {size}")
-            if length > HEADER_LIMIT:
-                raise _invalid(path, f"its header of {length} bytes is larger than the format allows")
-            return file.read(length)
-    except OSError as error:
-        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
-from headspan.sources.dtypes import row_range
+from headspan.sources.dtypes import exact_array, row_range
 from headspan.sources.mapping import hash_tensor, widen_tensor
 from headspan.sources.untrusted import check_allocation, open_regular, reason
 
@@ -29,11 +29,14 @@ _NESTED = ("state_dict", "model_state_dict", "model")
 class TorchFile:
     """The tensors of one file by name; a file in the usual zip format is memory-mapped, not read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, bare: str | None = None) -> None:
+        """bare: the name of a tensor that was saved alone, in a file of vectors, whose integers are numbers; without it
+        such a file is refused, being no state dict."""
+        self.path, self._vectors = path, bare is not None
         self.stamp = open_regular(path)
         zipped = check_zip(path, self.stamp.size)
-        self._tensors = _tensors_of(_load(path, mmap=zipped), path)
+        content = _load(path, mmap=zipped)
+        self._tensors = _tensors_of(content if bare is None else _named(content, bare), path)
         self.stamp.check(path)  # a file without mmap was read whole just now
 
     def names(self) -> Collection[str]:
@@ -54,13 +57,16 @@ class TorchFile:
         self.stamp.check(self.path)
         return found
 
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
         tensor = self._checked(name)
         if rows is not None:
             start, stop = row_range(rows, self.shape(name), name)
             tensor = tensor[start:stop]
+        if columns is not None:
+            tensor = tensor[:, columns]
         check_allocation(f"tensor {name} of {self.path}", tensor.numel() * 4)
-        found = widen_tensor(tensor, name)
+        whole = self._vectors and not tensor.is_floating_point()
+        found = exact_array(tensor, f"{name or 'the tensor'} of {self.path}") if whole else widen_tensor(tensor, name)
         self.stamp.check(self.path)
         return found
 
@@ -115,6 +121,19 @@ def _load(path: Path, mmap: bool) -> Any:
                 " since a pickle can run any code: give a safetensors file or a plain state dict"
             ) from None
         raise HeadspanError(f"{path} cannot be read as a PyTorch weight file: {reason(error)}") from None
+
+
+def _named(content: Any, bare: str) -> Any:
+    """Vectors as people save them: one tensor, a list of them, or by layer number, under names."""
+    import torch
+
+    if isinstance(content, torch.Tensor):
+        return {bare: content}
+    if isinstance(content, (list, tuple)):
+        return {str(i): value for i, value in enumerate(content)}
+    if isinstance(content, Mapping):
+        return {str(key) if type(key) is int else key: value for key, value in content.items()}
+    return content
 
 
 def _tensors_of(content: Any, path: Path) -> dict[str, Any]:

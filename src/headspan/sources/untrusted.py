@@ -7,9 +7,11 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headspan.errors import HeadspanError
 from headspan.system.memory import total_memory
@@ -140,27 +142,38 @@ def member(directory: Path, name: object) -> Path:
     )
 
 
-def update_with_range(digest: hashlib._Hash, path: Path, stamp: Stamp, begin: int, end: int) -> None:
-    """Add the bytes of a part of a file to a digest, a megabyte at a time, if the file is still the stamped one."""
-    buffer = memoryview(bytearray(min(HASH_BYTES, end - begin)))
+@contextmanager
+def open_stamped(path: Path, stamp: Stamp, what: str | None = None) -> Iterator[BinaryIO]:
+    """A file, open for reading, if it is and stays the stamped one. ``what`` is read from it, for the error."""
     try:
         with path.open("rb", buffering=0) as file:
             stamp.check_open(path, file.fileno())
-            file.seek(begin)
-            left = end - begin
-            while left:
-                got = file.readinto(buffer[: min(left, HASH_BYTES)])
-                if not got:
-                    raise changed(path)
-                digest.update(buffer[:got])
-                left -= got
+            yield file  # type: ignore[misc]
             stamp.check_open(path, file.fileno())
     except OSError as error:
-        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+        raise HeadspanError(f"{what or path} cannot be read: {reason(error)}") from None
+
+
+def update_with_range(digest: hashlib._Hash, file: Any, begin: int, end: int, path: Path) -> None:
+    """Add the bytes of a part of an open file to a digest, a megabyte at a time."""
+    buffer = memoryview(bytearray(min(HASH_BYTES, end - begin)))
+    file.seek(begin)
+    left = end - begin
+    while left:
+        got = file.readinto(buffer[: min(left, HASH_BYTES)])
+        if not got:
+            raise changed(path)
+        digest.update(buffer[:got])
+        left -= got
+
+
+_FITS_ANYWHERE = 2**25  # bytes
 
 
 def check_allocation(what: str, nbytes: int) -> None:
     """Refuse to make an array larger than the memory of this machine, before trying."""
+    if nbytes <= _FITS_ANYWHERE:  # asking for the memory of a container takes longer than reading a small tensor
+        return
     limit = total_memory() or 64 << 30
     if nbytes > limit:
         raise HeadspanError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 
+_NOT_KNOWN = ("<unk>", "[unk]", "<|unk|>", "<unknown>")
 _MAX_TOKENS = 10_000_000  # the largest real vocabularies have 262,144; a hostile id must not fill the memory
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ID = re.compile(r"[0-9]{1,9}")
@@ -73,6 +74,11 @@ class Vocabulary:
     def size(self) -> int:
         """One more than the largest id; a padded unembedding may have more rows."""
         return max(self._tokens, default=-1) + 1
+
+    @cached_property
+    def unknown(self) -> frozenset[int]:
+        """Tokens that stand for any text that the tokenizer does not know."""
+        return frozenset(i for i, token in self._tokens.items() if token.lower() in _NOT_KNOWN)
 
     def raw(self, token_id: int) -> str:
         """The token as the tokenizer stores it, or ``<id N>`` where the tokenizer has none."""

@@ -84,7 +84,7 @@ _OURS: dict[str, Callable[[Ends, Path], bool]] = {
     "pdf": _contains(rb"/Creator \(headspan\)", end=True),
     "svg": _contains(rb"<dc:creator>.{,80}<dc:title>headspan</dc:title>"),
     "graphml": _contains(rb"\A(<\?xml[^>]*\?>\s*)?<!-- " + _TEXT),
-    "json": _contains(rb'\A\s*\{\s*"(generator"\s*:\s*"headspan|identity"\s*:\s*\{\s*"L\d+H\d+"\s*:)'),
+    "json": _contains(rb'\A\s*\{\s*"((generator|format)"\s*:\s*"headspan|identity"\s*:\s*\{\s*"L\d+H\d+"\s*:)'),
     "csv": _contains(rb"\A(# " + _TEXT + rb"|(" + b"|".join(_CSV_HEADERS) + rb")\r?\n)"),
     "markdown": _contains(rb"\A[^\n]*\n*<!-- " + _TEXT + rb"|\A<!-- " + _TEXT),
 }

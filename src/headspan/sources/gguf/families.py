@@ -32,6 +32,13 @@ _BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    # all experts of a layer in one tensor, and the MLP that they share
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Blocks with a norm on both sides of attention and of the MLP.
@@ -108,6 +115,17 @@ _BLOOM = Family(
     fused="self_attention.query_key_value",
     grouped=True,
 )
+# Latent attention; newer files keep what makes keys and what makes values of the latent apart.
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
 _GEMMA2 = Family("gemma2", block=_SANDWICH)
 _OLMO2 = Family("olmo2", block=_SANDWICH)
 _BERT = Family(
@@ -160,7 +178,11 @@ FAMILIES: dict[str, Family] = {
     "gemma-embedding": replace(_GEMMA2, model_type="gemma3_text"),
     "glm4": Family(
         "glm4",
-        block={"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+        block={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
     ),
     "command-r": Family("cohere"),
     "cohere2": Family("cohere2"),
@@ -176,6 +198,12 @@ FAMILIES: dict[str, Family] = {
         top={"output_norm": "model.final_layernorm"},
     ),
     "phi3": Family("phi3", block={"ffn_up": "mlp.gate_up_proj"}, fused="self_attn.qkv_proj"),
+    # latent attention
+    "deepseek2": Family("deepseek_v2", block=_LATENT),
+    "mistral4": Family("mistral4", block=_LATENT),
+    "kimi-linear": Family("kimi_linear", block=_LATENT),
+    "glm-dsa": Family("glm_moe_dsa", block=_LATENT),
+    "minicpm3": Family("minicpm3", block=_LATENT),
     # GPT-2 and other families with a fused QKV
     "gpt2": _GPT2,
     "starcoder": replace(_GPT2, model_type="gpt_bigcode", transposed=()),
@@ -215,13 +243,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 # Latent attention and its kind keep their own model_type, which the architecture table refuses with a reason.
-_OTHER_TYPES = {"deepseek2": "deepseek_v2"}
 
 
 def family_of(architecture: str) -> Family:
     """The entry of a ``general.architecture``, or Llama's names under that architecture's own name."""
     known = FAMILIES.get(architecture)
-    return known or Family(_OTHER_TYPES.get(architecture, architecture.replace("-", "_")))
+    return known or Family(architecture.replace("-", "_"))
 
 
 # Metadata key (after the architecture) → config key.
@@ -237,11 +264,13 @@ _CONFIG_KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.q_lora_rank": "q_lora_rank",
     "attention.sliding_window": "sliding_window",
     "attention.clamp_kqv": "clip_qkv",
     "rope.freq_base": "rope_theta",
     "rope.dimension_count": "rope_dim",
     "expert_count": "num_local_experts",
+    "use_parallel_residual": "use_parallel_residual",
 }
 
 
@@ -258,8 +287,22 @@ def make_config(metadata: Mapping[str, Any], tensor_names: Mapping[str, Any]) ->
         config["vocab_size"] = len(tokens)
     config["tie_word_embeddings"] = "output.weight" not in tensor_names
     heads, kv = config.get("num_attention_heads"), config.get("num_key_value_heads", config.get("num_attention_heads"))
+    if "kv_lora_rank" in config:
+        config |= _latent_sizes(metadata, architecture)
     if family.model_type == "falcon":
         config |= {"multi_query": kv == 1, "new_decoder_architecture": kv not in (1, heads)}
     if family.model_type == "gpt_bigcode":
         config["multi_query"] = kv == 1
     return config
+
+
+def _latent_sizes(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Sizes of latent attention: files that keep the latent compressed call a head's own sizes ``…_mla``."""
+
+    def length(what: str) -> Any:
+        found = metadata.get(f"{architecture}.attention.{what}_length_mla")
+        return metadata.get(f"{architecture}.attention.{what}_length") if found is None else found
+
+    whole, rotary = length("key"), metadata.get(f"{architecture}.rope.dimension_count")
+    free = whole - rotary if type(whole) is int and type(rotary) is int else None
+    return {"qk_nope_head_dim": free, "qk_rope_head_dim": rotary, "v_head_dim": length("value")}

@@ -16,7 +16,15 @@ from headspan.sources.base import TensorSource, canonical_json
 from headspan.sources.dtypes import row_range
 from headspan.sources.gguf.families import family_of, make_config
 from headspan.sources.gguf.header import GgufHeader, GgufTensor, read_header
-from headspan.sources.untrusted import Stamp, check_allocation, member, open_regular, reason, update_with_range
+from headspan.sources.untrusted import (
+    Stamp,
+    check_allocation,
+    member,
+    open_regular,
+    open_stamped,
+    reason,
+    update_with_range,
+)
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -246,7 +254,8 @@ class GgufSource(TensorSource):
         path, tensor = self._part_of[view.stored], self._stored[view.stored]
         digest = hashlib.sha256(canonical_json([view, self._type(view.stored).name, tensor.shape]))
         end = tensor.offset + self._stored_bytes(view.stored)
-        update_with_range(digest, path, self._stamp_of(path), tensor.offset, end)
+        with open_stamped(path, self._stamp_of(path)) as file:
+            update_with_range(digest, file, tensor.offset, end, path)
         return digest.digest()
 
 
