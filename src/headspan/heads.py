@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, WrongArgument
 
 PairSet = Literal["default", "forward", "same-type", "all"]
 
@@ -87,6 +87,16 @@ class Pairing(NamedTuple):
         """True where the source writes and the target reads."""
         return self.source.writes and not self.target.writes
 
+    @property
+    def of_nodes(self) -> bool:
+        """True where one side is no head."""
+        return self.source in NODE_ROLES or self.target in NODE_ROLES
+
+    @property
+    def between_nodes(self) -> bool:
+        """True where neither side is a head."""
+        return self.source in NODE_ROLES and self.target in NODE_ROLES
+
     @classmethod
     def parse(cls, text: str | Pairing) -> Pairing:
         if isinstance(text, Pairing):
@@ -104,10 +114,11 @@ FLOW_PAIRINGS = tuple(Pairing(Role.O, target) for target in (Role.Q, Role.K, Rol
 SAME_TYPE_PAIRINGS = tuple(Pairing(role, role) for role in ROLES)
 # What nodes other than heads add: heads write what they read, they write what heads and other nodes read.
 NODE_PAIRINGS = (Pairing(Role.O, Role.R), *(Pairing(Role.W, role) for role in (Role.Q, Role.K, Role.V, Role.R)))
+PAIRING_WORDS = {"all": PAIRINGS, "flow": FLOW_PAIRINGS, "nodes": NODE_PAIRINGS}  # words for several
 
 
 def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pairing, ...]:
-    """Pairings from ``"all"``, ``"flow"`` (OQ, OK, OV), ``"OQ,OK"`` or a list of them, each once.
+    """Pairings from ``"all"``, ``"flow"`` (OQ, OK, OV), ``"nodes"``, ``"OQ,OK"`` or a list of them, each once.
 
     >>> [str(p) for p in parse_pairings("flow")]
     ['OQ', 'OK', 'OV']
@@ -119,37 +130,32 @@ def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pair
     found: dict[Pairing, None] = {}
     for text in texts:
         for part in text.split(",") if isinstance(text, str) else [text]:
-            name = str(part).strip().lower()
-            if name == "all":
-                found.update(dict.fromkeys(PAIRINGS))
-            elif name == "flow":
-                found.update(dict.fromkeys(FLOW_PAIRINGS))
-            else:
-                found[Pairing.parse(part)] = None
+            several = PAIRING_WORDS.get(str(part).strip().lower())
+            found.update(dict.fromkeys([Pairing.parse(part)] if several is None else several))
     return tuple(found)
 
 
 # Kinds of heads: one with its own four weights or a query head, keys and values that a group of query heads shares,
-# and the rotary key that all heads of a layer share under latent attention.
-HEAD_KINDS = ("H", "KV", "KR")
-_HEAD = re.compile(r"L([0-9]{1,6})(H|KV|KR)([0-9]{1,6})", re.IGNORECASE)
+# the rotary key that all heads of a layer share under latent attention, and the rotary queries of one of those heads.
+HEAD_KINDS = ("H", "KV", "KR", "QR")
+_HEAD = re.compile(r"L([0-9]{1,6})(?:(H|KV|QR)([0-9]{1,6})|(KR)0?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
 class Head:
-    """One head: a query head prints as ``L17H3``, a shared key/value head as ``L17KV1``."""
+    """One head: a query head prints as ``L17H3``, a shared key/value head as ``L17KV1``, a rotary key as ``L17KR``."""
 
     layer: int
     index: int
     kind: str = "H"
 
     def __str__(self) -> str:
-        return f"L{self.layer}{self.kind}{self.index}"
+        return f"L{self.layer}{self.kind}" + ("" if self.kind == "KR" else str(self.index))
 
     @property
     def kv(self) -> bool:
         """True for keys and values that several query heads share."""
-        return self.kind != "H"
+        return self.kind in ("KV", "KR")
 
     @property
     def position(self) -> int:
@@ -165,7 +171,12 @@ class Head:
                 f"{str(text)[:80]!r} is not a head name: write L4H7 (layer 4, head 7) or L17KV1 for a shared "
                 "key/value head"
             )
-        return cls(int(match[1]), int(match[3]), match[2].upper())
+        return cls(int(match[1]), int(match[3] or 0), (match[2] or match[4]).upper())
+
+
+def is_head_name(text: str) -> bool:
+    """True for what is written like a head; no node may be called so."""
+    return _HEAD.fullmatch(text.strip()) is not None
 
 
 def attention_position(layer: int) -> int:
@@ -186,10 +197,11 @@ UNEMBEDDING_POSITION = 2**31
 class Node:
     """Anything else that reads or writes the stream: a direction, a neuron, a feature, an adapter, a token.
 
-    position orders the stream (see :func:`attention_position`); layer is where it stands, −1 for the embedding.
+    position orders the stream (see :func:`attention_position`); layer is where it stands, −1 for the embedding. What a
+    node writes may stand just before what it reads: its two ports are one node if they are of one layer.
     """
 
-    position: int
+    position: int = field(compare=False)
     layer: int
     name: str
     kind: str = "direction"
@@ -199,13 +211,32 @@ class Node:
         return self.name
 
 
+_LONGEST_NAME = 200
+
+
+def check_node_name(name: str) -> str:
+    """A name that a node can be asked for by and every file can hold, or a sentence on why it is none.
+
+    >>> check_node_name("refusal, layer 14"), check_node_name("L3.N17")
+    ('refusal, layer 14', 'L3.N17')
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise HeadspanError(
+            f"{repr(name)[:60]} cannot be the name of a node: give 1 to {_LONGEST_NAME} letters on one line, "
+            "without control characters"
+        )
+    if is_head_name(name.partition(".")[0]):
+        raise HeadspanError(f"{name[:60]!r} cannot be the name of a node, it is the name of a head: choose another")
+    return name
+
+
 Port: TypeAlias = "Head | Node"
 
 
 class HeadRole(NamedTuple):
-    """One weight of one head, written ``L4H11.O``."""
+    """One weight of one head, written ``L4H11.O``; where a result has nodes, also of a node."""
 
-    head: Head
+    head: Any  # a Head, or a Node
     role: Role
 
     def __str__(self) -> str:
@@ -240,11 +271,23 @@ class PortTable:
         >>> str(table.kv_of("L1H4")), [str(head) for head in table.group_of("L1KV1")]
         ('L1KV1', ['L1H3', 'L1H4', 'L1H5'])
         """
-        layers = tuple(layers)
-        kind = "KV" if n_kv_heads < n_heads else "H"
+        return cls.of_counts(dict.fromkeys(layers, (n_heads, n_kv_heads)))
+
+    @classmethod
+    def of_counts(cls, counts: Mapping[int, tuple[int, int]]) -> PortTable:
+        """Every layer with its own numbers of query and of key/value heads.
+
+        >>> table = PortTable.of_counts({0: (4, 2), 3: (2, 2)})
+        >>> [str(head) for head in table.of("K")]
+        ['L0KV0', 'L0KV1', 'L3H0', 'L3H1']
+        """
         return cls.of_heads(
-            tuple(Head(layer, i) for layer in layers for i in range(n_heads)),
-            tuple(Head(layer, i, kind) for layer in layers for i in range(n_kv_heads)),
+            tuple(Head(layer, i) for layer, (n_heads, _) in counts.items() for i in range(n_heads)),
+            tuple(
+                Head(layer, i, "KV" if n_kv_heads < n_heads else "H")
+                for layer, (n_heads, n_kv_heads) in counts.items()
+                for i in range(n_kv_heads)
+            ),
         )
 
     @classmethod
@@ -280,6 +323,18 @@ class PortTable:
         """Every head once: query heads, then shared ones."""
         return tuple(dict.fromkeys(h for role in (Role.O, Role.V, Role.K) for h in self.of(role)))
 
+    def a_layer(self, role: Role | str) -> str:
+        """How many heads of a role a layer has, in words.
+
+        >>> PortTable.of_counts({0: (4, 2), 1: (6, 2)}).a_layer("O")
+        '4 to 6'
+        """
+        counts = {head.layer: 0 for head in self.of(role)}
+        for head in self.of(role):
+            counts[head.layer] += 1
+        least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+        return f"{most}" if least == most else f"{least} to {most}"
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """Everything that is no head, once."""
@@ -290,13 +345,23 @@ class PortTable:
         """True where query heads share their keys and values."""
         return bool(self.served_by)
 
+    def same_heads(self, other: PortTable) -> bool:
+        """Whether two tables have the same heads, whatever nodes are in them besides."""
+        same = isinstance(other, PortTable) and self.served_by == other.served_by
+        return same and all(self.of(role) == other.of(role) for role in ROLES)
+
     def of(self, role: Role | str) -> tuple[Any, ...]:
         """The heads of a role (of R and W: the nodes), in the order of the stream."""
         return self.ports.get(Role.parse(role), ())
 
-    def span(self, role: Role, layer: int) -> slice:
+    def span(self, role: Role | str, layer: int) -> slice:
         """Where the ports of one layer stand in the list of a role."""
-        return self._spans[role].get(layer, slice(0, 0))
+        try:
+            return self._spans[role].get(layer, slice(0, 0))  # type: ignore[index]
+        except (KeyError, TypeError):  # a role by its letter, or one that nothing has here
+            if not isinstance(layer, int):
+                raise WrongArgument(f"a layer is a whole number, not {str(layer)[:80]!r}") from None
+            return self._spans.get(Role.parse(role), {}).get(layer, slice(0, 0))
 
     @cached_property
     def _spans(self) -> dict[Role, dict[int, slice]]:
@@ -310,7 +375,16 @@ class PortTable:
 
     @cached_property
     def _places(self) -> dict[Role, dict[str, int]]:
-        return {role: {str(port).upper(): i for i, port in enumerate(ports)} for role, ports in self.ports.items()}
+        return {role: {str(port): i for i, port in enumerate(ports)} for role, ports in self.ports.items()}
+
+    @cached_property
+    def _spellings(self) -> dict[Role, dict[str, list[str]]]:
+        """The names of a role by their letters alone, without their case and the blanks around them."""
+        found: dict[Role, dict[str, list[str]]] = {}
+        for role, names in self._places.items():
+            for name in names:
+                found.setdefault(role, {}).setdefault(_letters(name), []).append(name)
+        return found
 
     def kv_of(self, head: Head | str) -> Head:
         """The head whose keys and values a query head reads through: itself where nothing is shared."""
@@ -320,25 +394,73 @@ class PortTable:
     def group_of(self, head: Head | str) -> tuple[Head, ...]:
         """The query heads that a key/value head serves: itself where nothing is shared."""
         head = Head.parse(head)
+        if head.kind == "KR":
+            return tuple(self.query[self.span(Role.O, head.layer)])
         return tuple(query for query, kv in self.served_by.items() if kv == head) or (head,)
 
     def find(self, name: Port | str, role: Role | str) -> int:
-        """The place of a head or node in the list of a role; a query head's K and V are those of its KV head."""
+        """The place of a head or node in the list of a role; a query head's K and V are those of its KV head.
+
+        Upper and lower case mean the same unless two nodes differ by nothing else.
+        """
         role = Role.parse(role)
         places = self._places.get(role, {})
-        text = str(name).strip().upper() if isinstance(name, (str, Head, Node)) else ""
+        text = str(name) if isinstance(name, (str, Head, Node)) else ""
         if text in places:
             return places[text]
-        if not self.nodes or _HEAD.fullmatch(text) or not text:
+        alike = self._spellings.get(role, {}).get(_letters(text), [])
+        if len(alike) == 1:
+            return places[alike[0]]
+        if alike:
+            raise HeadspanError(f"{text[:80]!r} may mean {' or '.join(map(repr, alike[:5]))}: write it as it stands")
+        is_head = is_head_name(text)
+        if not self.nodes or is_head or not text.strip():
             head = Head.parse(name)  # type: ignore[arg-type]
             if role.shared and head in self.served_by:
-                return places[str(self.served_by[head]).upper()]
+                return places[str(self.served_by[head])]
         ports = self.of(role)
         if not ports:
             raise HeadspanError(f"nothing here has the role {role}: there are {', '.join(map(str, self.ports))}")
-        what = "head" if _HEAD.fullmatch(text) else "node"
+        what = "head" if is_head else "node"
         raise HeadspanError(
             f"there is no {what} {str(name)[:80]} with role {role} here: its {role} go from {ports[0]} to {ports[-1]}"
+        )
+
+    def node(self, name: Port | str) -> Node | None:
+        """The node of a name, whatever its roles; None where there is none."""
+        by_name = {node.name: node for node in self.nodes}
+        if str(name) in by_name:
+            return by_name[str(name)]
+        alike = [other for other in by_name if _letters(other) == _letters(str(name))]
+        if len(alike) > 1:
+            names = " or ".join(map(repr, alike[:5]))
+            raise HeadspanError(f"{str(name)[:80]!r} may mean {names}: write it as it stands")
+        return by_name[alike[0]] if alike else None
+
+    def ask(self, name: Port | HeadRole | str) -> tuple[Port, Role | None]:
+        """The head or node of a name, with the role where one is named: ``L5H1``, ``L5H1.K``, ``refusal.R``.
+
+        Nodes come first: their names may hold dots. That a head exists is not checked here.
+        """
+        if isinstance(name, HeadRole):
+            return name
+        found = self.node(name) if self.nodes and isinstance(name, (str, Node)) else None
+        if found is not None or isinstance(name, Head):
+            return found or name, None  # type: ignore[return-value]
+        start, dot, role = str(name).rpartition(".")
+        found = self.node(start) if dot and self.nodes else None
+        if found is not None and role.strip().upper() in map(str, NODE_ROLES):
+            return found, Role.parse(role)
+        if not self.nodes or is_head_name(start if dot else str(name)):
+            return HeadRole.parse(name) if dot else (Head.parse(name), None)  # type: ignore[arg-type]
+        if found is not None:
+            raise HeadspanError(
+                f"{found} is a node: it reads as {found}.R or writes as {found}.W, and has no {role[:20]}"
+            )
+        names = list(dict.fromkeys(node.name for node in self.nodes))
+        raise HeadspanError(
+            f"there is no head or node {str(name)[:80]!r} here: heads are written like L4H7, and the nodes are "
+            f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
         )
 
     def resolve(self, name: Port | str, role: Role | str) -> Any:
@@ -352,11 +474,15 @@ class PortTable:
         'L1H4 shares its keys and values: L1H4.K is L1KV1.K, which serves L1H3, L1H4, L1H5'
         """
         found = self.resolve(name, role)
-        if str(found) == str(name).strip().upper() or not isinstance(found, Head) or not found.kv:
+        if not isinstance(found, Head) or not found.kv or str(found) == str(name).strip().upper():
             return None
         asked = Head.parse(name)  # type: ignore[arg-type]
         group = ", ".join(map(str, self.group_of(found)))
         return f"{asked} shares its keys and values: {asked}.{Role(role)} is {found}.{Role(role)}, which serves {group}"
+
+
+def _letters(name: str) -> str:
+    return name.strip().upper()
 
 
 def layers_of(heads: Sequence[Port]) -> np.ndarray:
@@ -383,7 +509,15 @@ def same_type_mask(heads: Sequence[Port]) -> np.ndarray:
 def pair_mask(pairing: Pairing, sources: Sequence[Port], targets: Sequence[Port], pairs: PairSet) -> np.ndarray:
     """Which pairs of a pairing belong to a pair set; :func:`mask_of` for a part of them."""
     everything = slice(0, len(sources)), slice(0, len(targets))
-    return mask_of(pairing, positions_of(sources), positions_of(targets), pairs, *everything)
+    chosen = mask_of(pairing, positions_of(sources), positions_of(targets), pairs, *everything)
+    return chosen & other_node(sources, targets) if pairing.between_nodes else chosen
+
+
+def other_node(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+    """True where source and target are not one node: that a direction writes what it reads says nothing."""
+    names = {str(port): i for i, port in enumerate((*sources, *targets))}
+    first, second = (np.array([names[str(port)] for port in ports], dtype=int) for ports in (sources, targets))
+    return first[:, None] != second[None, :]
 
 
 def mask_of(

@@ -65,7 +65,10 @@ def is_adapter(reference: Any) -> bool:
     """True for a directory with the config of a PEFT adapter."""
     if not isinstance(reference, (str, os.PathLike)) or not str(reference).strip() or "\0" in str(reference):
         return False
-    return (Path(os.path.expanduser(os.fspath(reference))) / CONFIG).is_file()
+    try:
+        return (Path(os.path.expanduser(os.fspath(reference))) / CONFIG).is_file()
+    except (OSError, ValueError):  # a name that no file system holds
+        return False
 
 
 @checked
@@ -77,7 +80,7 @@ def adapt(base: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
     """
     base = open(base)
     if isinstance(base, FoldedWeights):
-        return FoldedWeights(adapt(base.unfolded, adapter))
+        return FoldedWeights(adapt(base.inner, adapter))
     if not isinstance(base, CheckpointWeights):
         raise HeadspanError(
             f"an adapter changes named tensors of a checkpoint, and {base.reference} has none: open the model itself"
@@ -95,8 +98,8 @@ class AdaptedWeights(CheckpointWeights):
         self.changed = frozenset(source.patches) | frozenset(source.replaced)
 
     def changes(self, role: Role | str, layer: int) -> bool:
-        """Whether the adapter changes the tensor that holds a role's weights in a layer."""
-        return self._map.weight(Role.parse(role), layer) in self.changed
+        """Whether the adapter changes a tensor that makes a role's weights in a layer."""
+        return not self.changed.isdisjoint(self._map.tensors(Role.parse(role), layer))
 
     @property
     def reopenable(self) -> bool:
@@ -212,6 +215,7 @@ class AdaptedSource(TensorSource):
     def __init__(self, base: CheckpointWeights, adapter: Adapter) -> None:
         super().__init__(f"{base.reference} + {adapter.directory}", base.source.config)
         self.base, self.adapter = base.source, adapter
+        self.reads_scales = base.source.reads_scales
         self._map = TensorMap(base.source)
         if self._map.entry.layout == "heads":
             raise HeadspanError(

@@ -22,12 +22,13 @@ Config = Mapping[str, Any]
 
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "partial", "none"]
-Layout = Literal["separate", "concatenated", "grouped", "heads"]
+Layout = Literal["separate", "concatenated", "grouped", "quarters", "heads"]
 """How Q, K and V are stored, as rows of (out, d_model) tensors.
 
 ``separate``: one tensor each. ``concatenated``: all Q heads, then all K heads, then all V heads.
 ``grouped``: for each KV head its Q heads, then K, then V; with as many KV heads as Q heads this is the
 per-head interleaving of GPT-NeoX and BLOOM, with a single one the multi-query layout of Falcon-7B.
+``quarters``: CodeGen: four parts, each a quarter of the Q heads, then of the V heads, then of the K heads.
 ``heads``: TransformerLens tensors, already (head, d_model, d_head).
 """
 
@@ -48,6 +49,7 @@ class Architecture:
     norm: tuple[str, ...] = ("input_layernorm",)  # in front of attention; the first that exists
     norm_kind: NormKind = "rms"
     norm_place: NormPlace = "pre"
+    output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
     one_plus: bool = False  # the stored gain is γ − 1
     weightless_norm: bool = False  # normalises without gain and bias
     final_norm: str | None = "norm"
@@ -56,8 +58,15 @@ class Architecture:
     qk_norm: str = "self_attn.q_norm"
     sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
     gated: bool = False  # each head's query rows are followed by as many that gate its output
+    own_gate: bool = False  # a module of its own gates what each head hands to its output
     hybrid: bool = False  # some layers may have no softmax attention
-    kv_heads: Callable[[Config, int], int | None] | None = None  # where the config key is not enough
+    latent: bool = False  # keys and values come from a compressed vector: models/latent.py
+    latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
+    sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
+    sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
+    value_size: bool = False  # values have a size of their own, v_head_dim
+    keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
+    in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
     defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
 
@@ -65,13 +74,8 @@ class Architecture:
 WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
     "post": "its blocks normalise after the attention output is added (post-norm), so a gain acts on the stream "
     "itself and cannot be moved into the weights exactly",
-    "output": "its attention reads the stream unnormalised and its output is normalised before it is added, "
-    "which no change of the weights can express exactly",
-    "sandwich": "its attention output is normalised again before it is added (sandwich norm), "
-    "which no change of the weights can express exactly",
     "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
     "weights exactly",
-    "partial": "its first layer reads the stream without a norm of its own, so writers may not be centred",
     "none": "it has no norm in front of attention, so there is nothing to fold",
 }
 
@@ -83,20 +87,61 @@ WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
 """Families in which an edge from head to head is not a sum in the stream, by where their norm stands."""
 
 
-def _multi_query_flag(config: Config, n_heads: int) -> int:
-    return 1 if config.get("multi_query", True) else n_heads
+def _multi_query(config: Config) -> Config:
+    """One key/value head, or one for every query head; the number that is written down means nothing then."""
+    return {"num_key_value_heads": 1 if config.get("multi_query", True) else None, "num_kv_heads": None}
 
 
-def _falcon_kv_heads(config: Config, n_heads: int) -> int | None:
-    if config.get("new_decoder_architecture", False):
-        return None  # num_kv_heads says it
-    return _multi_query_flag(config, n_heads)
+def _falcon_sizes(config: Config) -> Config:
+    return {} if config.get("new_decoder_architecture", False) else _multi_query(config)
+
+
+def _dbrx_sizes(config: Config) -> Config:
+    inner = config.get("attn_config")
+    return {"num_key_value_heads": inner.get("kv_n_heads", 1)} if isinstance(inner, Mapping) else {}
+
+
+def _laguna_sizes(config: Config) -> Config:
+    per_layer = config.get("num_attention_heads_per_layer")
+    return {"num_attention_heads": per_layer} if per_layer else {}
+
+
+def _mimo_sizes(config: Config) -> Config:
+    """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
+    count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
+    if type(count) is not int or not isinstance(kinds, (list, tuple)):
+        return {}
+    return {"num_key_value_heads": [2 * count if kind == "sliding_attention" else count for kind in kinds]}
+
+
+def _gemma4_sizes(config: Config) -> Config:
+    """Layers that see everything have heads of their own size and number."""
+    if config.get("num_kv_shared_layers"):
+        raise HeadspanError(
+            f"the last {config['num_kv_shared_layers']} layers of this Gemma 4 use the keys and values of earlier ones "
+            "(num_kv_shared_layers), which is not read: choose a size without that, like 31B"
+        )
+    kinds, own = config.get("layer_types"), config.get("per_layer_config")
+    if not isinstance(kinds, (list, tuple)):
+        return {}
+    if not isinstance(own, Mapping):
+        same = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        everywhere = {"head_dim": config.get("global_head_dim", 512), **({"num_key_value_heads": same} if same else {})}
+        own = {str(layer): everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    layers = [own.get(str(layer)) or {} for layer in range(len(kinds))]
+    return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
 
 
 def _opt_variant(entry: Architecture, config: Config) -> Architecture:
     if config.get("do_layer_norm_before", True):
         return replace(entry, final_norm=None) if config.get("_remove_final_layer_norm") else entry
     return replace(entry, norm=(), norm_place="post", final_norm=None)
+
+
+def _clova_variant(entry: Architecture, config: Config) -> Architecture:
+    if config.get("use_post_norm"):
+        return replace(entry, norm_place="sandwich", output_norm=("post_norm1",))
+    return entry
 
 
 def _bloom_variant(entry: Architecture, config: Config) -> Architecture:
@@ -144,11 +189,12 @@ _BLOOM = Architecture(
     adapt=_bloom_variant,
 )  # fmt: skip
 _GEMMA = Architecture(one_plus=True, defaults={"head_dim": 256})
-_GEMMA2 = replace(_GEMMA, norm_place="sandwich", defaults={
+_GEMMA2 = replace(_GEMMA, norm_place="sandwich", output_norm=("post_attention_layernorm",), defaults={
     "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
 })  # fmt: skip
-_OLMO2 = Architecture(norm=(), norm_place="output")
+_OLMO2 = Architecture(norm=(), norm_place="output", output_norm=("post_attention_layernorm",))
 _GLM = Architecture(defaults={"head_dim": 128})
+_LATENT = Architecture(latent=True)
 _COHERE = Architecture(norm_kind="layer")
 _XGLM = Architecture(
     o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer", final_norm="layer_norm",
@@ -167,14 +213,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         o="attn.attention.out_proj",
     ),
     "gptj": _GPTJ,
+    "codegen": replace(_GPTJ, fused="attn.qkv_proj", layout="quarters"),
     "gpt_neox": _NEOX,
-    "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, kv_heads=_multi_query_flag),
+    "gpt_neox_japanese": replace(_NEOX, body="gpt_neox_japanese."),
+    "openai-gpt": replace(_GPT2, norm=(), norm_place="post", final_norm=None, embedding="tokens_embed"),
+    "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, sizes=_multi_query),
     "opt": Architecture(
         body="model.decoder.", o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer",
         final_norm="final_layer_norm", adapt=_opt_variant,
     ),
     "bloom": _BLOOM,
-    "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), kv_heads=_falcon_kv_heads),
+    "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), sizes=_falcon_sizes),
     "mpt": Architecture(
         body="transformer.", layer="blocks.{}.", fused="attn.Wqkv", layout="concatenated", o="attn.out_proj",
         norm=("norm_1",), norm_kind="layer", final_norm="norm_f", embedding="wte",
@@ -189,6 +238,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": _QWEN3,
     "qwen3_moe": _LLAMA,
     "granite": _LLAMA,
+    "flint": Architecture(sinks=True),
     "olmo": Architecture(norm_kind="layer", weightless_norm=True),
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
@@ -202,7 +252,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture(norm_kind="layer"),
     "stablelm": Architecture(norm_kind="layer", qk_norm="self_attn.q_layernorm"),
     "glm": _GLM,
-    "glm4": replace(_GLM, norm_place="sandwich"),
+    "glm4": replace(_GLM, norm_place="sandwich", output_norm=("post_self_attn_layernorm",)),
+    "kolibri1": replace(
+        _GLM, norm_place="sandwich", output_norm=("post_self_attn_layernorm", "post_attn_norm"),
+    ),
     "cohere": _COHERE,
     "cohere2": _COHERE,
     "gpt_oss": Architecture(sinks=True, defaults={"head_dim": 64}),
@@ -216,6 +269,35 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "xglm": _XGLM,
     "biogpt": replace(_XGLM, body="biogpt.", unembedding=("output_projection",)),
+    "ctrl": Architecture(
+        body="transformer.", layer="h.{}.", q="multi_head_attention.Wq", k="multi_head_attention.Wk",
+        v="multi_head_attention.Wv", o="multi_head_attention.dense", norm=("layernorm1",), norm_kind="layer",
+        final_norm="layernorm", embedding="w",
+    ),
+    "dbrx": Architecture(
+        body="transformer.", layer="blocks.{}.", fused="norm_attn_norm.attn.Wqkv", layout="concatenated",
+        o="norm_attn_norm.attn.out_proj", norm=("norm_attn_norm.norm_1",), norm_kind="layer", final_norm="norm_f",
+        embedding="wte", sizes=_dbrx_sizes,
+    ),
+    "hyperclovax": Architecture(adapt=_clova_variant, defaults={"use_post_norm": True}),
+    "granite_swa": Architecture(sinks=True),
+    "minimax_m3_vl_text": Architecture(one_plus=True, defaults={"head_dim": 128}),
+    "afmoe": Architecture(
+        norm_place="sandwich", output_norm=("post_attention_layernorm",), own_gate=True, defaults={"head_dim": 128},
+    ),
+    # layers with different numbers of heads
+    "gemma4": Architecture(
+        norm_place="sandwich", output_norm=("post_attention_layernorm",), keys_as_values=True, sizes=_gemma4_sizes,
+        defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
+    ),
+    "laguna": Architecture(own_gate=True, sizes=_laguna_sizes, defaults={"head_dim": 128}),
+    "mimo_v2_flash": Architecture(
+        sinks=True, value_size=True, sizes=_mimo_sizes, defaults={"head_dim": 192, "v_head_dim": 128},
+    ),
+    "openelm": Architecture(
+        body="transformer.", fused="attn.qkv_proj", layout="concatenated", o="attn.out_proj", norm=("attn_norm",),
+        embedding="token_embeddings", qk_norm="attn.q_norm", defaults={"rms_norm_eps": 1e-6},
+    ),
     # hybrids: only their attention layers are read
     "lfm2": Architecture(
         o="self_attn.out_proj", norm=("operator_norm",), final_norm="embedding_norm",
@@ -223,7 +305,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
     "granitemoehybrid": Architecture(hybrid=True),
+    "nemotron_h": Architecture(
+        q="mixer.q_proj", k="mixer.k_proj", v="mixer.v_proj", o="mixer.o_proj", norm=("norm",), final_norm="norm_f",
+        embedding="embeddings", hybrid=True,
+    ),
+    "olmo_hybrid": replace(_OLMO2, output_norm=("post_attention_layernorm", "feedforward_layer_norm"), hybrid=True),
+    "recurrent_gemma": Architecture(
+        q="temporal_block.q_proj", k="temporal_block.k_proj", v="temporal_block.v_proj", o="temporal_block.o_proj",
+        norm=("temporal_pre_norm",), final_norm="final_norm", one_plus=True, hybrid=True,
+    ),
     "qwen3_next": Architecture(one_plus=True, gated=True, hybrid=True),
+    # latent attention
+    "deepseek_v3": _LATENT,
+    "longcat_flash": replace(
+        _LATENT, latent_scaled=True, sublayers=2, o="self_attn.{sub}.o_proj", norm=("input_layernorm.{sub}",),
+    ),
+    "kimi_linear": replace(_LATENT, hybrid=True),
+    "bailing_hybrid": replace(
+        _LATENT, hybrid=True, own_gate=True, in_files={"o": "attention.dense", "embedding": "word_embeddings"},
+    ),
     # encoders
     "bert": _BERT,
     "roberta": replace(_BERT, body="roberta.", unembedding=("lm_head.decoder",)),
@@ -257,9 +357,18 @@ ARCHITECTURES: dict[str, Architecture] = {
 ALIASES: dict[str, str] = {
     **dict.fromkeys(
         ("arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone_moe", "glm4_moe",
-         "helium", "llama4_text", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
+         "aria_text", "helium", "hy_v3", "mellum", "solar_open",
+         "llama4_text", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
+    ),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "minicpm3", "mistral4",
+         "youtu"), "deepseek_v3",
     ),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
+    "gpt-sw3": "gpt2",
+    **dict.fromkeys(("cohere2_moe", "cohere_compass_text"), "cohere2"),
+    "granitemoe_swa": "granite_swa",
+    "beam": "afmoe",
     **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
     **dict.fromkeys(("jais2", "phimoe"), "starcoder2"),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
@@ -267,20 +376,16 @@ ALIASES: dict[str, str] = {
     **dict.fromkeys(("xlm-roberta", "camembert"), "roberta"),
     "hunyuan_v1_moe": "hunyuan_v1_dense",
     "gemma3_text": "gemma3",
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), "gemma4"),
     "qwen3_vl_text": "qwen3",
     "vaultgemma": "gemma",
     "lfm2_moe": "lfm2",
-    "bamba": "jamba",
+    **dict.fromkeys(("bamba", "falcon_h1"), "jamba"),
 }  # fmt: skip
 """Other model_type names with exactly the layout of a table entry."""
 
-BODY_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "model.text_model.")
+BODY_PREFIXES = ("", "model.", "backbone.", "model.language_model.", "language_model.model.", "model.text_model.")
 """Where a body may stand when it is not under its own name: bare, wrapped, or inside a multimodal model."""
-
-LATENT_ATTENTION = (
-    "{} uses multi-head latent attention (kv_lora_rank is set): its keys and values come from a shared "
-    "compressed vector, so heads have no Q, K, V and O weights of the kind compared here"
-)
 
 
 def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str, Architecture, Config]:
@@ -293,8 +398,6 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
         model_type = config.get("model_type", model_type)
     if model_type is None and any(name.endswith(".attn.W_Q") for name in names):
         model_type = "transformer_lens"
-    if config.get("kv_lora_rank") or str(model_type).startswith(("deepseek_v2", "deepseek_v3")):
-        raise HeadspanError(LATENT_ATTENTION.format(model_type))
     name = ALIASES.get(str(model_type), str(model_type))
     if name not in ARCHITECTURES:
         seen = "the config has no model_type" if model_type is None else f"unknown model_type {str(model_type)[:80]!r}"
@@ -303,5 +406,13 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
             'weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, d_head)'
         )
     entry = ARCHITECTURES[name]
+    if config.get("kv_lora_rank") and not entry.latent:
+        raise HeadspanError(
+            f"the config says {name} and sets kv_lora_rank, the mark of latent attention, which {name} is not known to "
+            "have: check its model_type"
+        )
+    if entry.in_files and not any(f".{entry.o}." in tensor for tensor in names):
+        entry = replace(entry, **entry.in_files)
     config = {**entry.defaults, **{key: value for key, value in config.items() if value is not None}}
+    config = {**config, **(entry.sizes(config) if entry.sizes else {})}
     return name, entry.adapt(entry, config) if entry.adapt else entry, config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import ROLES, PortTable, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
 from headspan.models.identity import IDENTITY_PREFIX
+from headspan.models.latent import LatentFactors, LatentReader
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
 from headspan.sources.base import TensorSource
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "eps")
 
 
+# Of masked language models: what stands between the last norm and the unembedding.
+_HEADS = (
+    "cls.predictions.transform.dense.weight", "generator_predictions.dense.weight", "head.dense.weight",
+    "lm_head.dense.weight", "vocab_transform.weight",
+)  # fmt: skip
+_PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three
 _SAMPLED = 32  # rows of two tensors that are compared
 
 
@@ -35,27 +43,57 @@ class CheckpointWeights(AttentionWeights):
         self._entry = self._map.entry
         self.architecture = self._map.architecture
         self.d_model, self.n_layers = self._map.d_model, self._map.n_layers
-        self.n_heads, self.n_kv_heads = self._map.n_heads, self._map.n_kv_heads
         self.layers = self._map.layers
-        self.ports = PortTable.regular(self.layers, self.n_heads, self.n_kv_heads)
+        self._sizes = {layer: self._map.sizes[layer] for layer in self.layers}
+        self.n_heads = max(size.n_heads for size in self._sizes.values())
+        self.n_kv_heads = max(size.n_kv_heads for size in self._sizes.values())
+        shape = self._map.latent
+        self._latent = None if shape is None else LatentReader(shape, self._in_layer)
+        self.ports = self._port_table() if shape is None else shape.ports(self.layers)
         self.norm_place = self._entry.norm_place
         self.norm_kind = "none" if self.norm_place == "none" else self._entry.norm_kind
         self.not_foldable_reason = WHY_NOT_FOLDABLE.get(self._entry.norm_place)
-        self.value_bias_is_constant = not (self._entry.sinks or self._entry.gated or _clips(self._map.config))
+        self.value_bias_is_constant = self._has_constant_value_bias()
         self.tied_embedding = self._map.tied
         self.vocab_size = self._find_vocab_size()
         self.notes = [*source.notes, *self._map.notes, *self._make_notes()]
         self._kept: tuple[str, np.ndarray] | None = None  # a fused tensor serves three roles in a row
 
+    @property
+    def even(self) -> bool:
+        """True where all layers have the same numbers of heads, all of one size."""
+        return len(set(self._sizes.values())) == 1
+
+    def _port_table(self) -> PortTable:
+        return PortTable.of_counts({layer: (size.n_heads, size.n_kv_heads) for layer, size in self._sizes.items()})
+
     # -- weights ---------------------------------------------------------------------------------------------
 
+    def _has_constant_value_bias(self) -> bool:
+        entry, shape = self._entry, self._map.latent
+        module = shape and shape.latent_module(Role.V)
+        scaled = module and bias_of(self._map.in_layer(self.layers[0], module)) in self._map.names
+        return not (entry.sinks or entry.gated or entry.own_gate or _clips(self._map.config) or scaled)
+
     def d_head(self, role: Role | str) -> int:
-        attention_role(role)
-        return self._map.d_head
+        role = attention_role(role)
+        shape = self._map.latent
+        return shape.width(role) if shape else max(size.width(role) for size in self._sizes.values())
+
+    def widths(self, role: Role | str) -> np.ndarray:
+        role, shape = attention_role(role), self._map.latent
+        if shape is None:
+            return np.array([self._sizes[head.layer].width(role) for head in self.heads(role)], dtype=np.int64)
+        if role is not Role.K:
+            return super().widths(role)
+        return np.array([shape.rotary if head.kind == "KR" else shape.free for head in self.heads(role)])
 
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         role = attention_role(role)
         self._check_layer(layer)
+        if self._latent is not None:
+            found = np.ascontiguousarray(self._latent.read(role, layer))
+            return check_finite(found, role, self.heads_in(role, layer), self.reference)
         name = self._map.weight(role, layer)
         stored = self._read_once(name) if self._entry.fused and role is not Role.O else self.source.read(name)
         if self._entry.layout == "heads":
@@ -63,30 +101,59 @@ class CheckpointWeights(AttentionWeights):
         else:
             stored = stored.T if self._entry.transposed else stored
             if role is Role.O:
-                weights = stored.reshape(self.d_model, self.n_heads, self._map.d_head).transpose(1, 0, 2)
+                weights = stored.reshape(self.d_model, self._sizes[layer].n_heads, -1).transpose(1, 0, 2)
             else:
-                weights = self._split(role, stored).transpose(0, 2, 1)
+                weights = self._split(role, layer, stored).transpose(0, 2, 1)
+        weights = _widened(weights, self.d_head(role))
         return check_finite(np.ascontiguousarray(weights), role, self.heads_in(role, layer), self.reference)
 
-    def _split(self, role: Role, stored: np.ndarray) -> np.ndarray:
+    def rotary_queries(self, layer: int) -> np.ndarray | None:
+        self._check_layer(layer)
+        return None if self._latent is None else self._latent.rotary_queries(layer)
+
+    def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
+        self._check_layer(layer)
+        role = attention_role(role)
+        return None if self._latent is None or role is Role.O else self._latent.latent_map(role, layer)
+
+    def latent_factors(self, role: Role | str, layer: int) -> LatentFactors | None:
+        self._check_layer(layer)
+        role = attention_role(role)
+        if self._latent is None or role is Role.O:
+            return None
+        return self._latent.factors(role, layer, self._dtype_in_layer)
+
+    def _dtype_in_layer(self, layer: int, module: str) -> str:
+        return self.source.dtype(weight_of(self._map.in_layer(layer, module)))
+
+    def _in_layer(self, layer: int, module: str) -> np.ndarray:
+        """A weight by the name of its module in the layer; the largest serves keys and values one after the other."""
+        name = weight_of(self._map.in_layer(layer, module))
+        return self._read_once(name) if module.endswith("kv_b_proj") else self.source.read(name)
+
+    def _split(self, role: Role, layer: int, stored: np.ndarray) -> np.ndarray:
         """The rows of one role, (n, m, …), out of a tensor of rows that may hold all three."""
-        n, n_kv, m, rest = self.n_heads, self.n_kv_heads, self._map.d_head, stored.shape[1:]
+        size, rest = self._sizes[layer], stored.shape[1:]
+        n, n_kv, m = size.n_heads, size.n_kv_heads, size.width(role)
         if self._entry.layout == "separate":
-            per_head = stored.reshape(n_kv if role.shared else n, -1, *rest)
+            per_head = stored.reshape(size.heads(role), -1, *rest)
             return per_head[:, :m]  # what a gate adds to the queries stands behind them
         if self._entry.layout == "concatenated":
-            start, count = {Role.Q: (0, n), Role.K: (n, n_kv), Role.V: (n + n_kv, n_kv)}[role]
-            return stored[start * m : (start + count) * m].reshape(count, m, *rest)
+            start = sum(size.heads(r) * size.width(r) for r in (Role.Q, Role.K, Role.V)[: _PLACES[role]])
+            return stored[start : start + size.heads(role) * m].reshape(size.heads(role), m, *rest)
+        if self._entry.layout == "quarters":
+            parts = stored.reshape(4, 3, n // 4, m, *rest)
+            return parts[:, {Role.Q: 0, Role.V: 1, Role.K: 2}[role]].reshape(n, m, *rest)
         per_group = n // n_kv
         groups = stored.reshape(n_kv, per_group + 2, m, *rest)
         if role is Role.Q:
             return groups[:, :per_group].reshape(n, m, *rest)
         return groups[:, per_group if role is Role.K else per_group + 1]
 
-    def port_rows(self, role: Role | str) -> np.ndarray:
-        """Which outputs of the module that holds Q, K or V belong to each head, (n, m)."""
+    def port_rows(self, role: Role | str, layer: int) -> np.ndarray:
+        """Which outputs of the module that holds Q, K or V of a layer belong to each head, (n, m)."""
         role = Role.parse(role)
-        return self._split(role, np.arange(self._map.rows(role)))
+        return self._split(role, layer, np.arange(self._map.rows(role, layer)))
 
     def _read_once(self, name: str) -> np.ndarray:
         if self._kept is None or self._kept[0] != name:
@@ -97,21 +164,30 @@ class CheckpointWeights(AttentionWeights):
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         role = attention_role(role)
         self._check_layer(layer)
+        if self._latent is not None and role is not Role.O:
+            return self._latent.bias(role, layer, self._bias_in_layer)
         name = self._map.bias(role, layer)
         if name is None:
             return None
         if role is Role.O:
             return self._vector(name, self.d_model)
         if self._entry.layout == "heads":
-            return self._finite(name, (len(self.heads_in(role, layer)), self._map.d_head))
-        return self._split(role, self._vector(name, self._map.rows(role)))
+            return self._finite(name, (len(self.heads_in(role, layer)), self.d_head(role)))
+        found = self._split(role, layer, self._vector(name, self._map.rows(role, layer)))
+        return _widened(found, self.d_head(role))
+
+    def _bias_in_layer(self, layer: int, module: str) -> np.ndarray | None:
+        name = bias_of(self._map.in_layer(layer, module))
+        if name not in self._map.names:
+            return None
+        return self._vector(name, self._map.shape(weight_of(self._map.in_layer(layer, module)))[0])
 
     def storage_dtype(self, role: Role | str, layer: int) -> str:
         self._check_layer(layer)
         return self.source.dtype(self._map.weight(attention_role(role), layer))
 
     def tensors(self) -> dict[str, int]:
-        names = dict.fromkeys(self._map.weight(role, layer) for layer in self.layers for role in ROLES)
+        names = dict.fromkeys(n for layer in self.layers for role in ROLES for n in self._map.tensors(role, layer))
         return {name: self.source.nbytes(name) for name in names}
 
     def total_bytes(self) -> int:
@@ -134,6 +210,10 @@ class CheckpointWeights(AttentionWeights):
     def norm(self, layer: int) -> Norm | None:
         self._check_layer(layer)
         return self._read_norm([self._map.in_layer(layer, module) for module in self._entry.norm])
+
+    def output_norm(self, layer: int) -> Norm | None:
+        self._check_layer(layer)
+        return self._read_norm([self._map.in_layer(layer, module) for module in self._entry.output_norm])
 
     def final_norm(self) -> Norm | None:
         module = self._entry.final_norm
@@ -176,10 +256,16 @@ class CheckpointWeights(AttentionWeights):
         return self._entry.layout == "heads" and self._map.unembedding != weight_of(self._entry.embedding)
 
     def embedding(self) -> np.ndarray:
+        return self._embedding_rows(None)
+
+    def embedding_rows(self, start: int, stop: int) -> np.ndarray:
+        return self._embedding_rows(check_rows(start, stop))
+
+    def _embedding_rows(self, rows: slice | None) -> np.ndarray:
         name = weight_of(self._map.in_body(self._entry.embedding))
         if name not in self._map.names:
             raise HeadspanError(f"{self.reference} has no embedding: the tensor {name} is not in the checkpoint")
-        return self._check_width(name, self.source.read(name))
+        return self._check_width(name, self.source.read(name, rows))
 
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
         rows = check_rows(start, stop)
@@ -205,8 +291,13 @@ class CheckpointWeights(AttentionWeights):
         name = self._map.unembedding_bias()
         return None if name is None else self._vector(name, self.vocab_size or 0)
 
-    def vocabulary(self) -> Vocabulary | None:
+    @cached_property
+    def _words(self) -> Vocabulary | None:
+        """Read once: a page asks for it twice, and a quarter of a million tokens take a second."""
         return self.source.vocabulary()
+
+    def vocabulary(self) -> Vocabulary | None:
+        return self._words
 
     # -- the rest --------------------------------------------------------------------------------------------
 
@@ -218,11 +309,23 @@ class CheckpointWeights(AttentionWeights):
                 f"{len(left_out)} of {self.n_layers} layers have no softmax attention and are left out "
                 f"({_ranges(left_out)}); the others keep their numbers"
             )
+        if not self.even:
+            notes.append(
+                f"its layers differ: {self.ports.a_layer(Role.O)} heads with {self.ports.a_layer(Role.V)} key/value "
+                "heads; numbers and sizes said of a layer are the largest"
+            )
         qk_norm = self._map.in_layer(self.layers[0], self._entry.qk_norm) + "."
         if any(name.startswith(qk_norm) for name in self._map.names):
             notes.append(
                 "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
                 "its gains do not change what a head's weight spans"
+            )
+        if self._map.latent is not None:
+            notes += self._map.latent.notes()
+        if any(name in self._map.names for name in _HEADS):
+            notes.append(
+                "a layer of its own stands between the stream and the unembedding: tokens of heads are those that the "
+                "unembedding would read without it"
             )
         if not self.value_bias_is_constant:
             notes.append(
@@ -246,6 +349,7 @@ class CheckpointWeights(AttentionWeights):
                 f"the config says that the unembedding is the embedding, but {own} holds other numbers than "
                 f"{embedding}: tokens are read from {own}"
             )
+            self.tied_embedding = False
         return notes
 
     def _same_rows(self, first: str | None, second: str) -> bool:
@@ -277,7 +381,10 @@ class CheckpointWeights(AttentionWeights):
     def _other_tensors(self) -> Iterator[str]:
         """What is read beside the weights of the heads: their biases and the norms."""
         modules = [self._map.module(role, layer) for layer in self.layers for role in ROLES]
-        norms = [self._map.in_layer(layer, module) for layer in self.layers for module in self._entry.norm]
+        latents = [self._map.latent.latent_module(role) for role in ROLES] if self._map.latent else []
+        modules += [self._map.in_layer(layer, module) for layer in self.layers for module in latents if module]
+        around = [*self._entry.norm, *self._entry.output_norm]
+        norms = [self._map.in_layer(layer, module) for layer in self.layers for module in around]
         if self._entry.final_norm is not None:
             norms.append(self._map.in_body(self._entry.final_norm))
         yield from dict.fromkeys([*map(bias_of, modules), *map(weight_of, norms), *map(bias_of, norms)])
@@ -299,6 +406,12 @@ class CheckpointWeights(AttentionWeights):
     def close(self) -> None:
         self._kept = None
         self.source.close()
+
+
+def _widened(weights: np.ndarray, width: int) -> np.ndarray:
+    """The last axis filled up with zeros, where heads of other layers are wider."""
+    missing = width - weights.shape[-1]
+    return np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, missing)]) if missing else weights
 
 
 def _clips(config: object) -> bool:

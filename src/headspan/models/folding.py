@@ -1,11 +1,19 @@
 """The same weights with the norms folded in, worked out layer by layer as they are read.
 
-A pre-norm block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ and β into the weights:
+What a head reads or writes is a span, defined up to one positive number a token, and a norm's division is such a
+number. So a norm may stand in front of attention, between attention and the stream, or in both places.
+
+A norm in front: the block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ and β into W:
 
 * LayerNorm: W_in' = W_in·diag(γ)·C_d with bias W_in·β + b for Q, K and V, and W_O' = C_d·W_O, because a stream that
   every reader centres may be centred by its writers; C_d = I − 11ᵀ/d. The final norm goes into the unembedding the
   same way, which is then centred over tokens (a constant added to all logits changes no probability).
 * RMSNorm: W_in' = W_in·diag(γ), the unembedding likewise; nothing is centred.
+* Where a layer reads the stream without a norm, its Q, K and V stay as they are.
+
+A norm behind (OLMo 2; Gemma 2 has both): W_O' = diag(γ)·W_O, or diag(γ)·C_d·W_O for LayerNorm, and the output bias
+likewise; what it divides a token by is left out, and what it adds to every token (β) is no part of what heads write.
+
 * The value bias becomes part of the output bias, since attention rows sum to 1 (kept apart where they do not).
 
 The embedding is left as it is: every reader of the stream centres what it writes.
@@ -13,18 +21,21 @@ The embedding is left as it is: every reader of the stream centres what it write
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import Role
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, open
-
-if TYPE_CHECKING:
-    from headspan.sources.vocabulary import Vocabulary
+from headspan.models.wrapped import WrappedWeights
 
 _ROWS = 8192  # of the unembedding at a time
+FOLDED_NORMS = {
+    "pre": ["in front of attention", "in front of the unembedding"],
+    "partial": ["in front of attention, but for the first layer", "in front of the unembedding"],
+    "output": ["on the attention output", "in front of the unembedding"],
+    "sandwich": ["in front of attention", "on the attention output", "in front of the unembedding"],
+}
+"""Whose gains folding moves into the weights, by where a family's norms stand."""
 
 
 def fold(weights: AttentionWeights | str) -> FoldedWeights:
@@ -39,7 +50,12 @@ def fold(weights: AttentionWeights | str) -> FoldedWeights:
     return FoldedWeights(open(weights))
 
 
-class FoldedWeights(AttentionWeights):
+def unfolded(weights: AttentionWeights) -> AttentionWeights:
+    """The weights as they are stored, whether or not they were folded."""
+    return weights.inner if isinstance(weights, FoldedWeights) else weights
+
+
+class FoldedWeights(WrappedWeights):
     """Weights that read the normalised stream without gain, bias or mean."""
 
     def __init__(self, weights: AttentionWeights) -> None:
@@ -47,16 +63,12 @@ class FoldedWeights(AttentionWeights):
             raise HeadspanError(f"the weights of {weights.reference} are folded already: folding them twice is wrong")
         if not weights.foldable:
             raise HeadspanError(f"{weights.reference} cannot be folded: {weights.not_foldable_reason}")
-        self.unfolded = weights
-        self.reference, self.architecture = weights.reference, weights.architecture
-        self.d_model, self.n_layers, self.layers = weights.d_model, weights.n_layers, weights.layers
-        self.n_heads, self.n_kv_heads, self.ports = weights.n_heads, weights.n_kv_heads, weights.ports
-        self.norm_kind, self.norm_place = weights.norm_kind, weights.norm_place
+        super().__init__(weights)
         self.not_foldable_reason = "it is folded already"
-        self.vocab_size, self.tied_embedding = weights.vocab_size, False if weights.vocab_size else None
-        self.value_bias_is_constant = weights.value_bias_is_constant
-        self.notes = [*weights.notes]
-        self._centred = weights.norm_kind == "layer"
+        self.tied_embedding = False if weights.vocab_size else None
+        # Writers may be centred where every reader of what they write centres it.
+        self.centred = weights.norm_kind == "layer" and weights.norm_place != "output"
+        self._centred_tokens = weights.norm_kind == "layer"
         self._mean_token: np.ndarray | None = None
 
     @property
@@ -65,18 +77,36 @@ class FoldedWeights(AttentionWeights):
 
     # -- weights ---------------------------------------------------------------------------------------------
 
-    def d_head(self, role: Role | str) -> int:
-        return self.unfolded.d_head(role)
-
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         role = attention_role(role)
-        weights = self.unfolded.read(role, layer)
+        weights = self.inner.read(role, layer)
         with np.errstate(over="ignore", invalid="ignore"):  # told below, with the head's name
-            if role is not Role.O:
-                weights = weights * self._norm_of(layer).gain[:, None]
-            if self._centred:
-                weights = weights - weights.mean(axis=1, keepdims=True)
+            weights = self.written(layer, weights) if role is Role.O else self._read_through(layer, weights)
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
+
+    def _read_through(self, layer: int, weights: np.ndarray) -> np.ndarray:
+        """Weights (n, d, m) of Q, K or V with the norm in front of them."""
+        norm = self.inner.norm(layer)
+        if norm is None:
+            return weights
+        weights = weights * norm.gain[:, None]
+        return weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
+
+    def written(self, layer: int, weights: np.ndarray) -> np.ndarray:
+        """Vectors (n, d, m) that heads write, as they reach the stream."""
+        norm = self.inner.output_norm(layer)
+        if norm is not None:
+            weights = weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
+            weights = weights * norm.gain[:, None]
+        return weights - weights.mean(axis=1, keepdims=True) if self.centred else weights
+
+    def rotary_queries(self, layer: int) -> np.ndarray | None:
+        found = self.inner.rotary_queries(layer)
+        return None if found is None else self._read_through(layer, found)
+
+    def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
+        found = self.inner.latent_map(role, layer)
+        return None if found is None else self._read_through(layer, found[None])[0]
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         role = attention_role(role)
@@ -88,58 +118,46 @@ class FoldedWeights(AttentionWeights):
 
     def _input_bias(self, role: Role, layer: int) -> np.ndarray | None:
         """W β + b of Q, K or V, (n, m)."""
-        bias, beta = self.unfolded.bias(role, layer), self._norm_of(layer).bias
-        if beta is None:
+        bias, norm = self.inner.bias(role, layer), self.inner.norm(layer)
+        if norm is None or norm.bias is None:
             return bias
-        shift = np.einsum("hdm,d->hm", self.unfolded.read(role, layer), beta)
+        shift = np.einsum("hdm,d->hm", self.inner.read(role, layer), norm.bias)
         return shift if bias is None else shift + bias
 
     def _output_bias(self, layer: int) -> np.ndarray | None:
         """The output bias with what a constant value vector adds through every head."""
-        bias = self.unfolded.bias(Role.O, layer)
+        bias = self.inner.bias(Role.O, layer)
         values = self._input_bias(Role.V, layer) if self.value_bias_is_constant else None
         if values is not None:
-            per_head = np.repeat(values, self.n_heads // self.n_kv_heads, axis=0)
-            written = np.einsum("hdm,hm->d", self.unfolded.read(Role.O, layer), per_head)
+            per_head = np.repeat(values, len(self.heads_in(Role.O, layer)) // len(values), axis=0)
+            written = np.einsum("hdm,hm->d", self.inner.read(Role.O, layer), per_head)
             bias = written if bias is None else bias + written
-        return bias - bias.mean() if bias is not None and self._centred else bias
-
-    def _norm_of(self, layer: int) -> Norm:
-        norm = self.unfolded.norm(layer)
-        if norm is None:
-            raise HeadspanError(f"layer {layer} of {self.reference} has no norm to fold")
-        return norm
-
-    def storage_dtype(self, role: Role | str, layer: int) -> str:
-        return self.unfolded.storage_dtype(role, layer)
-
-    def tensors(self) -> dict[str, int]:
-        return self.unfolded.tensors()
-
-    def total_bytes(self) -> int:
-        return self.unfolded.total_bytes()
+        return None if bias is None else self.written(layer, bias[None, :, None])[0, :, 0]
 
     # -- norms and vocabulary --------------------------------------------------------------------------------
 
     def norm(self, layer: int) -> Norm | None:
-        return _plain(self._norm_of(layer))
+        return _plain(self.inner.norm(layer))
+
+    def output_norm(self, layer: int) -> Norm | None:
+        return _plain(self.inner.output_norm(layer))
 
     def final_norm(self) -> Norm | None:
-        norm = self.unfolded.final_norm()
-        return None if norm is None else _plain(norm)
+        return _plain(self.inner.final_norm())
 
-    def embedding(self) -> np.ndarray:
-        return self.unfolded.embedding()
+    @property
+    def folded_norms(self) -> list[str]:
+        return FOLDED_NORMS[self.norm_place]
 
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
         rows = self._scaled_rows(start, stop)
-        return rows - self._mean_row().astype(rows.dtype) if self._centred else rows
+        return rows - self._mean_row().astype(rows.dtype) if self._centred_tokens else rows
 
     def _scaled_rows(self, start: int, stop: int) -> np.ndarray:
         """Rows with the final gain, and for LayerNorm centred over d, not yet over tokens."""
-        rows, norm = self.unfolded.unembedding_rows(start, stop), self.unfolded.final_norm()
+        rows, norm = self.inner.unembedding_rows(start, stop), self.inner.final_norm()
         rows = rows if norm is None else rows * norm.gain
-        return rows - rows.mean(axis=1, keepdims=True) if self._centred else rows
+        return rows - rows.mean(axis=1, keepdims=True) if self._centred_tokens else rows
 
     def _mean_row(self) -> np.ndarray:
         """The mean over tokens, which takes one pass over the vocabulary."""
@@ -152,33 +170,14 @@ class FoldedWeights(AttentionWeights):
         return mean
 
     def unembedding_bias(self) -> np.ndarray | None:
-        bias, norm = self.unfolded.unembedding_bias(), self.unfolded.final_norm()
+        bias, norm = self.inner.unembedding_bias(), self.inner.final_norm()
         if norm is not None and norm.bias is not None:
             size, beta = self.vocab_size or 0, norm.bias
-            pieces = [self.unfolded.unembedding_rows(s, min(s + _ROWS, size)) @ beta for s in range(0, size, _ROWS)]
+            pieces = [self.inner.unembedding_rows(s, min(s + _ROWS, size)) @ beta for s in range(0, size, _ROWS)]
             shift = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
             bias = shift if bias is None else bias + shift
-        return bias - bias.mean() if bias is not None and self._centred else bias
-
-    def vocabulary(self) -> Vocabulary | None:
-        return self.unfolded.vocabulary()
-
-    def fingerprint(self) -> str:
-        return self.unfolded.fingerprint()
-
-    def attention_hash(self) -> str:
-        return self.unfolded.attention_hash()
-
-    @property
-    def reopenable(self) -> bool:
-        return self.unfolded.reopenable
-
-    def check_unchanged(self) -> None:
-        self.unfolded.check_unchanged()
-
-    def close(self) -> None:
-        self.unfolded.close()
+        return bias - bias.mean() if bias is not None and self._centred_tokens else bias
 
 
-def _plain(norm: Norm) -> Norm:
-    return Norm(norm.kind, np.ones_like(norm.gain), None, norm.eps)
+def _plain(norm: Norm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.kind, np.ones_like(norm.gain), None, norm.eps)

@@ -44,3 +44,14 @@ def _unfolded_weights(provenance: Mapping[str, Any]) -> tuple[Any, Any] | None:
     if provenance.get("folding", "none") != "none" or not provenance.get("attention_hash"):
         return None
     return provenance["attention_hash"], provenance.get("architecture")
+
+
+def short_name(reference: str) -> str:
+    """A path's last part; a hub id as it is.
+
+    >>> short_name("/models/gpt2/"), short_name("openai-community/gpt2")
+    ('gpt2', 'openai-community/gpt2')
+    """
+    parts = [part for part in reference.replace("\\", "/").split("/") if part]
+    is_path = reference.startswith((".", "/", "~")) or len(parts) > 2 or "\\" in reference
+    return parts[-1] if is_path and parts else reference

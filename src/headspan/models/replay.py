@@ -20,7 +20,8 @@ from headspan.errors import HeadspanError
 from headspan.heads import Role
 from headspan.models.architectures import WHY_NO_DIRECT_EDGE
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.models.replay_checks import PORTS, check_direct_edges
+from headspan.models.receivers import Inlet, Receiver, latent_inlets
+from headspan.models.replay_checks import check_direct_edges
 from headspan.models.running import RunningModel
 from headspan.models.standins import (
     batched,
@@ -30,19 +31,16 @@ from headspan.models.standins import (
     gain,
     growing,
     mixed,
-    some_outputs,
     standing_in,
     submodule,
     widened,
 )
 from headspan.models.tensor_map import TensorMap
-from headspan.sources.live import open_live
+from headspan.sources.live import by_modules
 from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
     import torch
-
-_OUTPUT_NORMS = ("post_self_attn_layernorm", "post_attention_layernorm")  # between attention and the stream
 
 
 @dataclass
@@ -53,8 +51,9 @@ class Layer:
     attention: Any
     norm: Any | None  # in front of attention
     output_norm: Any | None  # between attention and the stream
-    modules: dict[Role, Any]  # of Q, K, V (the same one where they are fused) and O
-    rows: dict[Role, torch.Tensor | None]  # of the module's output that belong to a port; None for all
+    inlets: dict[Receiver, Inlet]
+    reader: Any  # a module that is given what the ports read
+    output: Any  # the module of O
     multiplier: float = 1.0  # of what attention writes
 
 
@@ -68,6 +67,7 @@ class LayerRecord:
     stream: torch.Tensor  # (1, T, d), in front of the norm
     normed: torch.Tensor  # (1, T, d), what the ports read
     projected: dict[Any, torch.Tensor]  # by projection module
+    inner: dict[Receiver, torch.Tensor | None]  # what the norm of its latent multiplies each token by
     z: torch.Tensor  # (T, heads, m), what each head hands to W_O
     scale: torch.Tensor | None  # (T, 1): 1 / root mean square of the attention output, where it is normalised
 
@@ -80,13 +80,18 @@ class Replayer:
 
     def __init__(self, model: RunningModel) -> None:
         self.model = model
-        source = open_live(model.model)
+        source = by_modules(model.model)
         self.weights = CheckpointWeights(source)
         self.weights.reference = model.reference
         self._where = TensorMap(source)
         place = self.weights.norm_place
         if place in WHY_NO_DIRECT_EDGE:
             raise self.refusal(WHY_NO_DIRECT_EDGE[place])
+        if not self.weights.even:
+            raise self.refusal(
+                "its layers have different numbers of heads, or heads of different sizes, and effects are measured "
+                "between layers of one shape only"
+            )
         self.layers = {layer: self._find(layer) for layer in self.weights.layers}
         self._shapes: dict[int, dict[int, list[int | None]]] = {}
 
@@ -97,19 +102,46 @@ class Replayer:
 
     def _find(self, number: int) -> Layer:
         where, entry = self._where, self._where.entry
-        modules = {role: self._module(where.module(role, number)) for role in Role if role in (*PORTS, Role.O)}
-        block = self.block(number)
-        norm = next((found for name in entry.norm if (found := submodule(block, name))), None)
-        output_norm = None
-        if self.weights.norm_place in ("output", "sandwich"):
-            output_norm = next((found for name in _OUTPUT_NORMS if (found := submodule(block, name))), None)
-            if output_norm is None:
-                raise self.refusal("the norm behind its attention was not found")
+        norm = next((found for name in entry.norm if (found := self._in_layer(number, name))), None)
+        output_norm = next((found for name in entry.output_norm if (found := self._in_layer(number, name))), None)
+        if entry.output_norm and output_norm is None:
+            raise self.refusal("the norm behind its attention was not found")
         attention = self._module(where.module(Role.Q, number).rpartition(".")[0])
-        return Layer(number, attention, norm, output_norm, modules, {r: self._rows(r) for r in PORTS})
+        inlets, reader = self._inlets(number)
+        return Layer(number, attention, norm, output_norm, inlets, reader, self._module(where.module(Role.O, number)))
 
-    def block(self, number: int) -> Any:
-        return self._module((self._where.prefix + self._where.entry.layer.format(number)).rstrip("."))
+    def _inlets(self, number: int) -> tuple[dict[Receiver, Inlet], Any]:
+        """The receivers of a layer, and a module that is given what they read."""
+        where = self._where
+        if where.latent is not None:
+            found = latent_inlets(where.latent, lambda name: self._module(where.in_layer(number, name)))
+            return found, self._module(where.in_layer(number, where.latent.latent_module(Role.K) or ""))
+        modules = {role: self._module(where.module(role, number)) for role in (Role.Q, Role.K, Role.V)}
+        heads = {role: len(self.weights.heads_in(role, number)) for role in modules}
+        return {Receiver(r): Inlet(m, self._rows(r, number), heads[r]) for r, m in modules.items()}, modules[Role.Q]
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        return tuple(next(iter(self.layers.values())).inlets)
+
+    @property
+    def latent(self) -> bool:
+        """True where keys and values come through a latent."""
+        return self._where.latent is not None
+
+    def _in_layer(self, number: int, name: str) -> Any | None:
+        return submodule(self.model.model, self._where.in_layer(number, name))
+
+    @property
+    def blocks(self) -> list[tuple[Any, list[Layer]]]:
+        """The blocks of the model, each with its layers that attend: none, one, or two (LongCat)."""
+        each = self._where.entry.sublayers
+        found = []
+        for start in range(0, self.weights.n_layers, each):
+            name = self._where.prefix + self._where.entry.layer.format(start // each)
+            inside = [self.layers[n] for n in range(start, start + each) if n in self.layers]
+            found.append((self._module(name.rstrip(".")), inside))
+        return found
 
     def _module(self, name: str) -> Any:
         try:
@@ -117,11 +149,11 @@ class Replayer:
         except AttributeError:
             raise self.refusal(f"it has no module {name}, which its family has") from None
 
-    def _rows(self, role: Role) -> torch.Tensor | None:
+    def _rows(self, role: Role, layer: int) -> torch.Tensor | None:
         import torch
 
-        rows = self.weights.port_rows(role).ravel()
-        return None if len(rows) == self._where.rows(role) else torch.from_numpy(rows)
+        rows = self.weights.port_rows(role, layer).ravel()
+        return None if len(rows) == self._where.rows(role, layer) else torch.from_numpy(rows)
 
     # -- recording -------------------------------------------------------------------------------------------
 
@@ -142,12 +174,13 @@ class Replayer:
     def _layer_record(self, n: int, seen: Mapping[Any, Any], grows: list[int | None]) -> LayerRecord:
         layer = self.layers[n]
         args, kwargs, _ = seen[n, "attention"]
-        normed = first(seen[n, Role.Q])
+        normed = first(seen[n, "reader"])
         stream = first(seen[n, "norm"]) if layer.norm is not None else normed
-        z = first(seen[n, Role.O])
+        z = first(seen[n, "output"])
         z = z.reshape(z.shape[1], self.weights.n_heads, -1)
-        projected = {layer.modules[role]: seen[n, role][2] for role in PORTS}
-        return LayerRecord(args, kwargs, grows, stream, normed, projected, z, self.output_scale(layer, seen))
+        projected = {inlet.module: seen[n, receiver][2] for receiver, inlet in layer.inlets.items()}
+        inner = {receiver: inlet.scale(normed) for receiver, inlet in layer.inlets.items()}
+        return LayerRecord(args, kwargs, grows, stream, normed, projected, inner, z, self.output_scale(layer, seen))
 
     def output_scale(self, layer: Layer, seen: Mapping[Any, Any]) -> torch.Tensor | None:
         """What the norm behind attention multiplies each token by."""
@@ -161,22 +194,24 @@ class Replayer:
         seen: dict[Any, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
 
         def keep(label: Any) -> Callable[..., None]:
-            copy = copied if label[1] in PORTS else lambda out: out  # some models clip it in place
+            copy = copied if isinstance(label[1], Receiver) else lambda out: out  # some models clip it in place
             return lambda module, args, kwargs, out: seen.__setitem__(label, (args, kwargs, copy(out)))
 
         handles = []
         for n, layer in self.layers.items():
-            watched = {"attention": layer.attention, **layer.modules}
+            watched: dict[Any, Any] = {"attention": layer.attention, "reader": layer.reader, "output": layer.output}
+            watched |= {receiver: inlet.module for receiver, inlet in layer.inlets.items()}
             watched |= {k: m for k, m in (("norm", layer.norm), ("output_norm", layer.output_norm)) if m is not None}
             handles += [m.register_forward_hook(keep((n, k)), with_kwargs=True) for k, m in watched.items()]
-        for n in range(self.weights.n_layers):
-            handles.append(self.block(n).register_forward_hook(keep((n, "block")), with_kwargs=True))
+        for number, (block, _) in enumerate(self.blocks):
+            handles.append(block.register_forward_hook(keep((number, "block")), with_kwargs=True))
         try:
             self._call(ids)
         finally:
             for handle in handles:
                 handle.remove()
-        absent = next(((n, k) for n in self.layers for k in ("attention", *PORTS, Role.O) if (n, k) not in seen), None)
+        needed = ("attention", "output", *self.receivers)
+        absent = next(((n, k) for n in self.layers for k in needed if (n, k) not in seen), None)
         if absent is not None:
             raise self.refusal(f"layer {absent[0]} was not run through its {absent[1]} module")
         return seen
@@ -204,7 +239,7 @@ class Replayer:
 
     def _output_weight(self, layer: int) -> torch.Tensor:
         """W_O of every head, (heads, d, m), a view of the module's own weight."""
-        weight = self.layers[layer].modules[Role.O].weight
+        weight = self.layers[layer].output.weight
         weight = weight.T if self._where.entry.transposed else weight
         return weight.reshape(weight.shape[0], self.weights.n_heads, -1).permute(1, 0, 2)
 
@@ -226,15 +261,16 @@ class Replayer:
         norm = self.layers[layer].norm
         return stream if norm is None else norm(stream)
 
-    def project(self, layer: int, role: Role, read: torch.Tensor) -> torch.Tensor:
+    def project(self, layer: int, receiver: Receiver, record: LayerRecord, read: torch.Tensor) -> torch.Tensor:
         """What a port makes of what it reads, (n, T, heads of the port, m) for (n, T, d)."""
-        modules = self.layers[layer]
-        module, rows = modules.modules[role], modules.rows[role]
-        out = module(read) if rows is None else some_outputs(module, rows, read)
-        return out.reshape(*out.shape[:2], len(self.weights.heads_in(role, layer)), -1)
+        return self.layers[layer].inlets[receiver].project(read, record.inner[receiver])
 
     def replay(
-        self, layer: int, record: LayerRecord, role: Role | None = None, projected: torch.Tensor | None = None
+        self,
+        layer: int,
+        record: LayerRecord,
+        receiver: Receiver | None = None,
+        projected: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention (n, heads, T, T) and z (n, T, heads, m) with one port giving ``projected`` (n, T, heads, m)."""
         from torch.utils import _pytree as pytree
@@ -242,10 +278,10 @@ class Replayer:
         modules = self.layers[layer]
         n = 1 if projected is None else len(projected)
         # Copies: some models clip what a projection gave in place.
-        outputs = {module: out.repeat(n, 1, 1) for module, out in record.projected.items()}
-        if role is not None and projected is not None:
-            module = modules.modules[role]
-            outputs[module] = mixed(outputs[module], projected.flatten(2), modules.rows[role])
+        outputs = {module: out.repeat(n, *[1] * (out.ndim - 1)) for module, out in record.projected.items()}
+        if receiver is not None and projected is not None:
+            inlet = modules.inlets[receiver]
+            outputs[inlet.module] = mixed(outputs[inlet.module], projected.flatten(2), inlet.rows)
         leaves, tree = pytree.tree_flatten((record.args, record.kwargs))
         leaves = [batched(leaf, dim, n) for leaf, dim in zip(leaves, record.grows, strict=True)]
         args, kwargs = pytree.tree_unflatten(leaves, tree)
@@ -258,7 +294,7 @@ class Replayer:
         with ExitStack() as stack:
             for module, value in outputs.items():
                 stack.enter_context(standing_in(module, lambda *a, value=value, **k: value))
-            stack.enter_context(standing_in(modules.modules[Role.O], catch))
+            stack.enter_context(standing_in(modules.output, catch))
             out = modules.attention(*args, **kwargs)
         out = out if isinstance(out, tuple) else (out,)
         z = caught[0] if caught else out[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headspan.heads import Role
+from headspan.heads import ROLES
 from headspan.models.standins import first, held_still, silenced, stream_of, with_first
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from headspan.models.replay import Layer, LayerRecord, Replayer
 
-PORTS = (Role.Q, Role.K, Role.V)
 _CHECK_TOKENS = 8
 _TOLERANCE = 1e-4  # of float32 sums in another order
+_MULTIPLIERS = ("residual_multiplier", "attention_out_multiplier")  # of what attention writes, in some configs
 _HALF = 4  # roundings of half precision, where a model is run in it
 
 
@@ -29,57 +29,96 @@ def check_direct_edges(replayer: Replayer, ids: torch.Tensor) -> None:
     import torch
 
     for n in replayer.layers:
-        for role in (*PORTS, Role.O):
+        for role in ROLES:
             replayer.weights.read(role, n)  # names the head of a NaN
     with torch.inference_mode():
         seen = replayer.run(ids[None, :_CHECK_TOKENS])
-        for n in range(replayer.weights.n_layers):
-            _check_block(replayer, n, seen)
+        blocks = replayer.blocks
+        for number, (block, layers) in enumerate(blocks):
+            _check_block(replayer, number, block, layers, seen)
+            following = seen.get((number + 1, "block"))
+            if following is not None and not torch.equal(stream_of(seen[number, "block"][2]), first(following)):
+                raise replayer.refusal(f"the stream is changed between blocks {number} and {number + 1}")
         seen = replayer.run(ids[None])
         record = replayer.record(ids)
         for n, layer in replayer.layers.items():
             _check_replay(replayer, layer, record[n], seen[n, "attention"][2])
 
 
-def _check_block(replayer: Replayer, n: int, seen: Mapping[Any, Any]) -> None:
+def _check_block(replayer: Replayer, number: int, block: Any, layers: list[Layer], seen: Mapping[Any, Any]) -> None:
     """The stream passes through a block unchanged, and attention adds to it what its heads write."""
     import torch
 
-    args, kwargs, out = seen[n, "block"]
-    if n + 1 < replayer.weights.n_layers and not torch.equal(stream_of(out), first(seen[n + 1, "block"])):
-        raise replayer.refusal(f"the stream is changed between layers {n} and {n + 1}")
-    layer = replayer.layers.get(n)
-    block = replayer.block(n)
-    with held_still(block, () if layer is None else (layer.modules[Role.O], layer.output_norm)) as still:
-        clean = stream_of(block(*args, **kwargs))
+    args, kwargs, _ = seen[number, "block"]
+    x = first((args, kwargs))
+    with held_still(block, tuple(part for layer in layers for part in (layer.output, layer.output_norm))) as still:
+        clean = _passed(block, layers, args, kwargs)
         still.hold()
-        x = first((args, kwargs))
         nudge = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
-        nudged, options = with_first(args, kwargs, x + nudge)
-        moved = stream_of(block(*nudged, **options))
-        if not _close(moved - clean, nudge, clean):
-            raise replayer.refusal(f"layer {n} does not pass the stream on unchanged, so no edge through it is direct")
-        if layer is None:
-            return
-        with silenced(layer.modules[Role.O]):
-            without = stream_of(block(*args, **kwargs))
-    if n > 0 and layer.norm is not None and not torch.equal(first(seen[n, "norm"]), x):
-        raise replayer.refusal(f"the attention of layer {n} does not read the stream alone")
-    _check_write(replayer, layer, clean - without, seen, clean)
+        moved = _passed(block, layers, *with_first(args, kwargs, x + nudge))
+        if not _close(moved[0] - clean[0], nudge, clean[0]):
+            raise replayer.refusal(
+                f"block {number} does not pass the stream on unchanged, so no edge through it is direct"
+            )
+        without = []
+        for layer in layers:
+            with silenced(layer.output):
+                without.append(_passed(block, layers, args, kwargs))
+    for place, layer in enumerate(layers):
+        if number + place > 0 and layer.norm is not None and not _reads_stream(x, nudge, clean, moved, place):
+            raise replayer.refusal(f"the attention of layer {layer.number} does not read the stream alone")
+        added = [now - then for now, then in zip(clean, without[place], strict=True)]
+        later = [now for now in range(place + 1, len(layers)) if layers[now].norm is not None]
+        if not all(_close(added[1 + now], added[0], clean[0]) for now in later):
+            raise replayer.refusal(f"what layer {layer.number} writes is changed before layer {layers[-1].number}")
+        _check_write(replayer, block, layer, added[0], seen, clean[0])
+
+
+def _passed(block: Any, layers: list[Layer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The stream behind a block, then in front of the attention norm of each of its layers (where there is one)."""
+    seen: dict[int, torch.Tensor] = {}
+    handles = [
+        layer.norm.register_forward_hook(
+            lambda module, args, kwargs, out, place=place: seen.__setitem__(place, first((args, kwargs)).clone()),
+            with_kwargs=True,
+        )
+        for place, layer in enumerate(layers)
+        if layer.norm is not None
+    ]
+    try:
+        out = stream_of(block(*args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [out, *(seen.get(place, out) for place in range(len(layers)))]
+
+
+def _reads_stream(
+    x: torch.Tensor, nudge: torch.Tensor, clean: list[torch.Tensor], moved: list[torch.Tensor], place: int
+) -> bool:
+    """Whether the norm of a layer is given the stream: the block's input, or further in what moves as that does."""
+    import torch
+
+    if place == 0:
+        return torch.equal(clean[1], x)
+    return _close(moved[1 + place] - clean[1 + place], nudge, clean[0])
 
 
 def _check_write(
-    replayer: Replayer, layer: Layer, added: torch.Tensor, seen: Mapping[Any, Any], clean: torch.Tensor
+    replayer: Replayer, block: Any, layer: Layer, added: torch.Tensor, seen: Mapping[Any, Any], clean: torch.Tensor
 ) -> None:
-    z = first(seen[layer.number, Role.O])
+    z = first(seen[layer.number, "output"])
     z = z.reshape(z.shape[1], replayer.weights.n_heads, -1)
     scale = replayer.output_scale(layer, seen)
     z = z if scale is None else z * scale[:, :, None]
     said = replayer.written(layer.number, z).sum(0)
-    bias = getattr(layer.modules[Role.O], "bias", None)
+    bias = getattr(layer.output, "bias", None)
     if bias is not None:
         said = said + replayer.gained(layer, bias if scale is None else bias * scale)
-    for multiplier in dict.fromkeys((1.0, float(getattr(replayer.model.config, "residual_multiplier", 1.0)))):
+    named = [getattr(replayer.model.config, key, None) for key in _MULTIPLIERS] + [
+        getattr(block, "residual_scale", None)
+    ]
+    for multiplier in dict.fromkeys([1.0, *(float(value) for value in named if value is not None)]):
         if _close(said * multiplier, added[0], clean):
             layer.multiplier = multiplier
             return
@@ -90,9 +129,10 @@ def _check_replay(replayer: Replayer, layer: Layer, record: LayerRecord, out: An
     clean, own_z = replayer.replay(layer.number, record)
     own = [x for x in out if getattr(x, "shape", None) == clean.shape]
     same = bool(own) and _same_attention(clean, own[-1]) and _close(own_z[0], record.z, record.z)
-    for role in PORTS if own else ():  # nothing changed, twice: the batch is what it seems
-        port = replayer.project(layer.number, role, replayer.read(layer.number, record.stream)).repeat(2, 1, 1, 1)
-        pattern, z = replayer.replay(layer.number, record, role, port)
+    read = replayer.read(layer.number, record.stream)
+    for receiver in layer.inlets if own else ():  # nothing changed, twice: the batch is what it seems
+        port = replayer.project(layer.number, receiver, record, read).repeat(2, 1, 1, 1)
+        pattern, z = replayer.replay(layer.number, record, receiver, port)
         same = same and _same_attention(pattern, clean.expand_as(pattern), own[-1].dtype)
         same = same and all(_close(found, record.z, record.z) for found in z)
     if not same:

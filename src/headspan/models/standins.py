@@ -66,7 +66,7 @@ def some_outputs(module: Any, rows: torch.Tensor, x: torch.Tensor) -> torch.Tens
 def mixed(clean: torch.Tensor, changed: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     if rows is None:
         return changed
-    clean[..., rows] = changed
+    clean[..., rows] = changed.reshape(*clean.shape[:-1], -1)  # latents have a dimension more
     return clean
 
 

@@ -6,25 +6,61 @@ Only names, shapes and the config are looked at; no tensor is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Role
 from headspan.models.architectures import BODY_PREFIXES, find_architecture
+from headspan.models.latent import LatentShape
 from headspan.sources.base import TensorSource
 
 # The names that configs use for the same number, in the order they are looked up.
 _SIZES = {
-    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
-    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads"),
     "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_key_value_heads"),
     "d_head": ("head_dim", "d_head"),
+    "d_value": ("v_head_dim",),
 }
-_LARGEST = {"d_model": 2**24, "n_layers": 10**5, "n_heads": 2**20, "n_kv_heads": 2**20, "d_head": 2**20}
-_SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_LARGEST = {
+    "d_model": 2**24,
+    "n_layers": 10**5,
+    "n_heads": 2**20,
+    "n_kv_heads": 2**20,
+    "d_head": 2**20,
+    "d_value": 2**20,
+}
+_SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
+                   "minimax_m3_sparse", "attention")  # fmt: skip
 _PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
+_SCALES = ("weight_scale", "weight_scale_inv")
 _INTEGERS = ("int", "uint", "qint", "quint", "bool")
 _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many heads the attention of one layer has, and how wide they are."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int  # of queries and keys
+    d_value: int  # of values, and of what the output weight reads
+
+    def __str__(self) -> str:
+        values = "" if self.d_value == self.d_head else f", {self.d_value} of values"
+        return f"{self.n_heads} heads, {self.n_kv_heads} key/value heads and d_head {self.d_head}{values}"
+
+    @property
+    def shared(self) -> bool:
+        return self.n_kv_heads < self.n_heads
+
+    def heads(self, role: Role) -> int:
+        return self.n_kv_heads if role.shared else self.n_heads
+
+    def width(self, role: Role) -> int:
+        return self.d_value if role in (Role.V, Role.O) else self.d_head
 
 
 class TensorMap:
@@ -46,32 +82,89 @@ class TensorMap:
 
     def _read_sizes(self) -> None:
         self.n_layers = 0  # nothing is listed layer by layer before their number is known
-        self.n_layers = self._size("n_layers")
-        self.d_model, self.n_heads = self._size("d_model"), self._size("n_heads")
-        rule = self.entry.kv_heads
-        self.n_kv_heads = (rule and rule(self.config, self.n_heads)) or self._size("n_kv_heads", self.n_heads)
-        if self.n_heads % self.n_kv_heads:
+        self.n_layers = self._count_layers()
+        self.d_model = self._size("d_model")
+        heads = self._sizes("n_heads")
+        self.latent = self._latent_shape(max(heads)) if self.entry.latent else None
+        if self.latent is not None:  # every head makes keys and values of its own
+            wide = self.latent.width(Role.Q)
+            self.sizes = [Sizes(count, count, wide, wide) for count in heads]
+            return
+        shared = self._sizes("n_kv_heads", heads)
+        widths = self._sizes("d_head", None if self._says("d_head") else self._evenly(heads))
+        values = self._sizes("d_value", widths) if self.entry.value_size else widths
+        self.sizes = [Sizes(*each) for each in zip(heads, shared, widths, values, strict=True)]
+        for size in self.sizes:
+            self._check_sizes(size)
+
+    def _evenly(self, heads: list[int]) -> list[int]:
+        """Sizes of heads where the config says none: d_model shared out among them."""
+        odd = next((count for count in heads if count and self.d_model % count), None)
+        if odd is not None:
             raise HeadspanError(
-                f"{self.source.reference} has {self.n_heads} query heads and {self.n_kv_heads} key/value heads: "
-                "the second must divide the first"
-            )
-        if self.d_model % self.n_heads == 0:
-            self.d_head = self._size("d_head", self.d_model // self.n_heads)
-        elif any(self.config.get(key) is not None for key in _SIZES["d_head"]):
-            self.d_head = self._size("d_head")
-        else:
-            raise HeadspanError(
-                f"{self.source.reference} has d_model {self.d_model} and {self.n_heads} heads: the second must divide "
+                f"{self.source.reference} has d_model {self.d_model} and {odd} heads: the second must divide "
                 f"the first where the config says none of {', '.join(_SIZES['d_head'])}"
             )
+        return [self.d_model // max(count, 1) for count in heads]
 
-    def _size(self, what: str, default: int | None = None) -> int:
-        """A size from the config. Where it is listed per layer, 0 means a layer without attention."""
+    def _check_sizes(self, size: Sizes) -> None:
+        if size.n_kv_heads and size.n_heads % size.n_kv_heads:
+            raise HeadspanError(
+                f"{self.source.reference} has {size.n_heads} query heads and {size.n_kv_heads} key/value heads: "
+                "the second must divide the first"
+            )
+        if self.entry.layout == "quarters" and size.n_heads % 4:
+            raise HeadspanError(
+                f"{self.source.reference} has {size.n_heads} heads: {self.architecture} stores them in four equal parts"
+            )
+
+    def _count_layers(self) -> int:
+        """Their number; a family with several attentions a layer counts each (its configs may say either number)."""
+        per_layer, kinds = self.entry.sublayers, self.config.get("layers_block_type")
+        if isinstance(kinds, list) and kinds and all(self.config.get(key) is None for key in _SIZES["n_layers"]):
+            return len(kinds)  # Nemotron-H lists them and does not count them
+        if per_layer == 1 or type(self.config.get("num_layers")) is not int:
+            return self._size("n_layers")
+        return per_layer * self.config["num_layers"]
+
+    def _latent_shape(self, n_heads: int) -> LatentShape:
+        stem, _, output = self.entry.o.rpartition(".")
+        stem += "."
+        split = any(name.endswith(f"{stem}k_b_proj.weight") for name in self.names)
+        options = {"stem": stem, "output": output, "split": split, "scaled": self.entry.latent_scaled}
+        return LatentShape.of(self.config, self.d_model, n_heads, self.source.reference, **options)
+
+    def _says(self, what: str) -> bool:
+        return any(self.config.get(key) is not None for key in _SIZES[what])
+
+    def _size(self, what: str) -> int:
+        """A size from the config that all layers share."""
+        found = self._given(what)
+        if isinstance(found, int):
+            return found
+        raise HeadspanError(
+            f"the config of {self.source.reference} lists {what} layer by layer: one number for all layers is needed"
+        )
+
+    def _sizes(self, what: str, default: list[int] | None = None) -> list[int]:
+        """A size of every layer. Where the config lists it, 0 means a layer without attention."""
+        if default is not None and not self._says(what):
+            return default
+        found = self._given(what)
+        if isinstance(found, int):
+            return [found] * self.n_layers
+        if len(found) != self.n_layers:
+            raise HeadspanError(
+                f"the config of {self.source.reference} lists {what} for {len(found)} layers, but has {self.n_layers}"
+            )
+        self._headless |= {layer for layer, count in enumerate(found) if count == 0}
+        return found
+
+    def _given(self, what: str) -> int | list[int]:
+        """What the config says: a positive number, or a list of numbers of which one at least is positive."""
         keys = _SIZES[what]
         key = next((key for key in keys if self.config.get(key) is not None), None)
         if key is None:
-            if default is not None:
-                return default
             raise HeadspanError(
                 f"the config of {self.source.reference} does not say {what}: one of {', '.join(keys)} is needed"
             )
@@ -91,20 +184,11 @@ class TensorMap:
             raise HeadspanError(
                 f"the config of {self.source.reference} has {key} = {repr(value)[:40]}: no model is that large"
             )
-        if isinstance(value, (list, tuple)):
-            if len(counts) != self.n_layers:
-                raise HeadspanError(
-                    f"the config of {self.source.reference} lists {key} for {len(counts)} layers, but has "
-                    f"{self.n_layers}"
-                )
-            self._headless |= {layer for layer, count in enumerate(counts) if count == 0}
-        different = sorted(set(counts) - {0})
-        if len(different) != 1:
+        if not any(counts):
             raise HeadspanError(
-                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: "
-                + ("the same number for all layers is needed" if different else "a positive number is needed")
+                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: a positive number is needed"
             )
-        return different[0]
+        return counts if isinstance(value, (list, tuple)) else counts[0]
 
     def _find_layers(self) -> tuple[int, ...]:
         """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""
@@ -156,8 +240,19 @@ class TensorMap:
         )
 
     def _numbered_layers(self) -> list[int]:
-        """The layers for which there is a query weight."""
-        start, _, end = weight_of(self.module(Role.Q, "\0")).partition("\0")
+        """The layers for which there is a query weight (or one that makes a latent, which marks latent attention)."""
+        marker = self.latent.latent_module(Role.K) if self.latent else None
+        per_layer = self.entry.sublayers
+        found = []
+        for sub in range(per_layer):
+            module = self.in_layer("\0", marker) if marker else self.module(Role.Q, "\0")
+            name = weight_of(module).replace("{sub}", str(sub))
+            found += [per_layer * number + sub for number in self._numbers(name)]
+        return sorted(found)
+
+    def _numbers(self, name: str) -> list[int]:
+        """The numbers for which there is a tensor of this name."""
+        start, _, end = name.partition("\0")
         found = (name[len(start) : len(name) - len(end)] for name in self.names
                  if name.startswith(start) and name.endswith(end))  # fmt: skip
         numbers = [number for number in found if number.isdecimal() and len(number) < 7]
@@ -176,6 +271,9 @@ class TensorMap:
 
     def in_layer(self, layer: int | str, module: str) -> str:
         """The full name of a module of a layer."""
+        if self.entry.sublayers > 1 and isinstance(layer, int):
+            layer, sub = divmod(layer, self.entry.sublayers)
+            module = module.replace("{sub}", str(sub))
         return self._under(self.prefix + self.entry.layer.format(layer), module)
 
     def in_body(self, module: str) -> str:
@@ -189,15 +287,25 @@ class TensorMap:
     def module(self, role: Role, layer: int | str) -> str:
         """The module that holds a role's weights, alone or with others."""
         entry = self.entry
+        if self.latent is not None:
+            return self.in_layer(layer, self.latent.module(role))
         name = {Role.Q: entry.q, Role.K: entry.k, Role.V: entry.v, Role.O: entry.o}[role]
         if entry.fused and role is not Role.O:
             name = entry.fused
-        elif entry.layout == "heads" and role.shared and self.n_kv_heads < self.n_heads:
+        elif entry.layout == "heads" and role.shared and self.sizes[0].shared:
             name = name.replace("attn.", "attn._")  # TransformerLens' name for heads that are shared
+        if role is Role.V and entry.keys_as_values and weight_of(self.in_layer(layer, name)) not in self.names:
+            name = entry.k
         return self.in_layer(layer, name)
 
     def weight(self, role: Role, layer: int) -> str:
         return weight_of(self.module(role, layer))
+
+    def tensors(self, role: Role, layer: int) -> dict[str, tuple[int, ...]]:
+        """The tensors that make the weights of a role, with the shapes they must have."""
+        if self.latent is not None:
+            return {self.in_layer(layer, name): shape for name, shape in self.latent.tensors(role).items()}
+        return {self.weight(role, layer): self._expected(role, layer)}
 
     def bias(self, role: Role, layer: int) -> str | None:
         name = bias_of(self.module(role, layer))
@@ -243,27 +351,30 @@ class TensorMap:
         """Every weight of every layer is there and has the shape that the config promises."""
         self._check_not_packed()
         for layer in self.layers:
-            for name, expected in {self.weight(role, layer): self._expected(role) for role in ROLES}.items():
+            for name, expected in {n: s for role in ROLES for n, s in self.tensors(role, layer).items()}.items():
                 seen = self.shape(name)
                 if seen != expected and self._quantisation():
                     raise self._quantised(name)
                 if seen != expected:
                     raise HeadspanError(
                         f"{name} of {self.source.reference} has shape {seen}, expected {expected} for "
-                        f"{self.architecture} with d_model {self.d_model}, {self.n_heads} heads, {self.n_kv_heads} "
-                        f"key/value heads and d_head {self.d_head}"
+                        f"{self.architecture} with d_model {self.d_model}, {self.sizes[layer]}"
                     )
 
     def _check_not_packed(self) -> None:
-        """Formats that keep packed integers or scales beside a weight (GPTQ, AWQ, FP8, bitsandbytes) are not read."""
-        for role in ROLES:
-            start = weight_of(self.module(role, self.layers[0])).removesuffix("weight")
-            packed = next((start + end for end in _PACKED if start + end in self.names), None)
+        """Formats that keep packed integers or scales beside a weight (GPTQ, AWQ, bitsandbytes) are not read.
+
+        Scaled float8 (DeepSeek-V3) is, where the source multiplies the scales in.
+        """
+        for start in (n.removesuffix("weight") for role in ROLES for n in self.tensors(role, self.layers[0])):
+            name = start + "weight"
+            dtype = self.source.dtype(name) if name in self.names else ""
+            scaled = _SCALES if dtype.startswith("float8") and self.source.reads_scales else ()
+            packed = next((start + end for end in _PACKED if end not in scaled and start + end in self.names), None)
             if packed:
                 raise self._quantised(packed)
-            name = start + "weight"
-            if name in self.names and self.source.dtype(name).startswith(_INTEGERS):
-                raise self._quantised(f"{name} as {self.source.dtype(name)}")
+            if dtype.startswith(_INTEGERS):
+                raise self._quantised(f"{name} as {dtype}")
 
     def _quantisation(self) -> str:
         """The method by which the config says that weights are packed (gptq, awq, bitsandbytes …)."""
@@ -278,22 +389,21 @@ class TensorMap:
             "give the unquantised model or a GGUF file"
         )
 
-    def _expected(self, role: Role) -> tuple[int, ...]:
-        n, n_kv, m, d = self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+    def _expected(self, role: Role, layer: int) -> tuple[int, ...]:
+        size, d = self.sizes[layer], self.d_model
+        n, m = size.heads(role), size.width(role)
         if self.entry.layout == "heads":
-            return (n, m, d) if role is Role.O else (n_kv if role.shared else n, d, m)
-        shape = (d, n * m) if role is Role.O else (self.rows(role), d)
+            return (n, m, d) if role is Role.O else (n, d, m)
+        shape = (d, n * m) if role is Role.O else (self.rows(role, layer), d)
         return shape[::-1] if self.entry.transposed else shape
 
-    def rows(self, role: Role) -> int:
+    def rows(self, role: Role, layer: int) -> int:
         """Rows of the tensor that holds the Q, K or V weights of a layer."""
+        size = self.sizes[layer]
         if self.entry.fused:
-            heads = self.n_heads + 2 * self.n_kv_heads
-        elif role is Role.Q:
-            heads = self.n_heads * (2 if self.entry.gated else 1)
-        else:
-            heads = self.n_kv_heads
-        return heads * self.d_head
+            return sum(size.heads(part) * size.width(part) for part in (Role.Q, Role.K, Role.V))
+        gate = 2 if role is Role.Q and self.entry.gated else 1
+        return gate * size.heads(role) * size.width(role)
 
 
 def weight_of(module: str) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from headspan.errors import HeadspanError, visible
 from headspan.heads import ROLES, Head, HeadRole, PortTable, Role
 from headspan.models.architectures import NormKind
+from headspan.models.latent import Chance, LatentFactors, latent_chance, stacked_root
 from headspan.scores import is_result
 
 if TYPE_CHECKING:
@@ -42,31 +43,32 @@ class AttentionWeights(ABC):
 
     d_model: int
     n_layers: int  # as the model counts them; layers without attention included
-    n_heads: int
+    n_heads: int  # of the layer that has most
     n_kv_heads: int
     layers: tuple[int, ...]  # those with attention, by their number in the model
     ports: PortTable
     architecture: str
     reference: str
     norm_kind: str  # "layer", "rms" or "none"
-    norm_place: str  # "pre" where folding is exact; else "post", "output", "sandwich", "residual", "partial", "none"
+    norm_place: str  # "pre", "output", "sandwich", "partial"; "post", "residual" and "none" cannot be folded
     not_foldable_reason: str | None
     vocab_size: int | None
     tied_embedding: bool | None  # None where there is no unembedding at all
     value_bias_is_constant: bool  # attention rows sum to 1 and values are not clipped
     notes: list[str]
+    centred = False  # what heads write is centred, since every reader would centre it: folded LayerNorm
 
     def __repr__(self) -> str:
-        shared = f", {self.n_kv_heads} key/value heads" if self.ports.shared else ""
+        shared = f", {self.ports.a_layer(Role.V)} key/value heads" if self.ports.shared else ""
         folded = "" if self.folding == "none" else f", {self.folding}"
         return (
             f"attention weights of {visible(str(self.reference))}: {self.architecture}, {len(self.layers)} layers of "
-            f"{self.n_heads} heads{shared}, d_model {self.d_model}{folded}"
+            f"{self.ports.a_layer(Role.O)} heads{shared}, d_model {self.d_model}{folded}"
         )
 
     @property
     def foldable(self) -> bool:
-        """True where the norm in front of attention can be moved into the weights exactly."""
+        """True where the norms around attention can be moved into the weights exactly."""
         return self.not_foldable_reason is None
 
     @property
@@ -85,14 +87,94 @@ class AttentionWeights(ABC):
         return self.heads(role)[self.ports.span(role, layer)]
 
     def read_head(self, head_role: HeadRole | str) -> np.ndarray:
-        """The (d, m) weight of one head, for example of ``"L4H11.O"``; K and V of a query head are its KV head's."""
+        """The (d, m) weight of one head, for example of ``"L4H11.O"``; K and V of a query head are its KV head's.
+
+        Under latent attention ``"L4QR11.Q"`` are the rotary query rows of L4H11.
+        """
         name, role = HeadRole.parse(head_role)
+        if name.kind == "QR":
+            return self._rotary_rows(name, role)
         head = self.ports.resolve(name, role)
-        return self.read(role, head.layer)[self.heads_in(role, head.layer).index(head)]
+        place = self.heads_in(role, head.layer).index(head)
+        return self.read(role, head.layer)[place, :, : self._widths_in(role, head.layer)[place]]
+
+    def _rotary_rows(self, head: Head, role: Role) -> np.ndarray:
+        found = self.rotary_queries(head.layer) if head.layer in self.layers else None
+        if found is None or role is not Role.Q or head.index >= len(found):
+            raise HeadspanError(
+                f"there is no {head}.{role} in {self.reference}: rotary query rows are the Q of heads with latent "
+                "attention"
+            )
+        return found[head.index]
 
     @abstractmethod
     def d_head(self, role: Role | str) -> int:
         """Columns of the weights of a role."""
+
+    def widths(self, role: Role | str) -> np.ndarray:
+        """Columns of every weight of a role, (n,); those that :meth:`read` gives beyond them are zeros."""
+        return np.full(len(self.heads(role)), self.d_head(role), dtype=np.int64)
+
+    def without_partner(self, role: Role | str) -> list[str]:
+        """Names of what has no second weight to make a circuit of with that of this role; heads always have one."""
+        return []
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that these weights keep for themselves, besides what they read."""
+        return 0
+
+    def rotary_queries(self, layer: int) -> np.ndarray | None:
+        """(n, d, m): the rotary query rows of each head under latent attention, None elsewhere."""
+        self._check_layer(layer)
+        return None
+
+    def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
+        """(d, r): what the latent of a role reads of the stream under latent attention, None elsewhere."""
+        self._check_layer(layer)
+        attention_role(role)
+        return None
+
+    def latent_factors(self, role: Role | str, layer: int) -> LatentFactors | None:
+        """The stored matrices that the weights of a role are products of under latent attention, None elsewhere."""
+        self._check_layer(layer)
+        attention_role(role)
+        return None
+
+    def same_layer_chance(
+        self, first: Role | str, second: Role | str, layer: int, ranks: tuple[int, int] | None = None
+    ) -> Chance | None:
+        """PK by chance between two heads of one layer that lie in one latent, None where they do not.
+
+        ranks: dimensions of the two subspaces, by default those of the roles.
+        """
+        first, second = attention_role(first), attention_role(second)
+        if first.writes or second.writes or (first is Role.Q) != (second is Role.Q):
+            return None  # queries have a latent of their own
+        inner = self.latent_map(first, layer)
+        ranks = ranks or (int(self._widths_in(first, layer)[0]), int(self._widths_in(second, layer)[0]))
+        return None if inner is None else latent_chance(inner, *ranks)
+
+    def _widths_in(self, role: Role | str, layer: int) -> np.ndarray:
+        return self.widths(role)[self.ports.span(Role.parse(role), layer)]
+
+    def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
+        """The other weights of the circuits that the weights of a role belong to; ``read`` where they were read before.
+
+        Under latent attention those of the rotary key are the rotary query rows of all heads, one below the other.
+        """
+        role = Role.parse(role)
+        read = self.read(role.partner, layer) if read is None else read
+        rotary = self.rotary_queries(layer) if role in (Role.Q, Role.K) else None
+        if rotary is None:
+            return read
+        free = int(self._widths_in(Role.K, layer)[0])
+        if role is Role.Q:
+            return read[: len(rotary), :, :free]
+        found = np.zeros((len(rotary) + 1, self.d_model, self.d_head(Role.K)))
+        found[:-1, :, :free] = read
+        found[-1, :, : rotary.shape[2]] = stacked_root(rotary)
+        return found
 
     @abstractmethod
     def read(self, role: Role | str, layer: int) -> np.ndarray:
@@ -118,6 +200,11 @@ class AttentionWeights(ABC):
     def norm(self, layer: int) -> Norm | None:
         """The norm between the stream and this layer's attention."""
 
+    def output_norm(self, layer: int) -> Norm | None:
+        """The norm between this layer's attention and the stream, in families that have one."""
+        self._check_layer(layer)
+        return None
+
     @abstractmethod
     def final_norm(self) -> Norm | None:
         """The norm in front of the unembedding."""
@@ -125,6 +212,10 @@ class AttentionWeights(ABC):
     @abstractmethod
     def embedding(self) -> np.ndarray:
         """(vocabulary, d)."""
+
+    def embedding_rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows of the embedding."""
+        return self.embedding()[check_rows(start, stop)]
 
     @abstractmethod
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
@@ -158,6 +249,11 @@ class AttentionWeights(ABC):
         return "none"
 
     @property
+    def folded_norms(self) -> list[str]:
+        """Which norms' gains are in these weights."""
+        return []
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """What these weights are and where they come from, as JSON-able values."""
         return {
@@ -166,6 +262,7 @@ class AttentionWeights(ABC):
             "fingerprint": self.fingerprint(),
             "attention_hash": self.attention_hash(),
             "folding": self.folding,
+            "folded_norms": self.folded_norms,
             "storage_dtypes": self.storage_dtypes(),
             "notes": list(self.notes),
             "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
@@ -232,13 +329,15 @@ def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: 
     return weights
 
 
-def open(ref: Any) -> AttentionWeights:
+def open(ref: Any, *, download: bool = False) -> AttentionWeights:
     """Open a model's attention weights, lazily.
 
     ``ref`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
     ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
     (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
     See :class:`headspan.models.arrays.ArrayWeights`.
+
+    Of a model of the hub only the tensors that are read come over the network; ``download`` brings whole files.
 
     >>> rng = np.random.default_rng(0)
     >>> weights = open({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
@@ -258,7 +357,7 @@ def open(ref: Any) -> AttentionWeights:
     from headspan.sources.base import TensorSource
 
     refuse_result(ref)
-    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref))
+    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref, download))
 
 
 def refuse_result(ref: Any) -> None:

@@ -1,0 +1,233 @@
+"""The MLPs of a checkpoint: what each neuron reads and writes, expert by expert, with the norms folded in or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import Role, mlp_position
+from headspan.models.checkpoint import CheckpointWeights
+from headspan.models.folding import FoldedWeights
+from headspan.models.mlp_table import (
+    DENSE,
+    EXPERTS,
+    INTERLEAVED,
+    NORMS,
+    OUTPUT_NORMS,
+    SHARED,
+    STACKED_TURNED,
+    Layout,
+    is_parallel,
+)
+from headspan.models.tensor_map import weight_of
+from headspan.models.weights import AttentionWeights, Norm
+
+
+def checkpoint_of(weights: AttentionWeights, what: str) -> CheckpointWeights:
+    """The checkpoint behind weights, or a sentence that there is none to read something from."""
+    inner = weights.inner if isinstance(weights, FoldedWeights) else weights
+    if not isinstance(inner, CheckpointWeights):
+        raise HeadspanError(
+            f"{weights.reference} holds the weights of attention only: open the model itself for {what}"
+        )
+    return inner
+
+
+def has_parallel_blocks(weights: AttentionWeights) -> bool:
+    """Whether the MLPs of a model read what the attention beside them reads."""
+    inner = weights.inner if isinstance(weights, FoldedWeights) else weights
+    return isinstance(inner, CheckpointWeights) and is_parallel(inner.architecture, inner._map.config)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dense MLP, the experts of a layer, or the MLP that they share."""
+
+    layout: Layout
+    experts: int  # 1 for a dense or shared MLP
+    neurons: int  # of each expert
+
+
+class Mlps:
+    """The MLPs of a model. Neurons of a part are counted through: expert after expert."""
+
+    def __init__(self, weights: AttentionWeights) -> None:
+        self.weights = weights
+        self.checkpoint = checkpoint_of(weights, "its neurons")
+        self._map = self.checkpoint._map
+        self._family = str(self._map.config.get("model_type") or self._map.architecture)
+        self.folded = weights.folding != "none"
+        self.parallel = is_parallel(self._map.architecture, self._map.config)
+        self._parts: dict[int, list[Part]] = {}
+        self._norms: dict[tuple[str, int], Norm | None] = {}
+        self._kept: tuple[tuple[int, Part, Role, int], np.ndarray] | None = None
+
+    def position(self, layer: int) -> int:
+        return mlp_position(layer, self.parallel)
+
+    def written_in(self, layer: int, part: Part) -> int:
+        """The layer in which what an MLP of a layer writes is added: LongCat adds its experts at the end of a block."""
+        last = layer + self._map.entry.sublayers - 1
+        return layer if last == layer or not (part.layout.experts or part.layout.shared) else last
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def parts(self, layer: int) -> list[Part]:
+        """The MLPs of a layer; none where it has only a kind that is not in the table."""
+        if not 0 <= layer < self._map.n_layers:
+            raise HeadspanError(
+                f"{self.weights.reference} has no layer {layer}: its layers are 0 to {self._map.n_layers - 1}"
+            )
+        if self._map.architecture == "gemma4" and self._map.config.get("enable_moe_block"):
+            raise HeadspanError(
+                f"the MLPs of {self.weights.reference} are a mixture whose parts have norms of their own, and they are "
+                "not read: its heads, tokens and added directions are"
+            )
+        if layer not in self._parts:
+            further = layer % self._map.entry.sublayers > 0  # experts of a block stand in the first of its layers
+            layouts = [self._first(layer, table) for table in ((DENSE,) if further else (DENSE, EXPERTS, SHARED))]
+            self._parts[layer] = [self._measured(layer, layout) for layout in layouts if layout is not None]
+        return self._parts[layer]
+
+    def _first(self, layer: int, table: tuple[Layout, ...]) -> Layout | None:
+        for layout in table:
+            if all(self._name(layer, module, 0) in self._map.names for module in (*layout.reads, layout.down)):
+                parameter = layout.stacked and layout.fused  # GGUF files hold gate and up apart, as Linear does
+                turned = layout.turned or (parameter and self._family in STACKED_TURNED)
+                turned = turned or (self._map.entry.transposed and not layout.experts)
+                return replace(layout, turned=turned, interleaved=parameter and self._family in INTERLEAVED)
+        return None
+
+    def _name(self, layer: int, module: str, expert: int) -> str:
+        return weight_of(self._map.in_layer(layer, module.replace("{}", str(expert))))
+
+    def names(self, layer: int, part: Part, expert: int) -> list[str]:
+        """The tensors of one expert: those that read, then the one that writes."""
+        return [self._name(layer, module, expert) for module in (*part.layout.reads, part.layout.down)]
+
+    def _measured(self, layer: int, layout: Layout) -> Part:
+        """The layout with its numbers of experts and neurons, its shapes compared with d_model."""
+        count = 1
+        if layout.flat:
+            return self._measured_flat(layer, layout)
+        if layout.stacked:
+            shape = self._map.shape(self._name(layer, layout.down, 0))
+            count = shape[0] if shape else 0
+        elif layout.experts:
+            while self._name(layer, layout.down, count) in self._map.names:
+                count += 1
+        d, neurons = self.weights.d_model, 0
+        for expert in range(1 if layout.stacked else count):
+            name = self._name(layer, layout.down, expert)
+            shape = self._map.shape(name)[1 if layout.stacked else 0 :]
+            neurons = shape[0 if layout.turned else 1] if len(shape) == 2 else 0
+            wanted = {name: ((neurons, d) if layout.turned else (d, neurons))}
+            rows = 2 * neurons if layout.fused else neurons
+            wanted |= {self._name(layer, m, expert): (d, rows) if layout.turned else (rows, d) for m in layout.reads}
+            for tensor, expected in wanted.items():
+                seen = self._map.shape(tensor)
+                if seen != ((count, *expected) if layout.stacked else expected) or not neurons:
+                    raise HeadspanError(
+                        f"{tensor} of {self.weights.reference} has shape {seen}, which does not fit an MLP of d_model "
+                        f"{d} and {neurons} neurons"
+                    )
+        return Part(layout, count, neurons)
+
+    def _measured_flat(self, layer: int, layout: Layout) -> Part:
+        about = self._map.config.get("ffn_config")
+        count = about.get("moe_num_experts") if isinstance(about, Mapping) else None
+        shapes = {self._map.shape(self._name(layer, module, 0)) for module in (*layout.reads, layout.down)}
+        rows, d = next(iter(shapes)) if len(shapes) == 1 and len(next(iter(shapes))) == 2 else (0, 0)
+        if type(count) is not int or count < 1 or d != self.weights.d_model or not rows or rows % count:
+            raise HeadspanError(
+                f"the experts of layer {layer} of {self.weights.reference} have shapes {sorted(shapes)}, which do not "
+                f"fit d_model {self.weights.d_model} and {count} experts (moe_num_experts of ffn_config)"
+            )
+        return Part(layout, count, rows // count)
+
+    # -- norms -----------------------------------------------------------------------------------------------
+
+    def norm(self, layer: int) -> Norm | None:
+        """The norm between the stream and the MLP of a layer."""
+        if ("in", layer) not in self._norms:
+            self._norms["in", layer] = self._find_norm(layer)
+        return self._norms["in", layer]
+
+    def _find_norm(self, layer: int) -> Norm | None:
+        entry = self._map.entry
+        if entry.norm_place in ("post", "residual", "none"):
+            return None
+        if entry.weightless_norm:
+            return self.checkpoint._read_norm(["weightless"])
+        behind = entry.output_norm if layer in self.checkpoint.layers else ()
+        names = [n for n in NORMS if n not in behind]
+        return self._norm_of(layer, names) or self._attention_norm(layer)
+
+    def _attention_norm(self, layer: int) -> Norm | None:
+        # Of two that may be there (GGUF files of Falcon) the first is attention's own.
+        return self._norm_of(layer, list(reversed(self._map.entry.norm))) if self.parallel else None
+
+    def output_norm(self, layer: int) -> Norm | None:
+        """The norm between the MLP of a layer and the stream."""
+        if ("out", layer) not in self._norms:
+            self._norms["out", layer] = self._norm_of(layer, list(OUTPUT_NORMS))
+        return self._norms["out", layer]
+
+    def _norm_of(self, layer: int, names: list[str]) -> Norm | None:
+        module = next((m for m in names if weight_of(self._map.in_layer(layer, m)) in self._map.names), None)
+        return None if module is None else self.checkpoint._read_norm([self._map.in_layer(layer, module)])
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def width(self, part: Part, role: Role) -> int:
+        """Directions of one neuron: it writes one, and reads two where it is gated."""
+        return 2 if role is Role.R and part.layout.gate is not None else 1
+
+    def read(self, layer: int, part: Part, role: Role, expert: int) -> np.ndarray:
+        """All neurons of one expert, (n, d, r): rows of gate and up, or columns of down; the last ones are kept."""
+        key = (layer, part, role, expert)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None
+            self._kept = (key, self._read(*key))
+        return self._kept[1]
+
+    def _read(self, layer: int, part: Part, role: Role, expert: int) -> np.ndarray:
+        layout = part.layout
+        modules = layout.reads if role is Role.R else (layout.down,)
+        at_once = 1 if layout.stacked else part.neurons
+        rows = slice(expert * at_once, (expert + 1) * at_once) if layout.stacked or layout.flat else None
+        found = []
+        for module in modules:
+            stored = self.checkpoint.source.read(self._name(layer, module, expert), rows)
+            stored = stored[0] if layout.stacked else stored
+            # As (out, in): rows of what reads, and columns of what writes, are the neurons.
+            stored = stored.T if layout.turned or (layout.flat and role is Role.W) else stored
+            found += self._split(layout, stored) if role is Role.R else [stored.T]
+        neurons = np.stack(found, axis=2)
+        return self.folded_in(neurons, role, layer) if self.folded else neurons
+
+    def _split(self, layout: Layout, rows: np.ndarray) -> list[np.ndarray]:
+        if not layout.fused:
+            return [rows]
+        return [rows[::2], rows[1::2]] if layout.interleaved else np.split(rows, 2)
+
+    def folded_in(self, vectors: np.ndarray, role: Role, layer: int) -> np.ndarray:
+        """Vectors (n, d, r) that the MLP of a layer reads or writes, with the norms between it and the stream."""
+        if role is Role.R:
+            return through(vectors, self.norm(layer))
+        norm = self.output_norm(layer)
+        if norm is not None:
+            vectors = vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+            vectors = vectors * norm.gain[:, None]
+        return vectors - vectors.mean(axis=1, keepdims=True) if self.weights.centred else vectors
+
+
+def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """Directions (n, d, r) that are read behind a norm, as directions of the stream in front of it."""
+    if norm is None:
+        return vectors
+    vectors = vectors * norm.gain[:, None]
+    return vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors

@@ -1,0 +1,394 @@
+"""Latent attention: what heads read and write, from our products, equals what the models' own modules do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headspan as hs
+from families import LATENT, build, close, normalise
+from headspan.analysis.baseline import moments, significance
+from headspan.heads import PAIRINGS, Head, Role
+from headspan.models.checkpoint import CheckpointWeights
+from headspan.models.folding import fold
+from headspan.models.latent import latent_chance
+from headspan.models.neurons import neuron_sets
+from headspan.sources import open_source
+from test_architectures import check_mlp_norm, check_neurons
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+N = 4
+WITHOUT_GATE = [name for name in LATENT if "bailing" not in name]
+
+
+class Run:
+    """A small model run once, with everything its attention modules saw and gave."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.family, self.model = LATENT[name], build(LATENT[name])
+        self.model.save_pretrained(folder)
+        self.weights = CheckpointWeights(open_source(str(folder)))
+        self.shape = self.weights._map.latent
+        self.seen: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
+        self.attention: dict[int, np.ndarray] = {}
+        handles: list[Any] = []
+        for layer in self.weights.layers:
+            module = self.model.get_submodule(self.live(layer, self.shape.stem.rstrip(".")))
+            handles.append(module.register_forward_hook(self._keep_attention(layer)))
+            handles.append(module.register_forward_pre_hook(self._keep_input(layer), with_kwargs=True))
+            for name_, part in module.named_children():
+                if "proj" in name_ or "layernorm" in name_:
+                    handles.append(part.register_forward_hook(self._keep(layer, name_)))
+        ids = self.ids = torch.arange(1, 8)[None] * 5 % 50
+        options = {"attention_mask": torch.ones_like(ids), "position_ids": torch.zeros_like(ids)}
+        with torch.no_grad():
+            out = self.model(ids, output_hidden_states=True, output_attentions=True, use_cache=False, **options)
+        self.stream = [h.numpy()[0] for h in out.hidden_states]
+        for handle in handles:
+            handle.remove()
+
+    def live(self, layer: int, module: str) -> str:
+        """The name of a module in the running model; one family's files have names of their own."""
+        return self.weights._map.in_layer(layer, module).replace(".attention", ".self_attn")
+
+    def _keep(self, layer: int, name: str) -> Any:
+        def keep(module: Any, args: Any, out: Any) -> None:
+            self.seen[layer, name] = args[0].detach().numpy().squeeze(), out.detach().numpy().squeeze()
+
+        return keep
+
+    def _keep_input(self, layer: int) -> Any:
+        def keep(module: Any, args: Any, kwargs: Any) -> None:
+            x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self.seen[layer, "in"] = x.detach().numpy()[0], x.detach().numpy()[0]
+
+        return keep
+
+    def _keep_attention(self, layer: int) -> Any:
+        def keep(module: Any, args: Any, out: Any) -> None:
+            self.attention[layer] = next(x for x in out[1:] if x is not None and x.ndim == 4).detach().numpy()[0]
+
+        return keep
+
+    def number(self, layer: int, role: str) -> np.ndarray | float:
+        """What the norm inside multiplies each token's latent by, from the model's own latent."""
+        module = self.shape.latent_module(Role(role))
+        if module is None:
+            return 1.0
+        gains = self.shape.tensors(Role(role))
+        rank = next(iter(gains.values()))[0] - (self.shape.rotary if role != "Q" else 0)
+        latent = self.seen[layer, module.rpartition(".")[2]][1][:, :rank]
+        norm = self.model.get_submodule(self.live(layer, list(gains)[1].removesuffix(".weight")))
+        eps = next(getattr(norm, key) for key in ("variance_epsilon", "eps") if hasattr(norm, key))
+        return 1 / np.sqrt(np.square(latent).mean(-1) + eps)[:, None, None]
+
+    def made(self, layer: int, role: str) -> np.ndarray:
+        """(token, head, m) from our weights and the input of the attention module."""
+        x = self.seen[layer, "in"][0]
+        vectors = np.einsum("td,hdm->thm", x, self.weights.read(role, layer))
+        bias = self.weights.bias(role, layer)
+        return vectors if bias is None else vectors + bias
+
+
+@pytest.fixture(scope="module", params=LATENT, ids=str)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(request.param, tmp_path_factory.mktemp("model"))
+
+
+def test_sizes_and_names(run: Run) -> None:
+    weights, shape = run.weights, run.shape
+    assert weights.layers == run.family.layers
+    assert [weights.d_head(role) for role in "QVO"] == [6, 5, 5]
+    assert weights.d_head("K") == max(6, shape.rotary)
+    layer = weights.layers[1]
+    assert list(map(str, weights.heads_in("K", layer))) == [f"L{layer}H{i}" for i in range(N)] + [f"L{layer}KR"]
+    assert list(map(str, weights.heads_in("Q", layer))) == [f"L{layer}H{i}" for i in range(N)]
+    assert weights.ports.group_of(f"L{layer}KR") == weights.heads_in("O", layer)
+    assert weights.read_head(f"L{layer}KR.K").shape == (24, shape.rotary)
+    assert weights.read_head(f"L{layer}H0.K").shape == (24, 6)
+    assert weights.foldable and weights.norm_place == "pre"
+    assert any("latent attention" in note for note in weights.notes)
+
+
+def test_queries(run: Run) -> None:
+    """Position-free and rotary rows, up to the number a token that the norm inside divides by: here put back."""
+    factor = np.sqrt(24 / 10) if run.shape.scaled else 1.0
+    for layer in run.weights.layers:
+        module = run.shape.module(Role.Q).rpartition(".")[2]
+        theirs = run.seen[layer, module][1].reshape(7, N, -1) * factor
+        close(run.made(layer, "Q") * run.number(layer, "Q"), theirs[..., :6])
+        rotary = np.stack([run.weights.read_head(f"L{layer}QR{i}.Q") for i in range(N)])
+        np.testing.assert_array_equal(rotary, run.weights.rotary_queries(layer))
+        if run.weights.bias("Q", layer) is None:
+            close(np.einsum("td,hdm->thm", run.seen[layer, "in"][0], rotary) * run.number(layer, "Q"), theirs[..., 6:])
+
+
+def test_keys_and_values(run: Run) -> None:
+    for layer in run.weights.layers:
+        theirs = run.seen[layer, "kv_b_proj"][1]
+        theirs = theirs.reshape(7, N, -1)
+        keys = run.made(layer, "K")
+        close(keys[:, :N, :6] * run.number(layer, "K"), theirs[..., :6])
+        close(run.made(layer, "V") * run.number(layer, "V"), theirs[..., 6:])
+        close(keys[:, N, : run.shape.rotary], run.seen[layer, "kv_a_proj_with_mqa"][1][:, 12:])
+        assert not keys[:, :N, 6:].any() and not keys[:, N, run.shape.rotary :].any()
+
+
+def test_output(run: Run) -> None:
+    for layer in run.weights.layers:
+        values = run.made(layer, "V") * run.number(layer, "V")
+        mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values)
+        if (layer, "g_proj") in run.seen:
+            mixed = mixed / (1 + np.exp(-run.seen[layer, "g_proj"][1]))[..., None]
+        out = np.einsum("ihm,hdm->id", mixed, run.weights.read("O", layer))
+        bias = run.weights.bias("O", layer)
+        close(out if bias is None else out + bias, run.seen[layer, "o_proj"][1])
+
+
+def test_neurons_of_every_layer(run: Run) -> None:
+    """Dense MLPs, experts and the MLPs they share, on what the model's own MLPs read and give."""
+    check_neurons(run)
+    check_mlp_norm(run)
+
+
+def test_experts_of_longcat_read_in_one_layer_and_write_in_the_next(tmp_path: Path) -> None:
+    """Its mixture reads behind the first attention of a block and is added at the end of the block."""
+    build(LATENT["longcat_flash"]).save_pretrained(tmp_path)
+    sets = {nodes.stem: nodes for nodes in neuron_sets(hs.open(str(tmp_path)), "*:*")}
+    assert {stem: (n.places[Role.R].layer, n.places[Role.W].layer) for stem, n in sets.items()} == {
+        "L0N": (0, 0), "L0E": (0, 1), "L1N": (1, 1),
+    }  # fmt: skip
+    assert sets["L0E"].population == 32 and sets["L1N"].population == 32
+
+
+def test_norm_in_front_and_folding(run: Run) -> None:
+    """Folded products on the bare stream see what the model's own latents see: both norms compose."""
+    folded = fold(run.weights)
+    for layer in run.weights.layers:
+        norm = run.weights.norm(layer)
+        assert norm is not None
+        x = run.seen[layer, "in"][0]
+        if run.weights.architecture != "longcat_flash":  # whose second stream is inside the block
+            close(normalise(norm, run.stream[layer]), x)
+        bare = x / norm.gain
+        for role in "QKV":
+            ours = np.einsum("td,hdm->thm", bare, folded.read(role, layer))
+            close(ours, np.einsum("td,hdm->thm", x, run.weights.read(role, layer)))
+        close(folded.latent_map("K", layer), run.weights.latent_map("K", layer) * norm.gain[:, None])
+        close(folded.rotary_queries(layer), run.weights.rotary_queries(layer) * norm.gain[None, :, None])
+
+
+def test_scores_and_partners(run: Run) -> None:
+    """PK and CS of every port against their definitions; the rotary key's partner are all rotary queries."""
+    scores = hs.score(run.weights, ["pk", "cs"], ["OK", "OQ", "KK", "VV"])
+    first, second = run.weights.layers[:2]
+    writer = run.weights.read_head(f"L{first}H1.O")
+    for name in (f"L{second}KR", f"L{second}H2"):
+        key = run.weights.read_head(f"{name}.K")
+        bases = [np.linalg.qr(w.astype(np.float64))[0] for w in (writer, key)]
+        assert scores["pk", "OK"].at(f"L{first}H1", name) == pytest.approx(
+            np.square(bases[0].T @ bases[1]).sum(), abs=1e-5
+        )
+        queries = run.weights.rotary_queries(second) if "KR" in name else run.weights.read("Q", second)[2:3]
+        ov = writer @ run.weights.read_head(f"L{first}H1.V").T
+        qk = np.concatenate([query @ key.T for query in queries])
+        expected = np.linalg.norm(qk @ ov) / np.linalg.norm(qk) / np.linalg.norm(ov)
+        assert scores["cs", "OK"].at(f"L{first}H1", name) == pytest.approx(expected, abs=1e-5)
+    assert scores.provenance["rank_deficient"] == []
+
+
+def test_chance_inside_a_layer(run: Run) -> None:
+    """Heads of one layer are compared with random subspaces of their latent, heads of two layers with the stream's."""
+    scores = hs.score(run.weights, ["pk"], ["KK", "VV"])
+    layer, other = run.weights.layers[:2]
+    found = run.weights.same_layer_chance("V", "V", layer)
+    assert found is not None and found.mean > 25 / 12  # m·m'/r
+    assert scores.provenance["same_layer_chance"]["VV"][str(layer)] == [found.mean, found.sd]
+    tested = significance(scores, "VV")
+    inside, between = scores["pk", "VV"].at(f"L{layer}H0", f"L{layer}H1"), (0, N)
+    assert tested.z[0, 1] == pytest.approx((inside - found.mean) / found.sd, rel=1e-5)
+    plain = moments(24, 5, 5)
+    score = scores["pk", "VV"].values[between]
+    assert tested.z[between] == pytest.approx((score - plain.mean) / plain.sd, rel=1e-4)
+    keys = significance(scores, "KK")
+    rotary = scores["pk", "KK"].values[0, N]  # the rotary key is not in the latent
+    plain = moments(24, 6, run.shape.rotary)
+    assert keys.z[0, N] == pytest.approx((rotary - plain.mean) / plain.sd, rel=1e-4)
+    report = hs.pair(run.weights, f"L{layer}H0.V", f"L{layer}H1.V")
+    assert (report.random_mean, report.random_sd) == pytest.approx(found)
+    assert any("latent of one layer" in note for note in report.notes)
+    assert run.weights.same_layer_chance("O", "V", layer) is None
+    assert run.weights.same_layer_chance("Q", "K", layer) is None
+    assert (run.weights.same_layer_chance("Q", "Q", layer) is None) == (run.shape.q_rank is None)
+    assert hs.pair(run.weights, f"L{layer}QR0.Q", f"L{other}KR.K").dimensions == (run.shape.rotary,) * 2
+
+
+def test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs(run: Run) -> None:
+    layer = run.weights.layers[0]
+    known = {str(pairing) for pairing in PAIRINGS if run.weights.same_layer_chance(*pairing, layer) is not None}
+    same = {name for name in known if name[0] == name[1]}
+    assert {"KK", "VV"} <= same < known
+    for pairs, expected in (("default", same), ("same-type", same), ("forward", set()), ("all", known)):
+        provenance = hs.score(run.weights, "pk", "all", pairs).provenance  # type: ignore[arg-type]
+        assert set(provenance.get("same_layer_chance", {})) == expected
+        assert ("same_layer_chance" in provenance) == bool(expected)
+    assert "same_layer_chance" not in hs.score(run.weights, "cs", "VV").provenance
+
+
+def test_chance_is_that_of_random_weights_behind_the_same_latent() -> None:
+    """The estimate holds the mean and the spread of heads drawn at random, and is above m·m'/r for uneven latents."""
+    rng = np.random.default_rng(0)
+    inner = rng.normal(size=(64, 16)) * np.exp(rng.normal(size=16))
+    heads = np.einsum("dr,nrm->ndm", inner, rng.normal(size=(60, 16, 8)))
+    bases = np.linalg.qr(heads)[0]
+    seen = np.square(np.einsum("adm,bdn->abmn", bases[:30], bases[30:])).sum((2, 3))
+    found = latent_chance(inner, 8, 8)
+    assert found.mean == pytest.approx(seen.mean(), abs=0.1)
+    assert found.sd == pytest.approx(seen.std(), rel=0.2)
+    assert found.mean > 8 * 8 / 16 + 0.2
+
+
+def test_similarities_inside_a_head_need_one_width(run: Run) -> None:
+    if run.shape.rotary == 6:
+        pytest.skip("both kinds of keys have one width")
+    with pytest.raises(hs.HeadspanError, match="column by column, but the K of this model have"):
+        hs.score(run.weights, ["linear_cka"], ["QK"])
+    assert np.isfinite(hs.score(run.weights, ["linear_cka", "procrustes"], ["OV"])["procrustes", "OV"].pairs()[2]).all()
+
+
+def test_tokens_info_and_drift(run: Run) -> None:
+    weights = run.weights
+    layer = weights.layers[0]
+    assert len(hs.tokens(weights, f"L{layer}KR", "K")) == 10
+    facts = hs.info(weights, check=True)
+    assert facts["check"]["rank_deficient"] == []
+    assert "latent attention" in "\n".join(facts.lines())
+    assert "effects keep what those norms divide by" in " ".join(" ".join(facts.lines()).split())
+    same = hs.diff(weights, weights)
+    assert max(line.drift for line in same.drift) < 1e-9 and not any(np.isnan(line.floor) for line in same.drift)
+    assert not any(line.moved for line in same.drift)
+    assert {str(line.head) for line in same.drift} >= {f"L{layer}KR", f"L{layer}H0"}
+
+
+def test_missing_sizes_are_told(tmp_path: Path) -> None:
+    build(LATENT["youtu"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"qk_nope_head_dim": "six"}))
+    with pytest.raises(hs.HeadspanError, match="qk_nope_head_dim = 'six'"):
+        hs.open(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 11}))
+    with pytest.raises(
+        hs.HeadspanError, match=r"kv_a_proj_with_mqa.weight .* has shape \(16, 24\), expected \(15, 24\)"
+    ):
+        hs.open(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
+    assert hs.open(str(tmp_path)).architecture == "deepseek_v3"
+
+
+def test_the_rotary_key_has_a_name() -> None:
+    assert str(Head(3, 0, "KR")) == "L3KR"
+    assert Head.parse("L3KR") == Head.parse("l3kr0") == Head(3, 0, "KR")
+    assert Head.parse("L3QR5") == Head(3, 5, "QR")
+    with pytest.raises(hs.HeadspanError, match="not a head name"):
+        Head.parse("L3KR1")
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("deepseek2", "deepseek_v2"), ("deepseek2", "deepseek_v3-dense-query"), ("minicpm3", "minicpm3"),
+     ("mistral4", "mistral4"), ("glm-dsa", "glm_moe_dsa")],
+)  # fmt: skip
+def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_path: Path) -> None:
+    """Files of both kinds: what makes keys and values in one tensor, or apart as llama.cpp has it now."""
+    gguf = pytest.importorskip("gguf")
+    build(LATENT[name]).save_pretrained(tmp_path / "hf")
+    original = hs.open(str(tmp_path / "hf"))
+    source = open_source(tmp_path / "hf")
+    number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    names = gguf.get_tensor_name_map(number, 2)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_block_count(2)
+    writer.add_embedding_length(24)
+    writer.add_head_count(N)
+    writer.add_head_count_kv(1 if split else N)
+    writer.add_kv_lora_rank(12)
+    if LATENT[name].config["q_lora_rank"]:
+        writer.add_q_lora_rank(10)
+    writer.add_rope_dimension_count(4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    if split:
+        writer.add_key_length(16)
+        writer.add_value_length(12)
+        writer.add_key_length_mla(10)
+        writer.add_value_length_mla(5)
+    else:
+        writer.add_key_length(10)
+        writer.add_value_length(5)
+    for tensor in source.names():
+        array = source.read(tensor)
+        if split and "kv_b_proj" in tensor:
+            both = array.reshape(N, 11, 12)
+            layer = tensor.split(".")[2]
+            writer.add_tensor(f"blk.{layer}.attn_k_b.weight", np.ascontiguousarray(both[:, :6].transpose(0, 2, 1)))
+            writer.add_tensor(f"blk.{layer}.attn_v_b.weight", np.ascontiguousarray(both[:, 6:]))
+            continue
+        theirs = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        if theirs and "expert" not in tensor and "indexer" not in tensor:
+            writer.add_tensor(theirs, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = hs.open(str(tmp_path / "m.gguf"))
+    assert stored.ports == original.ports and stored.architecture == original.architecture
+    for layer in range(2):
+        for role in "QKVO":
+            np.testing.assert_allclose(stored.read(role, layer), original.read(role, layer), atol=1e-6)
+        np.testing.assert_allclose(stored.rotary_queries(layer), original.rotary_queries(layer), atol=1e-6)
+        ours, theirs = stored.norm(layer), original.norm(layer)
+        assert ours is not None and theirs is not None
+        np.testing.assert_array_equal(ours.gain, theirs.gain)
+
+
+def test_the_page_has_the_rotary_keys(tmp_path: Path) -> None:
+    from headspan.explorer.data import collect
+
+    build(LATENT["youtu"]).save_pretrained(tmp_path)
+    weights = hs.open(str(tmp_path))
+    page = collect(hs.score(weights, ["pk"], ["OQ", "OK", "OV"]), weights)
+    assert page["ports"]["K"][4] == "L0KR" and len(page["ports"]["K"]) == len(page["ranks"]["K"]) == 10
+    assert len(page["ports"]["V"]) == 8
+
+
+def test_scaled_float8_as_deepseek_stores_it(tmp_path: Path) -> None:
+    """Matrices in float8 with one scale a block: the heads are the products of the numbers times their scales."""
+    from safetensors.torch import load_file, save_file
+
+    build(LATENT["deepseek_v2"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    stored = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = dict(tensors)
+    for name in [n for n in tensors if ("self_attn" in n and n.endswith("proj.weight")) or "with_mqa.weight" in n]:
+        rows, columns = tensors[name].shape
+        scale = torch.rand(-(-rows // 8), -(-columns // 8)) + 0.5
+        spread = scale.repeat_interleave(8, 0)[:rows].repeat_interleave(8, 1)[:, :columns]
+        small = (tensors[name] / spread).to(torch.float8_e4m3fn)
+        tensors[name], tensors[f"{name}_scale_inv"] = small, scale
+        plain[name] = small.float() * spread
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    scaled, expected = hs.open(str(tmp_path)), hs.open(str(tmp_path / "plain"))
+    for role in "QKVO":
+        np.testing.assert_allclose(scaled.read(role, 1), expected.read(role, 1), atol=1e-6)
+    assert scaled.storage_dtypes() == ["float8_e4m3fn"]
