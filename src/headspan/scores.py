@@ -19,6 +19,7 @@ from headspan.errors import HeadspanError, WrongArgument, missing_extra, visible
 from headspan.heads import Head, HeadRole, Pairing, Port, PortTable, Role, forward_mask
 from headspan.scores_file import is_result, read_result, write_result
 from headspan.system.arguments import checked
+from headspan.system.ordering import descending
 from headspan.system.tabular import Tabular, data_frame, html_table
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class ScoreMatrix(Tabular):
         if k < 0:
             raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
         rows, columns, values = self.pairs()
-        order = np.argsort(-values, kind="stable")[:k]
+        order = descending(values)[:k]
         return Edges(
             Edge(self.metric, self.pairing, rank, self.sources[rows[i]], self.targets[columns[i]], float(values[i]))
             for rank, i in enumerate(order, start=1)
@@ -166,6 +167,8 @@ class Scores:
         model = visible(str(self.provenance.get("reference", "arrays")))
         model = model if len(model) <= _WIDEST else "…" + model[-_WIDEST:]  # the end of a path tells which it is
         shared = f", {len(self.ports.kv)} shared key/value heads" if self.ports.shared else ""
+        nodes = len({node.name for node in self.ports.nodes})
+        shared += f", {nodes} node{'s' if nodes > 1 else ''}" if nodes else ""
         return (
             f"scores of {model}: {len(self.ports.query)} heads{shared}, d_model {self.d_model}\n"
             f"  {', '.join(self.metrics) or 'nothing'} for {', '.join(map(str, self.pairings)) or 'no pairing'}"
@@ -194,6 +197,19 @@ class Scores:
             raise HeadspanError(f"this result has no pairing with the role {role}, and so no ranks of it")
         return self.role_ranks[role]
 
+    def check_all_pairs(self, what: str) -> None:
+        """Refuse a screened result where every pair is needed, since its strongest ones alone would mislead."""
+        if self.screened:
+            raise HeadspanError(
+                f"this result holds only the strongest pairs of every pairing (--screen), and {what} needs all of "
+                "them: make it without --screen"
+            )
+
+    @property
+    def screened(self) -> bool:
+        """True where only the strongest pairs were computed; the provenance says how many, and how certain they are."""
+        return "screen" in self.provenance
+
     def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
         return _parse_key(key) in self.arrays
 
@@ -202,6 +218,8 @@ class Scores:
         if (metric, pairing) not in self.arrays:
             here = ", ".join(dict.fromkeys(m for m, _ in self.arrays)) or "nothing"
             pairings = ", ".join(map(str, self.pairings))
+            if metric in self.metrics and pairing in self.pairings:  # of nodes that the similarity says nothing about
+                here, pairings = metric, ", ".join(str(p) for m, p in self.arrays if m == metric)
             raise HeadspanError(
                 f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
                 "choose one of these (--metric, --pairing), or run headspan score again with what you need"
@@ -217,7 +235,7 @@ class Scores:
 
         return top(self, pairings, k, metric, **only)
 
-    def around(self, head: Head | HeadRole | str, k: int = 10, metric: str = "pk") -> Around:
+    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = "pk") -> Around:
         """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
         from headspan.analysis.neighbours import around
 
@@ -277,7 +295,7 @@ class Scores:
         for pairing in pairings if pairings is not None else self.pairings:
             matrix = self[metric, pairing]
             for head in (*matrix.sources, *matrix.targets):
-                graph.add_node(str(head), layer=head.layer, kind=head.kind)
+                graph.add_node(str(head), layer=head.layer, kind=head.kind, position=head.position)
             for i, j, value in zip(*matrix.pairs(), strict=True):
                 graph.add_edge(
                     str(matrix.sources[i]), str(matrix.targets[j]), key=str(matrix.pairing), score=float(value)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, PortTable, Role
+from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, PortTable, Role, check_node_name
 from headspan.system.atomic import write_safetensors
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_output, remember_input
@@ -19,7 +19,9 @@ from headspan.system.outputs import check_output, remember_input
 if TYPE_CHECKING:
     from headspan.scores import Scores
 
-SCHEMA = 2  # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores
+# 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores; 3: nodes, each port of them with
+# its position. Where there are none the file is one of schema 2, which older versions read.
+SCHEMA = 3
 Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
 # arrays, ports, d_model, ranks, provenance, annotations, extra: what a Scores is made of
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
@@ -33,11 +35,15 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
     tensors |= scores.extra
     table = scores.ports
     head = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if table.nodes else 2,
         "d_model": scores.d_model,
         "ports": {str(role): [str(port) for port in ports] for role, ports in table.ports.items()},
         "served_by": {str(head): str(kv) for head, kv in table.served_by.items()},
-        "nodes": [[node.name, node.kind, node.layer, node.position] for node in table.nodes],
+        "nodes": {
+            str(role): [[node.name, node.kind, node.layer, node.position] for node in table.of(role)]
+            for role in NODE_ROLES
+            if table.of(role)
+        },
         "extra": list(scores.extra),
         "order": [f"{metric}/{pairing}" for metric, pairing in scores.arrays],  # safetensors sorts by name
         "provenance": scores.provenance,
@@ -139,23 +145,41 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     try:
         if head["schema"] == 1:
             return PortTable.of_heads(*(list(map(Head.parse, head["heads"][key])) for key in ("query", "kv")))
-        nodes = {name: Node(position, layer, name, kind) for name, kind, layer, position in head["nodes"]}
-        ports = {
-            Role(role): tuple(nodes[name] if role in ("R", "W") else Head.parse(name) for name in names)
-            for role, names in head["ports"].items()
+        listed = head["nodes"]
+        if isinstance(listed, list):  # schema 2: one position for both ports
+            rows = {row[0]: row for row in listed}
+            listed = {str(role): [rows[name] for name in head["ports"].get(role, ())] for role in NODE_ROLES}
+        ports: dict[Role, tuple[Any, ...]] = {
+            Role(role): tuple(
+                Node(position, layer, check_node_name(name), kind) for name, kind, layer, position in rows
+            )
+            for role, rows in listed.items()
         }
+        ports |= {Role(role): tuple(map(Head.parse, names)) for role, names in head["ports"].items() if role in ROLES}
         served_by = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
     except (HeadspanError, KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None
     sound = (
         set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
-        and all(type(n.position) is int and type(n.layer) is int and isinstance(n.kind, str) for n in nodes.values())
+        and all(_is_node(node) for role in NODE_ROLES for node in ports.get(role, ()))
+        and all(_in_order(ports.get(role, ())) for role in NODE_ROLES)
         and {*served_by} <= {*ports[Role.Q]}
         and {*served_by.values()} <= {*ports[Role.K]}
     )
     if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
         raise damaged
-    return PortTable(ports, served_by)
+    return PortTable({role: ports[role] for role in (*ROLES, *NODE_ROLES) if ports.get(role)}, served_by)
+
+
+def _is_node(node: Node) -> bool:
+    numbers = all(type(number) is int and abs(number) < 2**62 for number in (node.position, node.layer))
+    return numbers and isinstance(node.kind, str) and node.kind.isprintable() and len(node.kind) < 100
+
+
+def _in_order(nodes: Sequence[Node]) -> bool:
+    """Whether nodes stand in the order of the stream, as those of a result do."""
+    places = [(node.position, node.layer) for node in nodes]
+    return places == sorted(places)
 
 
 def _role(name: str, path: Path) -> Role:

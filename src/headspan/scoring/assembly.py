@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import headspan
-from headspan.heads import Head, Pairing, Role
+from headspan.heads import ROLES, Pairing, Port, Role
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 from headspan.scoring.contraction import Job
@@ -56,7 +56,7 @@ class Assembly:
                 (len(weights.heads(pairing.source)), len(weights.heads(pairing.target))), np.nan, dtype=np.float32
             )
             for metric in plan.metrics
-            for pairing in plan.pairings
+            for pairing in plan.pairings_of(metric)
         }
         self._ranks = {role: np.full(len(weights.heads(role)), -1, dtype=np.int32) for role in plan.roles}
 
@@ -64,7 +64,7 @@ class Assembly:
         """Put the values of a tile where its one or two pairings have them, and the ranks of its heads."""
         for first, second in tile.pairs:
             values = arrays[pair_name(first, second)]
-            for pairing in self._plan.pairings:
+            for pairing in self._plan.pairings_of(tile.metric):
                 if pairing == (first.role, second.role):
                     self._put(tile.metric, pairing, first, second, values)
                 if pairing == (second.role, first.role) and (first != second or pairing.same_type):
@@ -96,16 +96,32 @@ class Assembly:
             "pairs": plan.pairs,
             "routes": dict(plan.routes),
             "blocks": {metric: len(blocks) for metric, blocks in plan.blocks.items()},
+            "groupings": dict(plan.groupings),
             "d_head": {str(role): weights.d_head(role) for role in plan.roles},
             "rank_deficient": list(self._rank_sentences()),
+            **({"products": "bfloat16"} if plan.identity["device"].endswith("+bf16") else {}),
+            **({"left_out": plan.remarks()} if plan.left_out else {}),
+            **self._same_layer_chance(),
         }
+
+    def _same_layer_chance(self) -> dict[str, Any]:
+        """Mean and standard deviation of PK by chance inside a layer, by pairing and layer, under latent attention."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for pairing in self._plan.pairings if "pk" in self._plan.metrics else ():
+            inside = pairing.same_type if self._plan.pairs == "default" else self._plan.pairs in ("same-type", "all")
+            if not inside or not set(pairing) <= {*ROLES}:
+                continue
+            chances = {n: self._weights.same_layer_chance(*pairing, n) for n in self._weights.layers}
+            known = {str(n): [chance.mean, chance.sd] for n, chance in chances.items() if chance is not None}
+            found |= {str(pairing): known} if known else {}
+        return {"same_layer_chance": found} if found else {}
 
     def _rank_sentences(self) -> Iterator[str]:
         for role, ranks in self._ranks.items():
-            full = min(self._weights.d_head(role), self._weights.d_model)
+            full = np.minimum(self._weights.widths(role), self._weights.d_model)
             for i in np.flatnonzero(ranks < full):
-                yield _rank_sentence(self._weights.heads(role)[i], role, int(ranks[i]), full)
+                yield _rank_sentence(self._weights.heads(role)[i], role, int(ranks[i]), int(full[i]))
 
 
-def _rank_sentence(head: Head, role: Role, rank: int, full: int) -> str:
+def _rank_sentence(head: Port, role: Role, rank: int, full: int) -> str:
     return f"{head}.{role} (layer {head.layer}) has rank {rank} of {full}"

@@ -3,19 +3,25 @@
 *Direct*: multiply the factors, square, and sum each block: 2·p·q·q' operations a pair for factors of p×q and p×q'.
 
 *Gram*: ‖F_AᵀF_B‖_F² = ⟨F_AF_Aᵀ, F_BF_Bᵀ⟩, so all pairs are one matrix product of flattened Gram matrices. They are
-symmetric: half of each is enough, p² operations a pair, and q·p² for making one. They are never held whole: rows
-r₀…r₁ of all of them are made, multiplied, added up and forgotten. Of these rows the columns r₀…r₁ form a square that
-counts once, and the columns from r₁ on a rectangle that counts twice.
+symmetric: half of each is enough, p² operations a pair, and q·p² for making one. They are never held whole: one block
+of entries of all of them is made, multiplied, added up and forgotten, while another core does the next block. Blocks
+on the diagonal count once, those above it twice.
 
-Products are float32, sums over row chunks float64. Arrays may be of numpy or of torch on any device.
+Products are float32, sums over blocks float64: all but exact, so that their order does not show. Arrays may be of numpy
+or of torch on any device; there they stay, sums too, until all is done. (A device without float64 sums in float32.)
+
+A torch device can multiply in bfloat16 ("cuda+bf16"), whose numbers are off by a share of at most u = 2⁻⁹. With two
+numbers and their sum rounded, a kernel K of factors with Gram matrices G is off by at most 3u‖G_A‖‖G_B‖ by the Gram
+route, which is 0.006·√(m·m') for PK, and by about 6u·√K·‖F_A‖‖F_B‖ by the direct one; at random it is far less.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,8 +35,12 @@ Key = Hashable
 # Narrow products waste the processor; wide ones compute more pairs than the pair set needs. A sixth of the columns
 # keeps a staircase within a few per cent of its pairs.
 _LEAST_COLUMNS, _MOST_COLUMNS = 48, 192
-_MOST_SOURCES = 288  # rows of one product, so that there is work for every core
-_MOST_ROWS, _LEAST_ROWS = 64, 4
+_TRIANGLE = 288  # columns of a product of an array with itself: BLAS computes one half, so nothing is wasted
+_MOST_SOURCES = 1024  # rows of one product, so that what it makes stays small
+_BLOCK = 128, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
+_FEWEST_ROWS = 8
+_DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
+_BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
 _HEADS_AT_ONCE = 16  # heads of one piece of work
 
 
@@ -46,7 +56,7 @@ class Piece(NamedTuple):
     """A rectangle of one job's kernel matrix, and the array its values go to."""
 
     job: Job
-    total: np.ndarray
+    total: Any  # where the device keeps it
     rows: slice
     columns: slice
 
@@ -87,7 +97,8 @@ def contract(
 
     factors: (n, p, q) arrays; two that are compared share p, q may differ.
     work_bytes: memory for intermediate arrays, besides factors and results.
-    device: ``cpu`` works in numpy; anything else names a torch device ("cuda", "mps", "torch:cpu").
+    device: ``cpu`` works in numpy; anything else names a torch device ("cuda", "mps", "torch:cpu"), with "+bf16" behind
+        it for products in bfloat16.
     tick: told the share of the work done since the last call.
     """
     for first, second, needed in jobs:
@@ -97,10 +108,10 @@ def contract(
     shapes = {key: factor.shape for key, factor in factors.items()}
     if route is None:
         route = cheaper_route(shapes, jobs)  # type: ignore[arg-type]
-    totals = [np.zeros(job.needed.shape) for job in jobs]
     run = _gram_route if route == "gram" else _direct_route
     sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, but for Linear CKA of unequal heads
     with _backend(device) as backend:
+        sums = [backend.zeros(job.needed.shape) for job in jobs]
         for size in sizes:
             mine = {
                 k: backend.to_device(np.ascontiguousarray(f, dtype=np.float32))
@@ -108,8 +119,9 @@ def contract(
                 if f.shape[1] == size
             }
             chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
-            for share in run(backend, mine, [jobs[i] for i in chosen], [totals[i] for i in chosen], work_bytes):
+            for share in run(backend, mine, [jobs[i] for i in chosen], [sums[i] for i in chosen], work_bytes):
                 tick(share / len(sizes))
+        totals = [np.asarray(backend.to_numpy(total), dtype=np.float64) for total in sums]
     for total, job in zip(totals, jobs, strict=True):
         np.maximum(total, 0.0, out=total)  # a sum of squares: only rounding can make it negative
         total[~job.needed] = np.nan
@@ -128,108 +140,151 @@ def rectangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
             yield slice(int(rows[0]), int(rows[-1]) + 1), columns
 
 
-def _pieces(jobs: Sequence[Job], totals: Sequence[np.ndarray], most_rows: int) -> list[Piece]:
-    """Independent pieces of work, the largest first so that no core waits long for another at the end."""
-    pieces = [
+def _pieces(jobs: Sequence[Job], totals: Sequence[Any], most_rows: int, *, halves: bool = False) -> list[Piece]:
+    """Rectangles of all jobs. halves: a product of an array with itself costs half of another."""
+    return [
         Piece(job, total, slice(rows.start + part.start, rows.start + part.stop), columns)
         for job, total in zip(jobs, totals, strict=True)
-        for rows, columns in rectangles(job.needed)
+        for rows, columns in (_triangles(job.needed) if halves and _is_triangle(job) else rectangles(job.needed))
         for part in _parts(rows.stop - rows.start, most_rows)
     ]
-    return sorted(pieces, key=lambda p: (p.rows.start - p.rows.stop) * (p.columns.stop - p.columns.start))
+
+
+def _is_triangle(job: Job) -> bool:
+    return job.first == job.second and not np.tril(job.needed, -1).any()
+
+
+def _triangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """The upper triangle as squares on the diagonal and what is above them."""
+    for columns in _parts(len(needed), _TRIANGLE):
+        yield columns, columns
+        if columns.start and needed[: columns.start, columns].any():
+            yield slice(0, columns.start), columns
 
 
 def _gram_route(
-    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[Any], work_bytes: int
 ) -> Iterator[float]:
     xp = backend.xp
-    pieces = _pieces(jobs, totals, _MOST_SOURCES)
+    pieces = _pieces(jobs, totals, _MOST_SOURCES, halves=xp is np)
     size = next(iter(factors.values())).shape[1]
     heads = sum(factor.shape[0] for factor in factors.values())
-    at_once = min(size, _MOST_ROWS, max(_LEAST_ROWS, work_bytes // max(1, 4 * heads * size)))
-    slices = [(key, part) for key, factor in factors.items() for part in _parts(factor.shape[0], _HEADS_AT_ONCE)]
-    buffers = {key: xp.empty(f.shape[0] * at_once * size, dtype=f.dtype, device=f.device) for key, f in factors.items()}
-    for rows in _parts(size, at_once):
-        # The square block holds each of its off-diagonal entries twice; the rectangle beside it once, so it counts 2.
-        for weight, columns in ((1.0, rows), (2.0, slice(rows.stop, size))):
-            shape = (rows.stop - rows.start, columns.stop - columns.start)
-            if shape[1] == 0:
-                continue
-            grams = {
-                key: xp.reshape(buffers[key][: f.shape[0] * shape[0] * shape[1]], (f.shape[0], *shape))
-                for key, f in factors.items()
-            }
-            backend.for_each(partial(_fill_grams, xp, factors, grams, rows, columns), slices)
-            backend.for_each(partial(_add_products, backend, grams, weight), pieces)
-        yield ((size - rows.start) ** 2 - (size - rows.stop) ** 2) / size**2
+    blocks = _blocks(size, work_bytes // ((4 + backend.extra) * max(1, heads) * backend.workers), backend.workers)
+    entries = max((_width(rows) * _width(columns) for rows, columns in blocks), default=0)
+    buffers: SimpleQueue[dict[Key, Any]] = SimpleQueue()  # one for each core
+    for _ in range(backend.workers):
+        buffers.put({k: xp.empty(f.shape[0] * entries, dtype=f.dtype, device=f.device) for k, f in factors.items()})
+    adding = threading.Lock()
+
+    def add(block: tuple[slice, slice]) -> float:
+        mine = buffers.get()
+        try:
+            return add_with(mine, *block)
+        finally:
+            buffers.put(mine)
+
+    def add_with(mine: dict[Key, Any], rows: slice, columns: slice) -> float:
+        """Inner products of these Gram entries for all pairs; the share of all entries that they are."""
+        shape, times, grams = (_width(rows), _width(columns)), 1 if rows == columns else 2, {}
+        for key, factor in factors.items():
+            gram = xp.reshape(mine[key][: factor.shape[0] * math.prod(shape)], (factor.shape[0], *shape))
+            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=gram)
+            grams[key] = backend.rounded(xp.reshape(gram, (factor.shape[0], -1)))
+        for job, total, r, c in pieces:
+            product = backend.widened(grams[job.first][r] @ grams[job.second][c].T)
+            product *= times
+            with adding:
+                total[r, c] += product
+        return times * math.prod(shape) / size**2
+
+    yield from backend.map(add, blocks)
 
 
-def _fill_grams(
-    xp: Any, factors: Mapping[Key, Any], grams: Mapping[Key, Any], rows: slice, columns: slice, item: tuple[Key, slice]
-) -> None:
-    """Entries [rows, columns] of F Fᵀ for some heads of one factor array."""
-    key, part = item
-    factor = factors[key][part]
-    xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=grams[key][part])
+def _blocks(size: int, entries: int, workers: int) -> list[tuple[slice, slice]]:
+    """Blocks of at most so many entries that cover the upper triangle of a Gram matrix, the largest first.
 
-
-def _add_products(backend: Backend, grams: Mapping[Key, Any], weight: float, piece: Piece) -> None:
-    """Inner products of these Gram entries for one rectangle of pairs; no two items write to the same place."""
-    job, total, r, c = piece
-    first, second = (backend.xp.reshape(grams[key], (grams[key].shape[0], -1)) for key in (job.first, job.second))
-    total[r, c] += weight * backend.to_numpy(first[r] @ second[c].T)
+    The triangle is halved again and again: two smaller ones, and a square between them that is cut to size.
+    """
+    most_rows, most_columns = _BLOCK
+    height = max(1, min(most_rows, max(_FEWEST_ROWS, size // (_BLOCKS_A_CORE * workers)), math.isqrt(entries)))
+    width = max(1, min(most_columns, entries // height))
+    found: list[tuple[slice, slice]] = []
+    triangles = [slice(0, size)]
+    while triangles:
+        rows = triangles.pop()
+        if _width(rows) <= max(1, min(_DIAGONAL, height)):
+            found.append((rows, rows))
+            continue
+        middle = (rows.start + rows.stop) // 2
+        triangles += [slice(rows.start, middle), slice(middle, rows.stop)]
+        found += [(r, c) for r in _parts(middle, height, rows.start) for c in _parts(rows.stop, width, middle)]
+    return sorted(found, key=lambda block: -_width(block[0]) * _width(block[1]))
 
 
 def _direct_route(
-    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[np.ndarray], work_bytes: int
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[Any], work_bytes: int
 ) -> Iterator[float]:
     xp = backend.xp
-    share = work_bytes // cores()
+    share = work_bytes // backend.workers
 
     def multiply(piece: Piece) -> None:
         job, total, r, c = piece
         first, second = factors[job.first][r], factors[job.second][c]
         p, q, q2 = first.shape[1], first.shape[2], second.shape[2]
         # Columns of all the target heads side by side, times the columns of one source head after another.
-        right = xp.reshape(xp.permute_dims(second, (1, 0, 2)), (p, -1))
-        step = max(1, share // (12 * q * right.shape[1]))
+        right = backend.rounded(xp.reshape(xp.permute_dims(second, (1, 0, 2)), (p, -1)))
+        step = max(1, share // ((12 + backend.extra) * q * right.shape[1]))
         for part in _parts(first.shape[0], step):
-            left = xp.reshape(xp.matrix_transpose(first[part]), (-1, p))
-            product = xp.reshape(xp.matmul(left, right), (part.stop - part.start, q, second.shape[0], q2))
+            left = backend.rounded(xp.reshape(xp.matrix_transpose(first[part]), (-1, p)))
+            product = backend.widened(xp.matmul(left, right))
+            product = xp.reshape(product, (part.stop - part.start, q, second.shape[0], q2))
             sums = xp.sum(xp.sum(product * product, axis=3), axis=1)
-            total[r.start + part.start : r.start + part.stop, c] = backend.to_numpy(sums)
+            total[r.start + part.start : r.start + part.stop, c] = sums
 
     pieces = _pieces(jobs, totals, _HEADS_AT_ONCE)
-    for some in _parts(len(pieces), 4 * cores()):
-        backend.for_each(multiply, pieces[some])
-        yield (some.stop - some.start) / len(pieces)
+    for _ in backend.map(multiply, pieces):
+        yield 1 / len(pieces)
 
 
-def _parts(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+def _parts(stop: int, size: int, start: int = 0) -> list[slice]:
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def _width(part: slice) -> int:
+    return part.stop - part.start
 
 
 class Backend(NamedTuple):
     """An array namespace, the ways to its device and back, and how to run independent pieces of work."""
 
     xp: Any
+    zeros: Callable[[tuple[int, ...]], Any]
     to_device: Callable[[np.ndarray], Any]
     to_numpy: Callable[[Any], np.ndarray]
-    for_each: Callable[[Callable[[Any], None], Sequence[Any]], object]
+    map: Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+    workers: int  # pieces that are under way at once
+    rounded: Callable[[Any], Any] = lambda a: a  # to what products are made of
+    widened: Callable[[Any], Any] = lambda a: a  # and back
+    extra: int = 0  # bytes of a rounded number
 
 
 @contextmanager
 def _backend(device: str) -> Iterator[Backend]:
+    name, *precision = device.removeprefix("torch:").split("+")
+    if precision not in ([], ["bf16"]) or device == "cpu+bf16":
+        raise HeadspanError(
+            f"{device!r} is no device: choose cpu, cuda or mps; cuda+bf16 multiplies in bfloat16 (torch:cpu+bf16 on "
+            "the processor)"
+        )
     if device == "cpu":
         with team() as pool:  # numpy 2 speaks the array API itself
-            yield Backend(np, lambda a: a, lambda a: a, lambda function, items: deque(pool.map(function, items), 0))
+            yield Backend(np, np.zeros, lambda a: a, lambda a: a, pool.map, cores())
         return
     try:
         import array_api_compat.torch as xp
         import torch
     except ImportError:
         raise missing_extra("torch", "torch", f"the device {device}") from None
-    name = device.removeprefix("torch:")
     try:
         place = torch.device(name)
         torch.zeros(1, device=place)
@@ -237,9 +292,17 @@ def _backend(device: str) -> Iterator[Backend]:
         reason = str(error).splitlines()[0]
         raise HeadspanError(f"the device {device!r} cannot be used here ({reason}): choose cpu, cuda or mps") from None
     # The device is parallel by itself: one piece after another.
-    yield Backend(
+    dtype = torch.float32 if place.type == "mps" else torch.float64
+    backend = Backend(
         xp,
+        lambda shape: torch.zeros(shape, dtype=dtype, device=place),
         lambda a: torch.from_numpy(a).to(place),
         lambda t: t.cpu().numpy(),
-        lambda function, items: deque(map(function, items), 0),
+        map,
+        1,
     )
+    if precision:
+        backend = backend._replace(
+            rounded=lambda t: t.to(torch.bfloat16), widened=lambda t: t.to(torch.float32), extra=2
+        )
+    yield backend

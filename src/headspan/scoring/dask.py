@@ -22,9 +22,11 @@ import numpy as np
 
 import headspan
 from headspan.errors import HeadspanError, missing_extra
+from headspan.models.with_nodes import AddedNodes, WithNodes
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
+    from headspan.scoring.factors import Ranks
     from headspan.scoring.plan import Plan, Tile
 
 _PATIENCE = 30.0  # seconds without a sign of life from scheduler or workers
@@ -61,10 +63,12 @@ def run_on_dask(
         client = _connect(distributed, address, stack)
         _check_workers(client, address)
         about = weights.reference, weights.folding, str(weights.provenance["fingerprint"])
+        added = weights.added if isinstance(weights, WithNodes) else None
 
         def submit(tile: Tile) -> Any:
             # Only its own tile goes with a task: a plan that is kept on workers is lost with them.
-            return client.submit(_work, *about, replace(plan, tiles=[tile]), device, retries=_RETRIES, pure=False)
+            mine = replace(plan, tiles=[tile])
+            return client.submit(_work, *about, mine, device, added, retries=_RETRIES, pure=False)
 
         for tile, arrays in _collect(client, address, submit, tiles):
             tick(1.0)
@@ -244,25 +248,35 @@ def build() -> str:
     return f"{headspan.__version__}+{digest.hexdigest()[:16]}"
 
 
-def _work(reference: str, folding: str, fingerprint: str, plan: Plan, device: str) -> Done:
+def _work(
+    reference: str, folding: str, fingerprint: str, plan: Plan, device: str, added: AddedNodes | None = None
+) -> Done:
+    from headspan.scoring.factors import FactorStore
     from headspan.scoring.run import compute_tile
 
+    def compute() -> Done:
+        weights, ranks = _open_here(reference, folding, fingerprint)
+        if added is None:
+            store = FactorStore(weights, plan, ranks)
+        else:  # the ranks of nodes are those of this run
+            weights = WithNodes(weights, added)
+            store = FactorStore(weights, plan)
+        return Done(compute_tile(weights, plan, plan.tiles[0], device, store=store), build())
+
     before = _open_here.cache_info().misses
-    weights = _open_here(reference, folding, fingerprint)
     try:
-        return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
+        return compute()
     except HeadspanError:
         if _open_here.cache_info().misses > before:
             raise
         # A worker outlives runs: the file may have been touched, or written again with the same content, since.
         _open_here.cache_clear()
-        weights = _open_here(reference, folding, fingerprint)
-        return Done(compute_tile(weights, plan, plan.tiles[0], device), build())
+        return compute()
 
 
 @lru_cache(maxsize=1)
-def _open_here(reference: str, folding: str, fingerprint: str) -> AttentionWeights:
-    """The model, opened once per worker process, if it is the same there."""
+def _open_here(reference: str, folding: str, fingerprint: str) -> tuple[AttentionWeights, Ranks]:
+    """The model, opened once per worker process, if it is the same there, and the ranks that its tiles have found."""
     from headspan.models.folding import fold
     from headspan.models.weights import open
 
@@ -271,4 +285,4 @@ def _open_here(reference: str, folding: str, fingerprint: str) -> AttentionWeigh
         weights = fold(weights)
     if weights.provenance["fingerprint"] != fingerprint:
         raise HeadspanError(f"{reference} on a worker differs from the one here: all machines must see the same files")
-    return weights
+    return weights, {}

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from headspan.heads import Role
+from headspan.heads import ROLES, Role
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.metrics import METRICS, LayerWeight
 from headspan.scoring.plan import Panel, Plan, Tile
@@ -26,16 +26,20 @@ class Item(NamedTuple):
     panel: Panel
 
 
-Work: TypeAlias = tuple[int, Role, list[Item], LayerWeight]
+Ranks: TypeAlias = dict[tuple[Role, int], np.ndarray]  # by role and layer
+Work: TypeAlias = tuple[int, Role, list[Item], LayerWeight, np.ndarray | None]  # ranks, where they are known
 
 
 class FactorStore:
-    """The factors that tiles need, and the ranks of every weight that was read for them."""
+    """The factors that tiles need, and the ranks of every weight that was read for them.
 
-    def __init__(self, weights: AttentionWeights, plan: Plan) -> None:
+    ranks: those found before, for the same weights; new ones are added.
+    """
+
+    def __init__(self, weights: AttentionWeights, plan: Plan, ranks: Ranks | None = None) -> None:
         self._weights, self._plan = weights, plan
         self._kept: dict[Item, np.ndarray] = {}
-        self._ranks: dict[tuple[Role, int], np.ndarray] = {}
+        self._ranks: Ranks = {} if ranks is None else ranks
 
     def of(self, tile: Tile) -> dict[Panel, np.ndarray]:
         """The factor arrays of a tile's panels, (n, p, q) each."""
@@ -96,22 +100,26 @@ class FactorStore:
                 return held[role]
 
             for role, items in wanted[layer].items():
-                partner = any(METRICS[item.metric].reads_partner for item in items)
-                dtype = self._weights.storage_dtype(role, layer)
-                yield layer, role, items, LayerWeight(weight(role), weight(role.partner) if partner else None, dtype)
+                partner = None
+                if any(METRICS[item.metric].reads_partner for item in items):
+                    partner = self._weights.partner(role, layer, weight(role.partner) if role in ROLES else None)
+                layer_weight = LayerWeight(weight(role), partner, self._weights.storage_dtype(role, layer))
+                yield layer, role, items, layer_weight, self._ranks.get((role, layer))
 
     def _put(self, item: Item, layer: int, factor: np.ndarray) -> None:
         """A layer's factors into the array of their panel, which is made when the first of them comes."""
         whole = self._plan.rows(item.metric, item.panel)
         if item not in self._kept:
-            shape = (whole.stop - whole.start, *factor.shape[1:])
-            self._kept[item] = np.empty(shape, METRICS[item.metric].dtype)
+            metric, role = METRICS[item.metric], item.panel.role
+            shape = metric.factor_shape(self._weights.d_model, self._weights.d_head(role))
+            self._kept[item] = np.zeros((whole.stop - whole.start, *shape), metric.dtype)
         span = self._plan.ports.span(item.panel.role, layer)
-        self._kept[item][span.start - whole.start : span.stop - whole.start] = factor
+        rows = slice(span.start - whole.start, span.stop - whole.start)
+        self._kept[item][rows, : factor.shape[1], : factor.shape[2]] = factor  # narrower heads stay zero beyond
 
 
 def _layer_factors(work: Work) -> tuple[int, Role, np.ndarray, dict[Item, np.ndarray]]:
     """Ranks and factors of one role in one layer."""
-    layer, role, items, weight = work
+    layer, role, items, weight, ranks = work
     factors = {item: METRICS[item.metric].factor(weight) for item in items}
-    return layer, role, weight.ranks, factors
+    return layer, role, weight.ranks if ranks is None else ranks, factors

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class Metric:
         otherwise it is d×m.
     grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1.
     all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
+    at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
+        drawn otherwise.
     """
 
     key: str
@@ -79,6 +81,7 @@ class Metric:
     inside_head: bool = False
     grows_with_rank: bool = False
     all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+    at_random: Callable[[int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -87,11 +90,73 @@ class Metric:
 
     def factor_shape(self, d_model: int, d_head: int) -> tuple[int, int]:
         """(p, q) of a factor."""
-        return (min(d_head, d_model), d_head) if self.inside_head else (d_model, d_head)
+        if not self.inside_head:
+            return d_model, d_head
+        return (d_head if self.all_pairs is None else min(d_head, d_model)), d_head
 
     def largest(self, rank: float, other_rank: float) -> float:
         """The largest value that two subspaces of these dimensions can have."""
         return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
+
+    def chance(self, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the score of two random weights that span so many dimensions."""
+        ranks, other_ranks = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(other_ranks, float))
+        if self.at_random is not None:
+            return self.at_random(d_model, ranks, other_ranks)
+        drawn = drawn_scores(self.key, d_model, int(max(ranks.max(initial=1), other_ranks.max(initial=1))))
+        return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
+
+    def excess(self, values: np.ndarray, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+        """Which share of the way from chance to the largest possible score a pair has gone, from 0 to 1.
+
+        The way begins three standard deviations above the mean of random weights: what chance reaches is worth
+        nothing, in any dimension and any similarity. So one scale serves all models.
+        """
+        mean, sd = self.chance(d_model, ranks, other_ranks)
+        largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
+        start = mean + 3 * sd
+        room = largest - start
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
+
+    def strength(self, values: np.ndarray, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+        """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+
+        The root, because the strongest pairs of trained models have gone a tenth to a half of the way, and eyes
+        compare lines by their width. 0 where there is no score.
+        """
+        return np.sqrt(np.nan_to_num(self.excess(values, d_model, ranks, other_ranks)))
+
+
+def _random_kernel(d: int, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of PK of uniform random subspaces, as ``analysis.random_subspaces`` derives them."""
+    return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * max(d - 1, 1) * (d + 2)))
+
+
+_DRAWN = 12  # random weights on either side: 144 scores
+_DRAWN_ENTRIES = 2**24
+
+
+@lru_cache(maxsize=64)
+def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
+    """Scores of pairs of Gaussian d×m weights, with Gaussian partners: what a similarity says of weights that know
+    nothing. Always the same draws.
+
+    >>> round(float(drawn_scores("cs", 100, 10).mean()), 2)  # about 1/√d
+    0.1
+    """
+    metric, rng = METRICS[name], np.random.default_rng(0)
+    n = max(4, min(_DRAWN, _DRAWN_ENTRIES // max(1, d_model * width)))
+
+    def factors() -> np.ndarray:
+        own, partner = (rng.standard_normal((n, d_model, width)) for _ in range(2))
+        return metric.factor(LayerWeight(own, partner if metric.reads_partner else None, "F64"))
+
+    first, second = factors(), factors()
+    if metric.all_pairs is not None:
+        return metric.all_pairs(first, second, np.ones((n, n), dtype=bool)).ravel()
+    products = np.einsum("aij,bik->abjk", first, second, optimize=True)
+    return metric.finish(np.square(products).sum(axis=(2, 3), dtype=np.float64)).ravel()
 
 
 def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -122,16 +187,19 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     random weights would give is made again in float64 from a QR factorisation, which does not square P's condition.
     """
     assert weight.partner is not None
-    own = _rescaled(weight.own).astype(np.float32)  # only the Gram matrix squares a condition number
+    # Only the Gram matrix squares a condition number; for the rest float32 will do.
+    own = np.divide(weight.own, _largest(weight.own)).astype(np.float32, copy=False)
     partner = _rescaled(weight.partner, per_layer=True)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
     roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
     factors = np.matmul(own, roots.astype(np.float32))
-    sizes, full = (np.sqrt(np.einsum("nij,nij->n", f, f, dtype=np.float64)) for f in (factors, own))
-    for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * full):
+    sizes = _norms(factors)
+    for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * _norms(own)):
         factors[i] = _careful_factor(weight.own[i], _partners_of(partner, int(i), len(own)))
-    return _unit_norm(factors)
+        sizes[i] = np.linalg.norm(factors[i])
+    factors /= np.where(sizes > 0, sizes, 1.0).astype(np.float32)[:, None, None]
+    return factors
 
 
 _CANCELLATION = 0.05  # of what random weights give; float32 keeps five digits above it
@@ -153,7 +221,9 @@ def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
 
 def plain_factor(weight: LayerWeight) -> np.ndarray:
     """simple_cs: the weight itself."""
-    return _unit_norm(_rescaled(weight.own))
+    own = _rescaled(weight.own)
+    norms = _norms(own)
+    return own / np.where(norms > 0, norms, 1.0)[:, None, None]
 
 
 def centred_factor(weight: LayerWeight) -> np.ndarray:
@@ -205,7 +275,14 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
 METRICS = {
     metric.key: metric
     for metric in (
-        Metric("pk", "Projection Kernel", "PK", subspace_factor, grows_with_rank=True),
+        Metric(
+            "pk",
+            "Projection Kernel",
+            "PK",
+            subspace_factor,
+            grows_with_rank=True,
+            at_random=_random_kernel,
+        ),
         Metric("cs", "Composition Score", "CS", circuit_factor, np.sqrt, reads_partner=True),
         Metric("simple_cs", "Simple-CS", "Simple-CS", plain_factor, np.sqrt),
         Metric("linear_cka", "Linear CKA", "Linear CKA", centred_factor, inside_head=True),
@@ -223,7 +300,8 @@ METRICS = {
 
 def metric_of(name: str) -> Metric:
     """The similarity of a name; for one that this version does not know, an object that knows only the name."""
-    return METRICS.get(name) or Metric(name, name, name, subspace_factor)
+    unknown = Metric(name, name, name, subspace_factor, at_random=lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks))
+    return METRICS.get(name) or unknown
 
 
 def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
@@ -241,9 +319,9 @@ def _largest(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
     return np.where(largest > 0, largest, 1.0)
 
 
-def _unit_norm(factors: np.ndarray) -> np.ndarray:
-    norms = np.sqrt(np.einsum("nij,nij->n", factors, factors, dtype=np.float64))[:, None, None]
-    return np.divide(factors, norms, out=np.zeros_like(factors), where=norms > 0, casting="same_kind")
+def _norms(factors: np.ndarray) -> np.ndarray:
+    """Frobenius norms, (n,)."""
+    return np.sqrt(np.einsum("nij,nij->n", factors, factors, dtype=np.float64))
 
 
 def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:

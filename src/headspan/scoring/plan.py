@@ -1,15 +1,16 @@
 """What a run computes, cut into tiles that fit the memory and can be done in any order, anywhere.
 
-The layers are cut into blocks. A tile is one similarity between two blocks of layers, all needed pairs of roles in it:
-it needs the factors of these two blocks and nothing else. Each kernel value is computed once: ⟨O of h, Q of h'⟩
-serves OQ and, transposed, QO.
+The layers are cut into blocks, and a tile is one similarity between some of them. Which pairs of panels make a tile is
+chosen so that the least is made twice: those of two blocks, or of one block and everything before it, or of two roles.
+A tile needs the factors of its panels and nothing else. Each kernel value is computed once: ⟨O of h, Q of h'⟩ serves
+OQ and, transposed, QO.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,14 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, PortTable, Role, mask_of, positions_of
+from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, PortTable, Role, mask_of, other_node, positions_of
 from headspan.models.weights import AttentionWeights
-from headspan.scoring.contraction import Job, Route, cheaper_route
+from headspan.scoring.contraction import Job, Route, route_cost
 from headspan.scoring.metrics import METRICS, Metric
 from headspan.system.threads import cores
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
 _SMALL_TILE = 2  # layers, where each pair costs a factorisation
+_FACTOR_COST = 12  # operations for a factor of p×q, in p·q², at the rate of a large product
+_ALL_PAIRS_COST = 40  # operations for a singular value decomposition of m×m, in m³, at the rate of a large product
 _MOST_WORK = 2**30  # bytes of intermediate arrays: more does not make a product faster
 
 
@@ -36,7 +39,7 @@ class Panel(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """One similarity between two blocks of layers: the pairs of panels whose kernel matrices it fills."""
+    """One similarity between some blocks of layers: the pairs of panels whose kernel matrices it fills."""
 
     metric: str
     number: int
@@ -51,6 +54,15 @@ class Tile(NamedTuple):
         return f"{self.metric}-{self.number:05d}"
 
 
+# Which pairs of panels make a tile. Where the memory does not hold everything, tiles of one grouping may share more
+# than those of another: with few roles on one side, all of it with one block of the other at a time.
+_GROUPINGS: dict[str, Callable[[Panel, Panel], Any]] = {
+    "blocks": lambda a, b: (min(a.block, b.block), max(a.block, b.block)),
+    "before": lambda a, b: max(a.block, b.block),
+    "roles": lambda a, b: (a.role.value, b.role.value),
+}
+
+
 @dataclass
 class Plan:
     """All tiles of a run, with what decides their values."""
@@ -62,10 +74,26 @@ class Plan:
     identity: dict[str, Any] = field(default_factory=dict)  # of the model, and whatever else changes the numbers
     routes: dict[str, Route] = field(default_factory=dict)
     blocks: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)  # per metric: layers of each block
+    groupings: dict[str, str] = field(default_factory=dict)  # per metric: which pairs of panels make a tile
     work_bytes: int = 0
     workers: int = 1  # layers whose factors are made at once
     together: bool = False  # whether the factors of all tiles fit into the memory at once
     tiles: list[Tile] = field(default_factory=list)
+    operations: float = 0.0  # floating-point operations of all tiles, about
+    left_out: dict[str, dict[Pairing, str]] = field(default_factory=dict)  # per metric: pairings without it, and why
+
+    def pairings_of(self, metric: str) -> tuple[Pairing, ...]:
+        """The pairings that a similarity is computed for: all, but for nodes that it says nothing about."""
+        without = self.left_out.get(metric, {})
+        return tuple(pairing for pairing in self.pairings if pairing not in without)
+
+    def remarks(self) -> list[str]:
+        """One sentence per reason for which a similarity has no scores of some nodes."""
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for metric, without in self.left_out.items():
+            for pairing, reason in without.items():
+                grouped.setdefault((metric, reason), []).append(str(pairing))
+        return [f"{metric} is left out for {', '.join(names)}: {reason}" for (metric, reason), names in grouped.items()]
 
     @property
     def key(self) -> str:
@@ -76,6 +104,7 @@ class Plan:
             "pairs": self.pairs,
             "routes": self.routes,
             "blocks": self.blocks,
+            "groupings": self.groupings,
             "work_bytes": self.work_bytes,
             "identity": self.identity,
         }
@@ -97,7 +126,11 @@ class Plan:
     def mask(self, metric: str, pairing: Pairing, source: Panel, target: Panel) -> np.ndarray:
         """Which pairs of two panels belong to the pair set of a pairing."""
         first, second = self._positions[pairing.source], self._positions[pairing.target]
-        return mask_of(pairing, first, second, self.pairs, self.rows(metric, source), self.rows(metric, target))
+        rows, columns = self.rows(metric, source), self.rows(metric, target)
+        chosen = mask_of(pairing, first, second, self.pairs, rows, columns)
+        if not pairing.between_nodes:
+            return chosen
+        return chosen & other_node(self.ports.of(pairing.source)[rows], self.ports.of(pairing.target)[columns])
 
     def jobs(self, tile: Tile) -> list[Job]:
         """What to compute for a tile: kernel matrices, and which of their entries some pairing asks for.
@@ -108,7 +141,7 @@ class Plan:
         for first, second in tile.pairs:
             rows, columns = self.rows(tile.metric, first), self.rows(tile.metric, second)
             needed = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=bool)
-            for pairing in self.pairings:
+            for pairing in self.pairings_of(tile.metric):
                 if pairing == (first.role, second.role):
                     needed |= self.mask(tile.metric, pairing, first, second)
                 if pairing == (second.role, first.role):
@@ -130,28 +163,34 @@ def make_plan(
     """Cut the work into as few tiles as the memory allows, or say how much memory is needed."""
     _check_dimensions(weights, metrics, pairings)
     plan = Plan(metrics, pairings, pairs, weights.ports)
+    plan.left_out = {name: left for name in metrics if (left := _left_out(weights, METRICS[name], pairings))}
     size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
     per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
     # Making factors of one layer takes its weights, those of its partners, and a few float64 copies of the widest.
     making = 6 * max(per_layer.values())
-    held = _BASE_BYTES + result_bytes(weights.ports, metrics, pairings) + sum(per_layer.values())
+    held = _BASE_BYTES + result_bytes(weights.ports, metrics, pairings) + sum(per_layer.values()) + weights.held_bytes
     plan.workers = max(1, min(cores(), (memory - held) // 4 // making))
     spare = memory - held - plan.workers * making
     plan.work_bytes = max(0, min(_MOST_WORK, spare // 3))
     for metric in metrics:
         smallest = _even_blocks(weights.places, 1)
-        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest), default=0) + 4 * 2**20
+        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest, "blocks"), default=0) + 4 * 2**20
         if spare - plan.work_bytes < least:
             needed = memory - spare + least * 3 // 2
             raise HeadspanError(
                 f"{memory / 1e9:.2f} GB is too little for this model: the scores and two layers at a time need about "
                 f"{needed / 1e9:.2f} GB; give more with --memory, or choose fewer similarities or pairings"
             )
-        plan.blocks[metric] = _blocks(weights, plan, METRICS[metric], spare - plan.work_bytes)
+        plan.blocks[metric], plan.groupings[metric] = _cut(weights, plan, METRICS[metric], spare - plan.work_bytes)
     for metric in metrics:
-        tiles = [Tile(metric, i, pairs) for i, pairs in enumerate(_tile_pairs(plan, plan.blocks[metric]))]
+        made = _tile_pairs(plan, metric, plan.blocks[metric], plan.groupings[metric])
+        tiles = [Tile(metric, i, pairs) for i, pairs in enumerate(made)]
         if METRICS[metric].all_pairs is None:
-            plan.routes[metric] = route or _route(weights, plan, tiles)
+            costs = _costs(weights, plan, tiles)
+            plan.routes[metric] = route or min(costs, key=lambda r: costs[r])
+            plan.operations += costs[plan.routes[metric]]
+        else:
+            plan.operations += _ALL_PAIRS_COST * _pair_count(plan, tiles) * weights.d_head(plan.roles[0]) ** 3
         plan.tiles += tiles
     factors = {(tile.metric, panel) for tile in plan.tiles for panel in tile.panels}
     everything = sum(_factor_bytes(weights, METRICS[m], panel.role, plan.rows(m, panel)) for m, panel in factors)
@@ -170,18 +209,48 @@ def _rows(ports: PortTable, role: Role, layers: Sequence[int]) -> slice:
     return slice(spans[0].start, spans[-1].stop) if spans else slice(0, 0)
 
 
-def _blocks(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> list[tuple[int, ...]]:
+def _cut(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> tuple[list[tuple[int, ...]], str]:
+    """Blocks of layers and the grouping of their panels into tiles that fit and make the least work twice."""
+    if metric.all_pairs is not None:
+        most = min(_SMALL_TILE, len(weights.places))
+        return _blocks(weights, plan, metric, spare, "blocks", most) or _even_blocks(weights.places, 1), "blocks"
+    found = {}
+    for grouping in _GROUPINGS:
+        blocks = _blocks(weights, plan, metric, spare, grouping, len(weights.places))
+        if blocks is not None:
+            found[grouping] = _making_cost(weights, plan, metric, blocks, grouping), blocks
+    best = min(found, key=lambda grouping: found[grouping][0])
+    return found[best][1], best
+
+
+def _blocks(
+    weights: AttentionWeights, plan: Plan, metric: Metric, spare: int, grouping: str, most: int
+) -> list[tuple[int, ...]] | None:
     """The largest blocks of layers whose tiles fit, found by halving: tiles of larger blocks are larger."""
-    most = len(weights.places) if metric.all_pairs is None else min(_SMALL_TILE, len(weights.places))
-    fits, too_large, size = 1, most + 1, most
+    fits, too_large, size = 0, most + 1, most
     while too_large - fits > 1:
         blocks = _even_blocks(weights.places, size)
-        if max(_tile_bytes(weights, plan, metric, blocks), default=0) <= spare:
+        if max(_tile_bytes(weights, plan, metric, blocks, grouping), default=0) <= spare:
             fits = size
         else:
             too_large = size
-        size = (fits + too_large) // 2
-    return _even_blocks(weights.places, fits)
+        size = max(1, (fits + too_large) // 2)
+    return _even_blocks(weights.places, fits) if fits else None
+
+
+def _making_cost(
+    weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]], grouping: str
+) -> float:
+    """Operations for the Gram matrices of all tiles, and for the factors that the tile before did not have."""
+    cost, before = 0.0, set()
+    for pairs in _tile_pairs(plan, metric.key, blocks, grouping):
+        panels = {panel for pair in pairs for panel in pair}
+        for panel in panels:
+            rows = _rows(plan.ports, panel.role, blocks[panel.block])
+            p, q = metric.factor_shape(weights.d_model, weights.d_head(panel.role))
+            cost += (rows.stop - rows.start) * (q * p**2 + (panel not in before) * _FACTOR_COST * p * q**2)
+        before = panels
+    return cost
 
 
 def _even_blocks(layers: Sequence[int], largest: int) -> list[tuple[int, ...]]:
@@ -190,10 +259,10 @@ def _even_blocks(layers: Sequence[int], largest: int) -> list[tuple[int, ...]]:
 
 
 def _tile_bytes(
-    weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]]
+    weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]], grouping: str
 ) -> Iterator[int]:
     """Bytes that each tile holds with these blocks: factors of its panels, and its values."""
-    for pairs in _tile_pairs(plan, blocks):
+    for pairs in _tile_pairs(plan, metric.key, blocks, grouping):
         panels = dict.fromkeys(panel for pair in pairs for panel in pair)
         rows = {panel: _rows(plan.ports, panel.role, blocks[panel.block]) for panel in panels}
         factors = sum(_factor_bytes(weights, metric, panel.role, rows[panel]) for panel in panels)
@@ -211,22 +280,22 @@ def _value_bytes(ports: PortTable, blocks: Sequence[tuple[int, ...]], pairs: Seq
     return sum(17 * (a.stop - a.start) * (b.stop - b.start) for a, b in rows)
 
 
-def _tile_pairs(plan: Plan, blocks: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[Panel, Panel], ...]]:
-    """The pairs of panels of every two blocks between which some pairing has a pair."""
+def _tile_pairs(
+    plan: Plan, metric: str, blocks: Sequence[tuple[int, ...]], grouping: str
+) -> list[tuple[tuple[Panel, Panel], ...]]:
+    """The pairs of panels between which some pairing has a pair, those of a tile together."""
     kernels = [(first, second) for i, first in enumerate(plan.roles) for second in plan.roles[i:]]
-    asked = {kernel: [p for p in plan.pairings if set(p) == set(kernel)] for kernel in kernels}
+    pairings = plan.pairings_of(metric)
+    asked = {kernel: [p for p in pairings if set(p) == set(kernel)] for kernel in kernels}
     rows = {(role, b): _rows(plan.ports, role, layers) for role in plan.roles for b, layers in enumerate(blocks)}
-    for a in range(len(blocks)):
-        for b in range(a, len(blocks)):
-            pairs = [
-                (Panel(first, x), Panel(second, y))
-                for (first, second), pairings in asked.items()
-                for x, y in sorted({(a, b), (b, a)})
-                if x <= y or first is not second
-                if any(_has_pairs(plan, pairing, rows, (first, x), (second, y)) for pairing in pairings)
-            ]
-            if pairs:
-                yield tuple(sorted(pairs))
+    tiles: dict[Any, list[tuple[Panel, Panel]]] = {}
+    for (first, second), pairings in asked.items():
+        for x in range(len(blocks)):
+            for y in range(x if first is second else 0, len(blocks)):
+                if any(_has_pairs(plan, pairing, rows, (first, x), (second, y)) for pairing in pairings):
+                    pair = Panel(first, x), Panel(second, y)
+                    tiles.setdefault(_GROUPINGS[grouping](*pair), []).append(pair)
+    return [tuple(sorted(tiles[key])) for key in sorted(tiles)]
 
 
 def _has_pairs(
@@ -250,24 +319,55 @@ def _has_pairs(
     return False
 
 
-def _route(weights: AttentionWeights, plan: Plan, tiles: Sequence[Tile]) -> Route:
+def _costs(weights: AttentionWeights, plan: Plan, tiles: Sequence[Tile]) -> dict[Route, float]:
     shapes: dict[Any, tuple[int, int, int]] = {}
     for tile in tiles:
         for panel in tile.panels:
             rows = plan.rows(tile.metric, panel)
             p, q = METRICS[tile.metric].factor_shape(weights.d_model, weights.d_head(panel.role))
             shapes[panel] = (rows.stop - rows.start, p, q)
-    return cheaper_route(shapes, (job for tile in tiles for job in plan.jobs(tile)))
+    return route_cost(shapes, (job for tile in tiles for job in plan.jobs(tile)))
+
+
+def _pair_count(plan: Plan, tiles: Sequence[Tile]) -> int:
+    return sum(int(np.count_nonzero(job.needed)) for tile in tiles for job in plan.jobs(tile))
 
 
 def _check_dimensions(weights: AttentionWeights, metrics: Sequence[str], pairings: Sequence[Pairing]) -> None:
     for metric in metrics:
         if not METRICS[metric].inside_head:
             continue
-        for pairing in pairings:
+        for pairing in (p for p in pairings if not p.of_nodes):
+            for role in pairing:
+                widths = {*map(int, weights.widths(role))}
+                if len(widths) > 1:
+                    raise HeadspanError(
+                        f"{metric} compares weights column by column, but the {role} of this model have "
+                        f"{' and '.join(map(str, sorted(widths)))} columns: leave out {metric} or the pairing {pairing}"
+                    )
             m, m2 = weights.d_head(pairing.source), weights.d_head(pairing.target)
             if m != m2:
                 raise HeadspanError(
                     f"{metric} compares weights column by column, but {pairing.source} has {m} columns and "
                     f"{pairing.target} has {m2}: leave out {metric} or the pairing {pairing}"
                 )
+
+
+def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pairing]) -> dict[Pairing, str]:
+    """The pairings of nodes that a similarity has no scores for, with the reason."""
+    found: dict[Pairing, str] = {}
+    for pairing in (p for p in pairings if p.of_nodes):
+        widths = sorted({int(width) for role in pairing for width in weights.widths(role)})
+        if metric.inside_head and (len(widths) > 1 or widths == [1]):
+            nodes = np.concatenate([weights.widths(role) for role in NODE_ROLES])
+            found[pairing] = f"it compares weights column by column, and the nodes have {_columns(nodes)}"
+        elif metric.reads_partner:
+            lacking = [name for role in pairing for name in weights.without_partner(role)]
+            if lacking:
+                found[pairing] = f"it compares circuits, and {lacking[0]} has no second weight of as many columns"
+    return found
+
+
+def _columns(widths: np.ndarray) -> str:
+    least, most = int(widths.min()), int(widths.max())
+    return f"{least} to {most} columns" if least < most else "1 column" if most == 1 else f"{most} columns"

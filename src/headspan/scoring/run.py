@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 import headspan
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing, PairSet, parse_pairings
+from headspan.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, PortTable, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores, is_result
 from headspan.scoring.assembly import Assembly, is_whole, pair_name, rank_name
@@ -25,6 +26,8 @@ from headspan.scoring.contraction import Route, contract
 from headspan.scoring.factors import FactorStore
 from headspan.scoring.metrics import METRICS, parse_metrics
 from headspan.scoring.plan import Plan, Tile, make_plan
+from headspan.scoring.screening import DELTA
+from headspan.scoring.screening import screen as find_strongest
 from headspan.scoring.tiles import TileStore
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
@@ -33,6 +36,9 @@ from headspan.system.progress import progress_bar
 
 Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps of a tile
+_LONG = 10.0  # minutes from which a shorter way is offered
+_SURELY_SHORT = 1e13  # operations that take less on any machine
+_OVERHEAD = 1.8  # time of a run over that of its arithmetic
 
 
 @checked
@@ -42,6 +48,9 @@ def score(
     pairings: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
+    nodes: Any = None,
+    screen: int | None = None,
+    delta: float = DELTA,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
     resume: bool = True,
@@ -56,14 +65,21 @@ def score(
 
     weights: an opened model (``headspan.open``), folded weights (``headspan.fold``), or whatever can be opened.
     metrics: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
-    pairings: like "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen.
+    pairings: like "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
+        "nodes" means these alone, RR and WW are scored if they are named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
+    nodes: what else reads or writes the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
+        ``{"neurons": "L3:17", "tokens": " Paris"}`` by the arguments of ``headspan.nodes``, or a list of these; at most
+        2,000 nodes (``headspan.nodes`` takes any number).
+    screen: only the so many strongest pairs of every pairing, by pk, found by sketches and then computed exactly; the
+        provenance says how many of them are certified but for a probability of ``delta``.
     out: write the result there, and keep finished tiles in the cache folder until it is complete.
     force: replace a file that is not a result; one that is read is never replaced.
     resume: take over finished tiles of a run with the same plan and model.
     memory: the most to use, like "2GB"; half of what is free by default.
     route: "gram" or "direct"; the cheaper one by default.
-    device: "cpu", or a torch device for the large products ("cuda", "mps", "torch:cpu").
+    device: "cpu", or a torch device for the large products ("cuda", "mps", "torch:cpu"); "cuda+bf16" makes them in
+        bfloat16, so that PK is off by at most 0.006·√(m·m').
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
     progress: called with (done, total); a bar in a terminal or notebook by default.
     """
@@ -71,14 +87,28 @@ def score(
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
     names = parse_metrics(metrics)
-    chosen = parse_pairings(pairings)
-    if pairs == "same-type":
-        chosen = tuple(p for p in chosen if p.same_type)
+    if nodes is not None:
+        if screen is not None:
+            raise HeadspanError("screening looks for pairs of heads: leave out nodes, or ask headspan nodes about them")
+        weights = _with_nodes(weights, nodes, say)
+    chosen = _chosen(weights.ports, pairings, pairs)
     if not names or not chosen:
         raise HeadspanError("nothing to score: choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
+    if screen is not None:
+        scores = _screened(weights, names, chosen, pairs, screen, delta, budget, device, dask, progress, say)
+        if out is not None:
+            scores.save(out, force=force)
+        return scores
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
+    for sentence in plan.remarks():
+        say(sentence)
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
+    if (minutes := _minutes(plan)) > _LONG:
+        say(
+            f"this may take about {minutes:.0f} minutes: --screen 100 finds the 100 strongest pairs of every pairing "
+            "in a fraction of that, with exact values and a certificate"
+        )
     result = Assembly(weights, plan)
     with (
         TileStore(out, plan.key, say) if out is not None else nullcontext() as store,
@@ -98,6 +128,69 @@ def score(
             say(sentence)
         if out is not None:
             scores.save(out, force=force)
+    return scores
+
+
+def _with_nodes(weights: AttentionWeights, nodes: Any, say: Callable[[str], None]) -> AttentionWeights:
+    from headspan.models.nodes import node_sets
+    from headspan.models.with_nodes import add_nodes
+
+    found = add_nodes(weights, node_sets(weights, nodes))
+    for sentence in found.added.notes:
+        say(sentence)
+    return found
+
+
+def _chosen(ports: PortTable, pairings: str | Pairing | Sequence[str | Pairing], pairs: PairSet) -> tuple[Pairing, ...]:
+    """The pairings to score: those asked for, and with nodes those of nodes that have pairs."""
+    asked = [pairings] if isinstance(pairings, (str, Pairing)) else list(pairings)
+    words = [word for text in asked for word in (text.split(",") if isinstance(text, str) else [text])]
+    chosen, named = parse_pairings(words), [w for w in words if str(w).strip().lower() not in PAIRING_WORDS]
+    chosen = tuple(dict.fromkeys([*chosen, *(NODE_PAIRINGS if ports.nodes else ())]))
+    if pairs == "same-type":
+        chosen = tuple(p for p in chosen if p.same_type)
+    for pairing in (p for p in chosen if p.of_nodes):
+        sources, targets = ports.of(pairing.source), ports.of(pairing.target)
+        if pair_mask(pairing, sources, targets, pairs).any():
+            continue
+        if pairing in parse_pairings(named):
+            why = "they stand behind what they would be compared with" if sources and targets else "none has that role"
+            raise HeadspanError(
+                f"{pairing} has no pairs: {why}" if ports.nodes else f"{pairing} compares nodes: give some with nodes"
+            )
+        chosen = tuple(p for p in chosen if p != pairing)
+    return chosen
+
+
+def _screened(
+    weights: AttentionWeights,
+    names: tuple[str, ...],
+    pairings: tuple[Pairing, ...],
+    pairs: PairSet,
+    k: int,
+    delta: float,
+    memory: int,
+    device: str,
+    dask: str | None,
+    progress: Progress | None,
+    say: Callable[[str], None],
+) -> Scores:
+    """The strongest pairs alone; see :mod:`headspan.scoring.screening`."""
+    if k < 1 or not 0 < delta < 1:
+        raise HeadspanError(f"screening needs at least one pair and a δ between 0 and 1, not {k} and {delta:g}")
+    if names != ("pk",):
+        raise HeadspanError(f"screening finds the strongest pairs by pk, not by {', '.join(names)}: choose --metric pk")
+    if dask is not None or device != "cpu":
+        raise HeadspanError("screening runs on this machine's processor: leave out --dask and --device")
+    with progress_bar("screening", progress) as update:
+        scores = find_strongest(weights, pairings, pairs, k, memory=memory, delta=delta, progress=update)
+    for pairing in pairings:
+        about = scores.provenance["screen"][str(pairing)]
+        say(
+            f"{pairing}: {about['certified']} of the {about['found']} strongest pairs are certified (each stands at "
+            f"its true place but for a probability of {delta:g}); {about['compared']:,} of {about['pairs']:,} "
+            "pairs were compared exactly"
+        )
     return scores
 
 
@@ -134,6 +227,20 @@ def scores_of(
 
     weights = open(reference)
     return score(folded(weights) if fold else weights, metrics, pairings, progress=progress)
+
+
+def _minutes(plan: Plan) -> float:
+    """How long a plan will take here, roughly, from the speed of one product; 0 for what is short anywhere."""
+    if plan.operations < _SURELY_SHORT:
+        return 0.0
+    n = 1500
+    square = np.ones((n, n), dtype=np.float32)
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        _ = square @ square
+        seconds.append(time.perf_counter() - started)
+    return _OVERHEAD * plan.operations / (2 * n**3 / min(seconds)) / 60
 
 
 class _Ticker:

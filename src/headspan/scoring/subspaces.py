@@ -27,6 +27,7 @@ _QUANTISED_EPS = 2.0**-10
 
 # Below this condition number a basis made by Cholesky from the float64 Gram matrix is orthonormal to 1e-8.
 _SAFE_CONDITION = 1e4
+_SQUARABLE = 1e-140  # squares of what is above it keep all their digits in float64
 
 
 class Basis(NamedTuple):
@@ -87,21 +88,75 @@ def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarr
         bases = np.zeros_like(weights) if inverse is None else np.matmul(weights, inverse.transpose(0, 2, 1))
     ranks = np.full(len(weights), weights.shape[2], dtype=np.int32)
     for i in np.flatnonzero(~good):
-        basis = orthonormal_basis(weights[i], storage_dtype)
+        basis = orthonormal_basis(without_padding(weights[i]), storage_dtype)
         ranks[i] = basis.rank
         bases[i] = 0.0
         bases[i, :, : basis.rank] = basis.vectors
     return bases, ranks
 
 
+def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """SᵀU for the bases U of many (d, m) weights, without making U where that is safe, and their ranks.
+
+    sketch: Sᵀ, (s, d) float32. (n, s, m) float32 and (n,); columns beyond a head's rank are zero.
+    """
+    own = np.asarray(weights, dtype=np.float64)
+    good, inverse = _well_conditioned(own, storage_dtype)
+    ranks = np.full(len(own), own.shape[2], dtype=np.int32)
+    sketched = np.zeros((len(own), len(sketch), min(own.shape[1:])), dtype=np.float32)
+    with one_thread():
+        if inverse is not None and good.any():
+            largest = np.abs(own[good]).max(axis=(1, 2), keepdims=True)
+            narrow = np.matmul(sketch, (own[good] / largest).astype(np.float32))
+            sketched[good] = np.matmul(narrow, (inverse[good] * largest).transpose(0, 2, 1))
+        for i in np.flatnonzero(~good):
+            basis = orthonormal_basis(own[i], storage_dtype)
+            ranks[i] = basis.rank
+            sketched[i, :, : basis.rank] = sketch @ basis.vectors
+    return sketched, ranks
+
+
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
-    """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases of well-conditioned heads."""
-    weights = np.asarray(weights, dtype=np.float64)
-    good, _ = _well_conditioned(weights, storage_dtype)
-    ranks = np.full(len(weights), weights.shape[2], dtype=np.int32)
-    for i in np.flatnonzero(~good):
-        ranks[i] = orthonormal_basis(weights[i], storage_dtype).rank
+    """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases.
+
+    Rows can only add to singular values: where some rows have full rank beyond doubt the weight has it too, and twice
+    as many rows as columns tell it of most weights. The others are looked at one by one, with all their rows.
+    """
+    d, m = weights.shape[1:]
+    ranks = np.full(len(weights), m, dtype=np.int32)
+    if not _stands_above(weights[:, :: max(1, d // (2 * m))], 2 * _clear_of_noise(weights, storage_dtype)):
+        for i, weight in enumerate(map(without_padding, weights)):
+            full = _stands_above(weight[None], 2 * _clear_of_noise(weight[None], storage_dtype))
+            ranks[i] = weight.shape[1] if full else orthonormal_basis(weight, storage_dtype).rank
     return ranks
+
+
+def _clear_of_noise(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
+    """Above this a singular value is no noise, and large enough that a float64 Gram matrix shows it, (n,)."""
+    with np.errstate(all="ignore"):
+        norms = np.sqrt(np.einsum("nij,nij->n", weights, weights, dtype=np.float64))
+        return np.maximum(rank_tolerance(weights.shape, norms, storage_dtype), norms / _SAFE_CONDITION)
+
+
+def _stands_above(weights: np.ndarray, least: np.ndarray) -> bool:
+    """Whether all singular values of all weights are above ``least``: WᵀW − least²·1 then has a Cholesky factor."""
+    weights = np.asarray(weights, dtype=np.float64)
+    with one_thread(), np.errstate(all="ignore"):
+        grams = np.matmul(weights.transpose(0, 2, 1), weights)
+        grams -= np.square(least)[:, None, None] * np.eye(weights.shape[2])
+        try:
+            return bool(np.isfinite(np.linalg.cholesky(grams)).all() and (least > _SQUARABLE).all())
+        except np.linalg.LinAlgError:
+            return False
+
+
+def without_padding(weight: np.ndarray) -> np.ndarray:
+    """A (d, m) weight without the columns of zeros at its end, at least one column.
+
+    They span nothing and hold no rounding noise; a direction stored among bases of 64 columns stays cheap.
+    """
+    used = np.flatnonzero(weight.any(axis=0))
+    return weight[:, : max(1, int(used[-1]) + 1 if used.size else 1)]
 
 
 def _well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
