@@ -11,9 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
-# Public name -> module that defines it. Resolved on first use, so that `import headspan` stays instant.
+# Public name -> module that defines it, with the name it has there where that is another.
+# Resolved on first use, so that `import headspan` stays instant.
 _EXPORTS = {
     # the vocabulary
     "HeadspanError": "errors",
@@ -24,6 +25,7 @@ _EXPORTS = {
     "Scores": "scores",
     "Labels": "analysis.labels",
     # models and results
+    "Node": "models.nodes:GivenNode",
     "open": "models.weights",
     "fold": "models.folding",
     "adapt": "models.adapters",
@@ -46,8 +48,12 @@ _EXPORTS = {
     "behaviour": "analysis.behaviour",
     "effects": "analysis.effects",
     "Effects": "analysis.effects",
+    "paths": "analysis.paths",
+    "Circuit": "analysis.circuit",
     "wiring": "analysis.wiring",
+    "nodes": "analysis.nodes",
     "report": "explorer",
+    "site": "explorer.site",
     "reproduce": "analysis.reproduction",
     # any two matrices
     "subspace": "scoring.public",
@@ -77,6 +83,7 @@ _RENAMED = {
 if TYPE_CHECKING:
     from headspan.analysis.baseline import baseline, significance
     from headspan.analysis.behaviour import behaviour
+    from headspan.analysis.circuit import Circuit
     from headspan.analysis.comparison import compare
     from headspan.analysis.drift import diff
     from headspan.analysis.effects import Effects, effects
@@ -85,7 +92,9 @@ if TYPE_CHECKING:
     from headspan.analysis.info import info
     from headspan.analysis.labels import Labels
     from headspan.analysis.neighbours import around, top
+    from headspan.analysis.nodes import nodes
     from headspan.analysis.pair import pair
+    from headspan.analysis.paths import paths
     from headspan.analysis.reproduction import reproduce
     from headspan.analysis.series import Series
     from headspan.analysis.tokens import tokens
@@ -93,20 +102,24 @@ if TYPE_CHECKING:
     from headspan.analysis.wiring import wiring
     from headspan.errors import HeadspanError
     from headspan.explorer import report
+    from headspan.explorer.site import site
     from headspan.heads import Head, HeadRole, Pairing, Role
     from headspan.models.adapters import adapt
     from headspan.models.folding import fold
+    from headspan.models.nodes import GivenNode as Node
     from headspan.models.weights import open
     from headspan.scores import Scores, load
     from headspan.scoring.public import principal_angles, projection_kernel, subspace
     from headspan.scoring.run import score
 
 __all__ = [
+    "Circuit",
     "Effects",
     "Head",
     "HeadRole",
     "HeadspanError",
     "Labels",
+    "Node",
     "Pairing",
     "Role",
     "Scores",
@@ -123,14 +136,17 @@ __all__ = [
     "hubs",
     "info",
     "load",
+    "nodes",
     "open",
     "pair",
+    "paths",
     "principal_angles",
     "projection_kernel",
     "report",
     "reproduce",
     "score",
     "significance",
+    "site",
     "subspace",
     "tokens",
     "top",
@@ -141,7 +157,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(import_module(f"headspan.{_EXPORTS[name]}"), name)
+        module, _, spelled = _EXPORTS[name].partition(":")
+        return getattr(import_module(f"headspan.{module}"), spelled or name)
     if name in _RENAMED:
         from headspan.system.renamed import warn_renamed
 

@@ -3,7 +3,8 @@
 Two nulls, for two questions:
 
 ``random``
-    Both subspaces are uniform and independent. Moments are exact, the tail is a normal approximation. Trained
+    Both subspaces are uniform and independent. Moments are exact, the tail is a normal approximation, but for single
+    directions, where it is exact too. Trained
     weights are never like this (all heads share a few directions), so nearly every pair looks significant.
 ``reversed``
     A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headspan.analysis.given import ScoresLike, given_scores
+from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.analysis.random_subspaces import (  # noqa: F401  all of them can be had from here too
     Approximation,
     Moments,
@@ -33,9 +34,10 @@ from headspan.analysis.random_subspaces import (  # noqa: F401  all of them can 
 )
 from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
-from headspan.heads import PAIRINGS, Pairing, pair_mask
+from headspan.heads import PAIRINGS, Pairing, layers_of, pair_mask
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.arguments import checked
+from headspan.system.ordering import descending
 from headspan.system.progress import Update
 from headspan.system.tabular import Tabular
 
@@ -69,7 +71,7 @@ class Significance(Tabular):
         """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k."""
         matrix = self.matrix
         rows, columns, values = matrix.pairs()
-        order = np.argsort(-values, kind="stable")[:k]
+        order = descending(values)[:k]
         return [
             {
                 "pairing": str(matrix.pairing),
@@ -124,12 +126,14 @@ def significance(
 ) -> Significance:
     """z, p and q for the pairs of one pairing under one of the two nulls.
 
-    ``random`` is for ``pk`` only, over the paper's pair set. ``reversed`` takes any similarity and needs the
+    ``random`` is for ``pk`` only, over the paper's pair set; where one side is a single direction its p-values are
+    exact, otherwise they come from a normal approximation. ``reversed`` takes any similarity and needs the
     scores of the reversed pairing (KO for OK) too; the four same-type pairings have no reverse.
     """
     if not isinstance(scores, Scores):
         one = Pairing.parse(pairing)
         scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
+    scores.check_all_pairs("a false-discovery rate")
     matrix = scores[metric, pairing]
     if null == "reversed":
         return _against_reversed(matrix, scores)
@@ -137,22 +141,63 @@ def significance(
         raise HeadspanError(f"unknown null {null!r}: choose random or reversed")
     if metric != "pk":
         raise HeadspanError(f"the random null is known for pk only, not for {metric}: choose the reversed null")
+    return _against_random(matrix, scores, approximation)
+
+
+def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approximation) -> Significance:
     mask = pair_mask(matrix.pairing, matrix.sources, matrix.targets, "default")
     matrix = replace(matrix, values=np.where(mask, matrix.values, np.nan).astype(matrix.values.dtype))
-    ranks, ranks2 = scores.ranks(matrix.pairing.source), scores.ranks(matrix.pairing.target)
+    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
     random = moments(scores.d_model, ranks[:, None], ranks2[None, :], approximation)
-    mean, sd = random.mean, random.sd
+    mean, sd = _inside_latents(scores, matrix, random.mean, random.sd)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(sd > 0, (matrix.values - mean) / sd, 0.0)
     z[np.isnan(matrix.values)] = np.nan
     p = p_values(z)
+    if approximation == "tight":
+        _put_exact(p, matrix.values, scores.d_model, ranks, ranks2)
     p[np.broadcast_to(sd == 0, p.shape) & ~np.isnan(z)] = 1.0  # PK cannot vary, so it always reaches its mean
     return Significance("random", matrix, z, p, benjamini_hochberg(p))
 
 
+def _few(ranks: np.ndarray) -> np.ndarray:
+    """One number for all heads where all span as many dimensions: what is computed of it stays small."""
+    return ranks[:1] if ranks.size and (ranks == ranks[0]).all() else ranks
+
+
+def _put_exact(p: np.ndarray, values: np.ndarray, d: int, ranks: np.ndarray, ranks2: np.ndarray) -> None:
+    """Exact p-values where one side is a direction: its share in an m-dimensional subspace is Beta(m/2, (d − m)/2)."""
+    from scipy.special import betainc
+
+    m = np.broadcast_to(np.maximum(ranks[:, None], ranks2[None, :]), p.shape)
+    lines = np.broadcast_to(np.minimum(ranks[:, None], ranks2[None, :]) == 1, p.shape) & (m < d) & ~np.isnan(p)
+    share = np.clip(values[lines].astype(np.float64), 0.0, 1.0)
+    p[lines] = betainc((d - m[lines]) / 2, m[lines] / 2, 1 - share)  # the upper tail, without loss where it is small
+
+
+def _inside_latents(
+    scores: Scores, matrix: ScoreMatrix, mean: np.ndarray, sd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and spread by chance with those of pairs in one latent put in: heads of one layer under latent attention."""
+    try:
+        found = (scores.provenance.get("same_layer_chance") or {}).get(str(matrix.pairing)) or {}
+        chances = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise HeadspanError("the result's chance levels of one layer are damaged: score the model again") from None
+    if not chances:
+        return mean, sd
+    mean, sd = (np.broadcast_to(array, matrix.values.shape).copy() for array in (mean, sd))
+    sources, targets = layers_of(matrix.sources), layers_of(matrix.targets)
+    latent = [np.array([head.kind != "KR" for head in heads]) for heads in (matrix.sources, matrix.targets)]
+    for layer, chance in chances.items():
+        rows, columns = (sources == layer) & latent[0], (targets == layer) & latent[1]
+        mean[np.ix_(rows, columns)], sd[np.ix_(rows, columns)] = chance
+    return mean, sd
+
+
 def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
     """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
-    return significance(scores, pairing, approximation=approximation).z
+    return _against_random(scores["pk", pairing], scores, approximation).z
 
 
 def p_values(z: ArrayLike) -> np.ndarray:
@@ -176,7 +221,7 @@ def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
     q = np.full(p.shape, np.nan)
     present = ~np.isnan(p)
     values = p[present]
-    order = np.argsort(values, kind="stable")[::-1]  # largest p first, so that minima accumulate downwards
+    order = np.argsort(values)[::-1]  # largest p first, so that minima accumulate downwards; equal ones get one q
     adjusted = values[order] * len(values) / np.arange(len(values), 0, -1)
     sorted_back = np.empty_like(values)
     sorted_back[order] = np.minimum(np.minimum.accumulate(adjusted), 1.0)
@@ -207,12 +252,19 @@ def _against_reversed(matrix: ScoreMatrix, scores: Scores) -> Significance:
     present = ~np.isnan(values)
     p = np.full(values.shape, np.nan)
     # A reversed pair with the same score has reached it: ties count against the forward pair.
-    reached = len(control) - np.searchsorted(control, values[present], side="left")
-    p[present] = (1 + reached) / (1 + len(control))
+    p[present] = (1 + _reached(control, values[present])) / (1 + len(control))
     tail, note = _use_tail(fit_tail(control), len(control), values, p)
     spread = control.std()
     z = (values - control.mean()) / spread if spread > 0 else np.where(present, 0.0, np.nan)
     return Significance("reversed", matrix, z, p, benjamini_hochberg(p), tail, note)
+
+
+def _reached(control: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many of the ascending controls are at least as large as each value; in order of size they are found fast."""
+    order = np.argsort(values)
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = len(control) - np.searchsorted(control, values[order], side="left")
+    return found
 
 
 def _use_tail(fitted: Tail | str, controls: int, values: np.ndarray, p: np.ndarray) -> tuple[Tail | None, str]:
@@ -300,24 +352,37 @@ def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> li
     """One line per pairing with PK scores: observed and random moments over forward pairs, discoveries at q.
 
     ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
+    Pairings of nodes come last; no line of heads depends on them.
     """
-    found = [_summary(scores, pairing, q, kl) for pairing in PAIRINGS if ("pk", pairing) in scores]
+    scores.check_all_pairs("a comparison with chance")
+    nodes = [pairing for pairing in given_pairings("all", scores, "pk") if pairing.of_nodes]
+    found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if ("pk", pairing) in scores]
     if not found:
         raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
     return found
 
 
-def _summary(scores: Scores, pairing: Pairing, q: float, kl: bool) -> PairingSummary:
+def summary_of(
+    scores: Scores,
+    pairing: Pairing,
+    q: float = DISCOVERY_RATE,
+    kl: bool = False,
+    *,
+    random_null: Significance | None = None,
+    reversed_null: Significance | None = None,
+) -> PairingSummary:
+    """One line of ``summarise``; whoever has tested the pairing against a null already gives what was found."""
     rows, columns, values = scores["pk", pairing].forward().pairs()
     if not len(values):
         raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
     values = values.astype(np.float64)
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
     random = moments(scores.d_model, ranks, ranks2)
-    against_random = significance(scores, pairing)
+    against_random = random_null or significance(scores, pairing)
     # PK that cannot vary is computed with rounding: it must not count as above its own value.
     above = (values > random_quantile(scores.d_model, ranks, ranks2)) & (random.variance > 0)
-    has_reverse = not pairing.same_type and ("pk", Pairing(pairing.target, pairing.source)) in scores
+    if reversed_null is None and has_reverse(scores, "pk", pairing):
+        reversed_null = significance(scores, pairing, null="reversed")
     return PairingSummary(
         pairing,
         len(values),
@@ -328,9 +393,14 @@ def _summary(scores: Scores, pairing: Pairing, q: float, kl: bool) -> PairingSum
         float(against_random.z[rows, columns].mean()),
         float(above.mean()),
         int(np.count_nonzero(against_random.q[rows, columns] <= q)),
-        significance(scores, pairing, null="reversed").count(q) if has_reverse else None,
+        None if reversed_null is None else reversed_null.count(q),
         divergence(scores, pairing).shown if kl else float("nan"),
     )
+
+
+def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
+    """Whether a result holds what the reversed null of a pairing needs."""
+    return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
 
 
 class Baseline(Tabular, list[PairingSummary]):

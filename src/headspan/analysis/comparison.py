@@ -32,7 +32,7 @@ class PairingComparison(NamedTuple):
 
 def check_same_shape(first: Scores | AttentionWeights, second: Scores | AttentionWeights) -> None:
     """Refuse results, or models that have yet to be scored, whose heads or widths differ."""
-    if first.ports != second.ports:
+    if not first.ports.same_heads(second.ports):
         raise HeadspanError(
             f"the two have different heads ({shape_text(first)} against {shape_text(second)}, or other layers): only "
             "models of one shape can be compared"
@@ -72,17 +72,22 @@ def compare(
 ) -> Comparison:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
 
-    Results, or models to score on the spot; ``metrics`` and ``pairings`` choose among what both have.
+    Results, or models to score on the spot; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
+    are compared where both results have the same nodes.
     """
     wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
     chosen = None if pairings is None else parse_pairings(pairings)
     first, second = _opened(first), _opened(second)
     check_same_shape(first, second)  # before anything is scored
-    a, b = (given_scores(x, wanted or ("pk", "cs"), chosen or "all", progress) for x in (first, second))
+    a, b = (
+        given_scores(x, wanted or ("pk", "cs"), chosen or "all", progress, whole="a comparison")
+        for x in (first, second)
+    )
     keys = [
         (metric, pairing)
         for metric, pairing in a.arrays
         if (metric, pairing) in b.arrays
+        and (not pairing.of_nodes or all(a.heads(role) == b.heads(role) for role in pairing))
         and (wanted is None or metric in wanted)
         and (chosen is None or pairing in chosen)
     ]

@@ -25,7 +25,7 @@ from headspan.analysis.rounding import PortNoise, rounding_floor
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Role
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
-from headspan.models.folding import FoldedWeights
+from headspan.models.folding import FoldedWeights, unfolded
 from headspan.models.folding import fold as folded
 from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores, is_result
@@ -299,8 +299,8 @@ def storage_dtypes(first: AttentionWeights, second: AttentionWeights, role: Role
 
     An adapter is added to the very numbers of its base: nothing but arithmetic is rounded between the two.
     """
-    raw = getattr(second, "unfolded", second)
-    if isinstance(raw, AdaptedWeights) and raw.base is getattr(first, "unfolded", first):
+    raw = unfolded(second)
+    if isinstance(raw, AdaptedWeights) and raw.base is unfolded(first):
         return "float32", "float32"
     return first.storage_dtype(role, layer), second.storage_dtype(role, layer)
 

@@ -23,6 +23,7 @@ import numpy as np
 from headspan.analysis.samples import Sample
 from headspan.errors import HeadspanError
 from headspan.heads import Role
+from headspan.models.receivers import Receiver
 from headspan.models.replay import LayerRecord, Recording, Replayer
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.subspaces import orthonormal_bases
@@ -86,21 +87,24 @@ class EdgeReader:
         return record.normed - norm.linear(delta) * norm.scale(record.stream)
 
     def keep_only(
-        self, layer: int, record: LayerRecord, role: Role, delta: torch.Tensor, directions: torch.Tensor
+        self, layer: int, record: LayerRecord, receiver: Receiver, delta: torch.Tensor, directions: torch.Tensor
     ) -> torch.Tensor:
         """What to add to a port (n, T, heads, m) so that only the part of ``delta`` along ``directions`` was exchanged.
 
-        ``directions`` (n, heads of the port, d, r) have orthonormal columns. The norm divides as for all of ``delta``.
+        ``directions`` (n, heads of the port, d, r) have orthonormal columns. The norm divides as for all of ``delta``,
+        that of a latent as in the clean run.
         """
         import torch
 
         norm = self._norm(layer)
-        weight = norm.folded(torch.from_numpy(self.weights.read(role, layer)).to(delta))  # (heads, d, m)
+        weight = norm.folded(torch.from_numpy(port_weights(self.weights, receiver, layer)).to(delta))  # (heads, d, m)
         all_of_it = torch.einsum("ntd,hdm->nthm", delta, weight)
         along = torch.einsum("nhdr,ntd->nhtr", directions, delta)
         kept = torch.einsum("nhtr,nhrm->nthm", along, torch.einsum("nhdr,hdm->nhrm", directions, weight))
         stream = record.stream if self.frozen_norm else record.stream - delta
-        return (all_of_it - kept) * norm.scale(stream)[..., None]
+        left_out = (all_of_it - kept) * norm.scale(stream)[..., None]
+        inner, latent = record.inner[receiver], self.replayer.layers[layer].inlets[receiver].latent
+        return left_out if inner is None or latent is None else left_out * inner[..., None] / latent.later
 
     def _norm(self, layer: int) -> _Norm:
         norm = self.weights.norm(layer)
@@ -143,6 +147,14 @@ def scaled_z(record: LayerRecord) -> torch.Tensor:
     return record.z if record.scale is None else record.z * record.scale[:, :, None]
 
 
+def port_weights(weights: AttentionWeights, receiver: Receiver, layer: int) -> np.ndarray:
+    """(heads, d, m) of a receiver: the rotary key stands behind the other keys and has columns of its own number."""
+    of_role = weights.read(receiver.role, layer)
+    places = [i for i, h in enumerate(weights.heads_in(receiver.role, layer)) if (h.kind == "KR") == receiver.rotary]
+    start = weights.ports.span(receiver.role, layer).start + places[0]
+    return np.ascontiguousarray(of_role[places, :, : int(weights.widths(receiver.role)[start])])
+
+
 class SharedDirections:
     """The first principal directions that a source shares with a port, as vectors of the port's subspace."""
 
@@ -150,20 +162,20 @@ class SharedDirections:
         if count < 1:
             raise HeadspanError(f"{count} shared directions carry nothing: give 1 or more")
         self.weights, self.count = weights, count
-        self._kept: dict[tuple[Role, int], np.ndarray] = {}
+        self._kept: dict[tuple[Receiver, int], np.ndarray] = {}
 
-    def of(self, source_layer: int, heads: slice, layer: int, role: Role) -> np.ndarray:
+    def of(self, source_layer: int, heads: slice, layer: int, receiver: Receiver) -> np.ndarray:
         """(sources, heads of the port, d, count)."""
-        source, port = self._bases(Role.O, source_layer)[heads], self._bases(role, layer)
+        source, port = self._bases(Receiver(Role.O), source_layer)[heads], self._bases(receiver, layer)
         products = np.einsum("sda,hdb->shab", source, port, optimize=True)
         _, _, turned = np.linalg.svd(products, full_matrices=False)
         turned = turned[:, :, : self.count].transpose(0, 1, 3, 2)
         return np.einsum("hdb,shbr->shdr", port, turned, optimize=True)
 
-    def _bases(self, role: Role, layer: int) -> np.ndarray:
-        if (role, layer) not in self._kept:
+    def _bases(self, port: Receiver, layer: int) -> np.ndarray:
+        if (port, layer) not in self._kept:
             if len(self._kept) > 64:
                 self._kept.clear()
-            weight = self.weights.read(role, layer)
-            self._kept[role, layer] = orthonormal_bases(weight, self.weights.storage_dtype(role, layer))[0]
-        return self._kept[role, layer]
+            weight = port_weights(self.weights, port, layer)
+            self._kept[port, layer] = orthonormal_bases(weight, self.weights.storage_dtype(port.role, layer))[0]
+        return self._kept[port, layer]

@@ -21,9 +21,10 @@ from headspan.analysis.effects_result import Effects, attach, check_same_heads, 
 from headspan.analysis.measuring import EdgeMeasures, Measuring
 from headspan.analysis.samples import Sample, equal_windows, random_samples, token_pool
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
+from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, forward_mask, parse_pairings
 from headspan.models.folding import fold
 from headspan.models.identity import same_model
+from headspan.models.receivers import LATENT_NOTE, Receiver
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scores import Scores
@@ -101,7 +102,7 @@ def effects(
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
         check_same_heads(replayer.weights.ports, scores, ready.reference)
-        notes = list(ready.notes)
+        notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
         if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
             notes.append(doubt)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
@@ -125,6 +126,8 @@ def effects(
                 stopped = True
                 break
         protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed)
+        if replayer.latent:
+            protocol["frozen_latent_norms"] = True
     measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
     measured.model = dict(ready.identity)
     return measured
@@ -254,33 +257,35 @@ def _assembled(
     notes: list[str],
     stopped: bool,
 ) -> Effects:
-    weights = replayer.weights
-    table = weights.ports
+    table = replayer.weights.ports
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     clean: dict[str, np.ndarray] = {}
     for name, measures in found.items():
         for pairing in pairings:
             forward = forward_mask(table.of(Role.O), table.of(pairing.target))
-            group = weights.n_heads // weights.n_kv_heads if pairing.target.shared else 1
-            arrays |= _by_port(name, measures, pairing, group, forward)
+            arrays |= _by_port(name, measures, pairing, table, forward)
         clean |= {kind: measures.clean[kind] for kind in measures.clean if kind not in clean}
     first = next(iter(found.values()))
     return Effects(table, arrays, clean, first.write_norms, protocol, notes, stopped)
 
 
 def _by_port(
-    material: str, measures: EdgeMeasures, pairing: Pairing, group: int, forward: np.ndarray
+    material: str, measures: EdgeMeasures, pairing: Pairing, table: PortTable, forward: np.ndarray
 ) -> dict[tuple[str, Pairing], np.ndarray]:
     """Measures of query heads as those of the port's heads: mean over a group, and the largest effect in it."""
+    targets = table.of(pairing.target)
+    receivers = [Receiver(pairing.target, "KR" if head.kind == "KR" else "H") for head in targets]
+    groups = [[table.find(head, Role.O) for head in table.group_of(target)] for target in targets]
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
-    for (name, role), values in measures.arrays.items():
-        if role is not pairing.target:
-            continue
+    for name in dict.fromkeys(name for name, receiver in measures.arrays if receiver.role is pairing.target):
+        values = {receiver: measures.arrays[name, receiver] for receiver in set(receivers)}
         if name != "effect":
-            values = values - measures.clean[name][None, :]
-        grouped = values.reshape(len(values), -1, group)
+            values = {receiver: found - measures.clean[name][None, :] for receiver, found in values.items()}
+        grouped = [values[receiver][:, group] for receiver, group in zip(receivers, groups, strict=True)]
         key = material if name == "effect" else name
-        arrays[key, pairing] = np.where(forward, grouped.mean(-1), np.nan).astype(np.float32)
-        if name == "effect" and group > 1:
-            arrays[f"{material}_largest", pairing] = np.where(forward, grouped.max(-1), np.nan).astype(np.float32)
+        mean = np.stack([found.mean(1) for found in grouped], axis=1)
+        arrays[key, pairing] = np.where(forward, mean, np.nan).astype(np.float32)
+        if name == "effect" and any(len(group) > 1 for group in groups):
+            largest = np.stack([found.max(1) for found in grouped], axis=1)
+            arrays[f"{material}_largest", pairing] = np.where(forward, largest, np.nan).astype(np.float32)
     return arrays

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.analysis.edges import EdgeReader, SharedDirections
+from headspan.analysis.edges import EdgeReader, SharedDirections, port_weights
 from headspan.analysis.effects import LENGTH, SEQUENCES, VOCABULARY
 from headspan.analysis.measuring import Before, Totals
 from headspan.analysis.samples import Sample, random_samples, token_pool
 from headspan.errors import HeadspanError
-from headspan.heads import HeadRole, Role
+from headspan.heads import FLOW_PAIRINGS, HeadRole, Role
 from headspan.models.folding import fold
-from headspan.models.replay import PORTS, Replayer
+from headspan.models.receivers import LATENT_NOTE, Receiver
+from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
 from headspan.scoring.subspaces import orthonormal_bases
 from headspan.system.arguments import checked
@@ -61,7 +62,7 @@ def effect_curve(
 ) -> EffectCurve:
     """The curve of one edge, from ``"L0H3.O"`` to ``"L1H0.K"``, on random tokens said twice."""
     start, end = (HeadRole.parse(name) for name in (source, target))
-    if start.role is not Role.O or end.role not in PORTS:
+    if start.role is not Role.O or end.role not in {pairing.target for pairing in FLOW_PAIRINGS}:
         raise HeadspanError(f"{start} → {end} is no edge: give what a head writes (.O) and what one reads (.Q, .K, .V)")
     with running(model, device=device) as ready:
         replayer = Replayer(ready)
@@ -72,13 +73,16 @@ def effect_curve(
         if not weights.foldable:
             notes.append(f"directions are those of the raw weights: {weights.not_foldable_reason}")
         folded = fold(weights) if weights.foldable else weights
-        counts, directions = _directions(folded, start.head, port, end.role, draws, seed)
+        if replayer.latent:
+            notes.append(LATENT_NOTE)
+        receiver = Receiver(end.role, "KR" if port.kind == "KR" else "H")
+        counts, directions = _directions(folded, start.head, port, receiver, draws, seed)
         reader = EdgeReader(replayer, ablate)
         own = place % weights.n_heads
         samples = _samples(ready, bos, seed, notes)
-        totals = _measured(reader, samples, start.head.layer, own, port.layer, end.role, directions)
-    found = totals.mean("effect", (port.layer, end.role), 1 + len(directions))
-    heads = weights.ports.group_of(port) if port.kv else (port,)
+        totals = _measured(reader, samples, start.head.layer, own, port.layer, receiver, directions)
+    found = totals.mean("effect", (port.layer, receiver), 1 + len(directions))
+    heads = weights.ports.group_of(port)
     values = found[:, [head.index for head in heads]].mean(1)
     table = values[1:].reshape(len(counts), 1 + draws)
     shared, random, largest = table[:, 0], table[:, 1:].mean(1), table[:, 1:].max(1)
@@ -98,7 +102,7 @@ def _measured(
     source_layer: int,
     head: int,
     layer: int,
-    role: Role,
+    receiver: Receiver,
     directions: list[np.ndarray],
 ) -> Totals:
     """Sums for the whole edge, then for each set of directions."""
@@ -113,24 +117,24 @@ def _measured(
             record = reader.records[index][layer]
             before = Before(*replayer.replay(layer, record), replayer.output_grams(layer), record.scale)
             delta = replayer.written(source_layer, reader.exchanged(index, source_layer), slice(head, head + 1))
-            whole = replayer.project(layer, role, reader.reads(layer, record, delta))
+            whole = replayer.project(layer, receiver, record, reader.reads(layer, record, delta))
             for row in range(rows):
                 port = whole
                 if row:
                     some = torch.from_numpy(directions[row - 1]).to(delta)[None, None].expand(1, whole.shape[2], -1, -1)
-                    port = whole + reader.keep_only(layer, record, role, delta, some)
-                after = replayer.replay(layer, record, role, port)
-                totals.compare((layer, role), slice(row, row + 1), rows, before, after, sample)
+                    port = whole + reader.keep_only(layer, record, receiver, delta, some)
+                after = replayer.replay(layer, record, receiver, port)
+                totals.compare((layer, receiver), slice(row, row + 1), rows, before, after, sample)
     return totals
 
 
 def _directions(
-    weights: AttentionWeights, source: Any, port: Any, role: Role, draws: int, seed: int
+    weights: AttentionWeights, source: Any, port: Any, receiver: Receiver, draws: int, seed: int
 ) -> tuple[list[int], list[np.ndarray]]:
     """For each count of directions: the shared ones, then random ones of the source, as orthonormal columns."""
-    m = weights.d_head(role)
+    m = port_weights(weights, receiver, port.layer).shape[2]
     counts = sorted({2**i for i in range(m.bit_length()) if 2**i < m} | {m})
-    shared = SharedDirections(weights, m).of(source.layer, slice(source.index, source.index + 1), port.layer, role)
+    shared = SharedDirections(weights, m).of(source.layer, slice(source.index, source.index + 1), port.layer, receiver)
     shared = shared[0, port.index]
     written = weights.read(Role.O, source.layer)[source.index : source.index + 1]
     basis = orthonormal_bases(written, weights.storage_dtype(Role.O, source.layer))[0][0]

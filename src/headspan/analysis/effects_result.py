@@ -92,7 +92,9 @@ class Effects(Tabular):
         lost = np.zeros(shape, dtype=bool)
         for kind in KINDS:
             if (kind, pairing) in self.arrays and kind in self.clean:
-                clean = self.clean[kind].reshape(shape[1], -1).mean(1)[None, :]
+                groups = (self.ports.group_of(head) for head in self.ports.of(pairing.target))
+                places = [[self.ports.find(head, Role.O) for head in group] for group in groups]
+                clean = np.array([self.clean[kind][place].mean() for place in places])[None, :]
                 with np.errstate(invalid="ignore"):
                     lost |= (clean >= HAS_HABIT) & (self.arrays[kind, pairing] < -LOST_SHARE * clean)
         return lost

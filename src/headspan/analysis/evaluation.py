@@ -311,7 +311,9 @@ def evaluate(
     wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # a wrong name must not wait for the scores
-    scores = given_scores(scores, wanted or ("pk", "cs"), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress)
+    scores = given_scores(
+        scores, wanted or ("pk", "cs"), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress, whole="an evaluation"
+    )
     names = wanted or scores.metrics
     if not names:
         raise HeadspanError("this result has no scores to evaluate: make one with headspan score")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing, parse_pairings
+from headspan.heads import PAIRING_WORDS, Pairing, forward_mask, parse_pairings
 from headspan.scores import Scores
 
 if TYPE_CHECKING:
@@ -27,12 +27,25 @@ def given_scores(
     metrics: str | Iterable[str] = ("pk", "cs"),
     pairings: str | Iterable[str | Pairing] = "all",
     progress: Update | None = None,
+    *,
+    whole: str | None = None,
 ) -> Scores:
     """Scores as they are, those of a result file, or those of a model that is scored on the spot.
+
+    whole: what needs every pair, so that a screened result is refused.
 
     >>> given_scores("demo", "pk", "OK").metrics
     ('pk',)
     """
+    found = _scores(scores, metrics, pairings, progress)
+    if whole is not None:
+        found.check_all_pairs(whole)
+    return found
+
+
+def _scores(
+    scores: ScoresLike, metrics: str | Iterable[str], pairings: str | Iterable[str | Pairing], progress: Update | None
+) -> Scores:
     if isinstance(scores, Scores):
         return scores
     from headspan.models.weights import open
@@ -49,24 +62,34 @@ def given_scores(
 def given_pairings(
     pairings: str | Pairing | Iterable[str | Pairing], scores: Scores, metric: str
 ) -> tuple[Pairing, ...]:
-    """Pairings as they are asked for; of a word for several (flow, all) those that these scores have.
+    """Pairings as they are asked for; of a word for several (flow, all, nodes) those that these scores have.
+
+    Where a result has nodes, flow means what they write and read too, and all everything that was scored.
 
     >>> [str(p) for p in given_pairings("flow", given_scores("demo", "pk", ["OK", "KK"]), "pk")]
     ['OK']
     """
     asked = [pairings] if isinstance(pairings, (str, Pairing)) else list(pairings)
     chosen = parse_pairings(asked)
-    if any(str(word).strip().lower() not in ("flow", "all") for word in asked):
+    words = {str(word).strip().lower() for word in asked}
+    if not words <= set(PAIRING_WORDS):
         return chosen
-    return tuple(pairing for pairing in chosen if (metric, pairing) in scores) or chosen
+    nodes = [p for p in scores.pairings if p.of_nodes and (p.flow or "all" in words)]
+    found = dict.fromkeys([*(p for p in chosen if not p.of_nodes), *(p for p in nodes if _flows(scores, p))])
+    return tuple(pairing for pairing in found if (metric, pairing) in scores) or chosen
 
 
-def given_weights(weights: WeightsLike, fold: bool = False) -> AttentionWeights:
-    """Weights as they are, or those of a model reference."""
+def _flows(scores: Scores, pairing: Pairing) -> bool:
+    """Whether a pairing of nodes has pairs along the stream: a result of all pairs may have only others."""
+    return bool(forward_mask(scores.heads(pairing.source), scores.heads(pairing.target)).any())
+
+
+def given_weights(weights: WeightsLike, fold: bool = False, download: bool = False) -> AttentionWeights:
+    """Weights as they are, or those of a model reference; ``download`` brings whole files from the hub."""
     from headspan.models.folding import fold as folded
     from headspan.models.weights import open
 
-    opened = open(weights)
+    opened = open(weights, download=download)
     return folded(opened) if fold else opened
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import Head, Pairing, PortTable, parse_pairings
+from headspan.heads import Pairing, Port, PortTable, parse_pairings
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.arguments import checked
 from headspan.system.tabular import Tabular
@@ -20,7 +20,7 @@ class HubHead(NamedTuple):
     """One line of a hub list."""
 
     rank: int
-    head: Head
+    head: Any  # a Head, or a Node
     score: float
 
 
@@ -35,7 +35,7 @@ class HubScores(Tabular):
     corrected: bool
     metric: str
     pairing: Pairing
-    heads: tuple[Head, ...]
+    heads: tuple[Any, ...]
     values: np.ndarray
     ports: PortTable | None = None  # knows which query heads a shared head serves
 
@@ -44,11 +44,11 @@ class HubScores(Tabular):
         about = {"kind": self.kind, "pairing": str(self.pairing)}
         return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
 
-    def named(self, head: Head) -> dict[str, str]:
+    def named(self, head: Port) -> dict[str, str]:
         """A head's name, and under GQA the query heads that a shared one serves."""
         if self.ports is None or not self.ports.shared:
             return {"head": str(head)}
-        return {"head": str(head), "serves": ";".join(map(str, self.ports.group_of(head))) if head.kv else ""}
+        return {"head": str(head), "serves": ";".join(map(str, self.ports.group_of(str(head)))) if head.kv else ""}
 
     def _headline(self) -> str:
         what = "z-scores" if self.corrected else f"sums of {self.metric}"
@@ -63,11 +63,11 @@ class HubScores(Tabular):
         return [HubHead(rank, self.heads[i], float(self.values[i])) for rank, i in enumerate(order, start=1)]
 
     @checked
-    def of(self, head: Head | str) -> float:
+    def of(self, head: Port | str) -> float:
         return float(self.values[self._find(head)])
 
     @checked
-    def rank_of(self, head: Head | str) -> int:
+    def rank_of(self, head: Port | str) -> int:
         """The place of a head in the list, 1 for the strongest hub."""
         index = self._find(head)
         if np.isnan(self.values[index]):
@@ -78,7 +78,7 @@ class HubScores(Tabular):
         present = np.flatnonzero(~np.isnan(self.values))
         return present[np.argsort(-self.values[present], kind="stable")]
 
-    def _find(self, head: Head | str) -> int:
+    def _find(self, head: Port | str) -> int:
         role = self.pairing.target if self.kind == "inlet" else self.pairing.source
         return (self.ports or PortTable({role: self.heads})).find(head, role)
 
@@ -142,7 +142,7 @@ def hubs(
     """
     one = isinstance(pairing, Pairing) or (isinstance(pairing, str) and len(pairing.strip()) == 2)
     chosen = parse_pairings(pairing)
-    scores = given_scores(scores, [metric], chosen)
+    scores = given_scores(scores, [metric], chosen, whole="finding hubs")
     if one:
         return _hubs(scores, chosen[0], metric)
     return HubLists({str(p): _hubs(scores, p, metric) for p in given_pairings(pairing, scores, metric)})

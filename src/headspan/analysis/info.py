@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from headspan.analysis.given import WeightsLike, given_weights
 from headspan.heads import ROLES, HeadRole
+from headspan.models.folding import FOLDED_NORMS
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.subspaces import orthonormal_bases
 from headspan.system.arguments import checked
@@ -25,6 +28,7 @@ _PLACES = {
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
 FOLD_ADVICE = {
     ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
+    ("rms", "sandwich"): "not advised for finding used edges: folded scores follow effects worse (one model measured)",
     ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # lines of a list before it is cut short
@@ -107,6 +111,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
         "norm_place": weights.norm_place,
         "foldable": weights.foldable,
         "not_foldable_reason": weights.not_foldable_reason,
+        "folds": FOLDED_NORMS[weights.norm_place] if weights.foldable else [],
         "fold_advice": FOLD_ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None,
         "vocab_size": weights.vocab_size,
         "unembedding": weights.tied_embedding is not None,
@@ -127,9 +132,11 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
     for number, layer in enumerate(weights.layers):
         for place, role in enumerate(ROLES):
             found = orthonormal_bases(weights.read(role, layer), weights.storage_dtype(role, layer))[1]
-            full = min(weights.d_head(role), weights.d_model)
+            wide = np.minimum(weights.widths(role)[weights.ports.span(role, layer)], weights.d_model)
+            full = int(wide.max())
             seen = ranks.setdefault(str(role), {"full": full, "min": full, "max": 0, "heads": 0})
             seen.update(
+                full=max(seen["full"], full),
                 min=min(seen["min"], int(found.min())),
                 max=max(seen["max"], int(found.max())),
                 heads=seen["heads"] + len(found),
@@ -137,7 +144,7 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
             heads = weights.heads_in(role, layer)
             deficient += [
                 {"head": str(HeadRole(heads[i], role)), "rank": int(found[i])}
-                for i in map(int, (found < full).nonzero()[0])
+                for i in map(int, (found < wide).nonzero()[0])
             ]
             update(number * len(ROLES) + place + 1, steps)
     return {"finite": True, "ranks": ranks, "rank_deficient": deficient}
@@ -147,7 +154,16 @@ def _folding(facts: Mapping[str, Any]) -> str:
     """Whether norms can be folded in, and whether to."""
     if not facts["foldable"]:
         return f"not possible: {facts['not_foldable_reason']}"
-    return "; ".join(part for part in ("possible", facts["fold_advice"]) if part)
+    gains = "" if facts["norm_place"] == "pre" else f"of the norms {_listed(facts['folds'])}"
+    return "; ".join(part for part in ("possible", gains, facts["fold_advice"]) if part)
+
+
+def _listed(parts: list[str]) -> str:
+    """
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def _vocabulary(facts: dict[str, Any]) -> str:

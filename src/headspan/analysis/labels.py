@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headspan.errors import HeadspanError
-from headspan.heads import Head, PortTable
+from headspan.heads import Head, PortTable, is_head_name
 from headspan.system.arguments import checked
 from headspan.system.outputs import remember_input
 
@@ -79,6 +79,11 @@ class Labels:
     def of(self, head: Head | str) -> tuple[str, ...]:
         """The classes of a head; empty when it has none."""
         return self.classes.get(Head.parse(head), ())
+
+    @checked
+    def joined(self, name: str) -> str:
+        """The classes of a head by its name, put together by ``;``; nothing for the name of a node."""
+        return ";".join(self.of(name)) if is_head_name(name) else ""
 
     @checked
     def heads(self, label: str) -> tuple[Head, ...]:

@@ -12,6 +12,7 @@ from headspan.analysis.edges import EdgeReader, SharedDirections, scaled_z
 from headspan.analysis.samples import KINDS, Sample
 from headspan.errors import HeadspanError
 from headspan.heads import Role
+from headspan.models.receivers import Receiver
 from headspan.models.replay import LayerRecord
 from headspan.models.standins import widened
 
@@ -23,12 +24,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class EdgeMeasures:
-    """Measures of all edges by (name, port), (source heads, query heads of the target): NaN where not measured.
+    """Measures of all edges by (name, receiver), (source heads, query heads of the target): NaN where not measured.
 
     Names: ``effect`` and, for Q and K on samples with places, the new value of each head score.
     """
 
-    arrays: dict[tuple[str, Role], np.ndarray]
+    arrays: dict[tuple[str, Receiver], np.ndarray]
     clean: dict[str, np.ndarray]  # head scores of the clean run, by query head
     write_norms: np.ndarray  # mean length of what a head writes
     measured: dict[int, int] = field(default_factory=dict)  # target layer -> sequences
@@ -52,6 +53,7 @@ class Measuring:
         self.wanted, self.shared, self.memory, self.progress = wanted, shared, memory, progress
         self.layers = self.weights.layers
         self.n = self.weights.n_heads
+        self._receivers = [receiver for receiver in self.replayer.receivers if receiver.role in wanted]
 
     def run(self, samples: Sequence[Sample]) -> EdgeMeasures:
         """Measure; Ctrl-C keeps the target layers that are finished."""
@@ -128,9 +130,9 @@ class Measuring:
         record = self.reader.records[index][layer]
         pattern, z = self.replayer.replay(layer, record)
         grams = self.replayer.output_grams(layer)
-        scored.add_scores((layer, Role.Q), slice(0, 1), 1, pattern, sample)
+        scored.add_scores((layer, Receiver(Role.Q)), slice(0, 1), 1, pattern, sample)
         before = Before(pattern, z, grams, record.scale)
-        ports = {role: np.flatnonzero(wanted[:, place]) for role, wanted in self.wanted.items()}
+        ports = {receiver: np.flatnonzero(self.wanted[receiver.role][:, place]) for receiver in self._receivers}
         chunk = self._chunk(len(sample.ids))
         for source in sorted({int(s) for places in ports.values() for s in places}):
             exchanged = self.reader.exchanged(index, self.layers[source])
@@ -138,43 +140,44 @@ class Measuring:
                 heads = slice(first, min(first + chunk, self.n))
                 delta = self.replayer.written(self.layers[source], exchanged, heads)
                 read = self.reader.reads(layer, record, delta)
-                for role in (role for role, places in ports.items() if source in places):
-                    port = self.replayer.project(layer, role, read)
+                for receiver in (receiver for receiver, places in ports.items() if source in places):
+                    port = self.replayer.project(layer, receiver, record, read)
                     if self.shared is not None:
-                        port = port + self._only_shared(self.layers[source], heads, layer, record, role, delta)
+                        port = port + self._only_shared(self.layers[source], heads, layer, record, receiver, delta)
                     rows = slice(source * self.n + heads.start, source * self.n + heads.stop)
-                    after = self.replayer.replay(layer, record, role, port)
-                    totals.compare((layer, role), rows, len(self.layers) * self.n, before, after, sample)
+                    after = self.replayer.replay(layer, record, receiver, port)
+                    totals.compare((layer, receiver), rows, len(self.layers) * self.n, before, after, sample)
 
     def _only_shared(
-        self, source: int, heads: slice, layer: int, record: LayerRecord, role: Role, delta: torch.Tensor
+        self, source: int, heads: slice, layer: int, record: LayerRecord, receiver: Receiver, delta: torch.Tensor
     ) -> torch.Tensor:
         import torch
 
         assert self.shared is not None
-        directions = torch.from_numpy(self.shared.of(source, heads, layer, role)).to(delta)
-        return self.reader.keep_only(layer, record, role, delta, directions)
+        directions = torch.from_numpy(self.shared.of(source, heads, layer, receiver)).to(delta)
+        return self.reader.keep_only(layer, record, receiver, delta, directions)
 
     # -- results ---------------------------------------------------------------------------------------------
 
-    def _arrays(self, totals: dict[int, Totals]) -> dict[tuple[str, Role], np.ndarray]:
+    def _arrays(self, totals: dict[int, Totals]) -> dict[tuple[str, Receiver], np.ndarray]:
         heads = len(self.layers) * self.n
-        arrays: dict[tuple[str, Role], np.ndarray] = {}
-        for role in self.wanted:
-            names = ("effect",) if role is Role.V else ("effect", *self.kinds)
+        arrays: dict[tuple[str, Receiver], np.ndarray] = {}
+        for receiver in self._receivers:
+            names = ("effect",) if receiver.role is Role.V else ("effect", *self.kinds)
             for name in names:
-                arrays[name, role] = np.full((heads, heads), np.nan)
+                arrays[name, receiver] = np.full((heads, heads), np.nan)
             for layer, part in totals.items():
                 place = self.layers.index(layer)
                 columns = slice(place * self.n, (place + 1) * self.n)
                 for name in names:
-                    arrays[name, role][:, columns] = part.mean(name, (layer, role), heads)
+                    arrays[name, receiver][:, columns] = part.mean(name, (layer, receiver), heads)
         return arrays
 
     def _clean(self, scores: dict[int, Totals]) -> dict[str, np.ndarray]:
+        own = Receiver(Role.Q)
         return {
             kind: np.concatenate([
-                scores[layer].mean(kind, (layer, Role.Q), 1)[0] if layer in scores else np.full(self.n, np.nan)
+                scores[layer].mean(kind, (layer, own), 1)[0] if layer in scores else np.full(self.n, np.nan)
                 for layer in self.layers
             ])
             for kind in self.kinds
@@ -214,15 +217,15 @@ class Totals:
 
     def __init__(self, heads: int, kinds: Sequence[str]) -> None:
         self.heads, self.kinds = heads, kinds
-        self.sums: dict[tuple[str, tuple[int, Role]], np.ndarray] = {}
+        self.sums: dict[tuple[str, tuple[int, Receiver]], np.ndarray] = {}
 
-    def add(self, name: str, key: tuple[int, Role], rows: slice, sources: int, values: torch.Tensor) -> None:
+    def add(self, name: str, key: tuple[int, Receiver], rows: slice, sources: int, values: torch.Tensor) -> None:
         total = self.sums.setdefault((name, key), np.zeros((sources, self.heads)))
         total[rows] += values.double().cpu().numpy()
 
     def compare(
         self,
-        key: tuple[int, Role],
+        key: tuple[int, Receiver],
         rows: slice,
         sources: int,
         before: Before,
@@ -231,7 +234,7 @@ class Totals:
     ) -> None:
         """Add what changed between the clean run and a replay; overwrites the replay's attention."""
         pattern, z = after
-        if key[1] is Role.V:
+        if key[1].role is Role.V:
             self.add("change", key, rows, sources, before.change(z))
             self.add("size", key, rows, sources, before.size().expand(len(z), -1))
             return
@@ -241,7 +244,7 @@ class Totals:
         self.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
 
     def add_scores(
-        self, key: tuple[int, Role], rows: slice, sources: int, pattern: torch.Tensor, sample: Sample
+        self, key: tuple[int, Receiver], rows: slice, sources: int, pattern: torch.Tensor, sample: Sample
     ) -> None:
         """Attention on the places of every kind, and how many queries they are."""
         import torch
@@ -257,9 +260,9 @@ class Totals:
         both.sums = {key: value + other.sums[key] for key, value in self.sums.items()}
         return both
 
-    def mean(self, name: str, key: tuple[int, Role], sources: int) -> np.ndarray:
+    def mean(self, name: str, key: tuple[int, Receiver], sources: int) -> np.ndarray:
         """The measure that sums stand for; NaN where nothing was added."""
-        above, below = {"effect": ("change", "size") if key[1] is Role.V else ("moved", "queries")}.get(
+        above, below = {"effect": ("change", "size") if key[1].role is Role.V else ("moved", "queries")}.get(
             name, (name, f"{name} queries")
         )
         if (above, key) not in self.sums:

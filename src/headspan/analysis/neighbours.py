@@ -10,9 +10,21 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, ROLES, Head, HeadRole, Pairing, PortTable, Role, layers_of, parse_pairings
+from headspan.heads import (
+    FLOW_PAIRINGS,
+    Head,
+    HeadRole,
+    Node,
+    Pairing,
+    Port,
+    PortTable,
+    Role,
+    layers_of,
+    parse_pairings,
+)
 from headspan.scores import Edge, Edges, ScoreMatrix, edge_row
 from headspan.system.arguments import checked
+from headspan.system.ordering import descending
 from headspan.system.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -23,16 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Around(Tabular):
-    """The neighbourhood of a head, or of one of its ports: who feeds it and whom it feeds, each pairing's best first.
+    """The neighbourhood of a head or node, or of one of its ports: who feeds it and whom it feeds, best first.
 
     reads: the heads whose reading counts as this head's, itself or, under GQA, the KV head it shares.
     note: a sentence where that is another head, for whoever shows this.
     """
 
-    head: Head | HeadRole
+    head: Port | HeadRole
     incoming: Edges
     outgoing: Edges
-    reads: tuple[Head, ...]
+    reads: tuple[Port, ...]
     note: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -57,7 +69,7 @@ class Around(Tabular):
 @checked
 def around(
     scores: ScoresLike,
-    head: Head | HeadRole | str,
+    head: Port | HeadRole | str,
     k: int = 10,
     metric: str = "pk",
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -65,7 +77,8 @@ def around(
     """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
 
     Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
-    A head with a role, ``L5H1.K``, asks for the pairs of that port only.
+    A head with a role, ``L5H1.K``, asks for the pairs of that port only. In a result with nodes their names are
+    understood too (``refusal``, ``refusal.R``), and a head's pairs with nodes are among those listed.
 
     Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
     heads of its group: their pairs are among those listed.
@@ -78,19 +91,17 @@ def around(
     if pairings is None:
         chosen = tuple(p for p in scores.pairings if p.flow and (metric, p) in scores) or chosen
     table = scores.ports
-    with_role = isinstance(head, HeadRole) or (isinstance(head, str) and "." in head)
-    asked = HeadRole.parse(head) if with_role else Head.parse(head)  # type: ignore[arg-type]
-    wanted, roles = (asked.head, (asked.role,)) if isinstance(asked, HeadRole) else (asked, ROLES)
-    if wanted not in table.heads:
+    wanted, role = table.ask(head)
+    asked, roles = (wanted, tuple(Role)) if role is None else (HeadRole(wanted, role), (role,))
+    if isinstance(wanted, Head) and wanted not in table.heads:
         raise HeadspanError(
             f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
             + (f", its shared ones from {table.kv[0]} to {table.kv[-1]}" if table.shared else "")
         )
-    if isinstance(asked, HeadRole) and not any(asked.role in pairing for pairing in chosen):
-        like = "OK" if asked.role is Role.O else f"O{asked.role}"
+    if role is not None and not any(role in pairing for pairing in chosen):
+        like = f"{role}K" if role.writes else f"O{role}"
         raise HeadspanError(
-            f"{asked} has no part in {', '.join(map(str, chosen))}: choose a pairing with {asked.role}, for example "
-            f"{like}"
+            f"{asked} has no part in {', '.join(map(str, chosen))}: choose a pairing with {role}, for example {like}"
         )
     incoming, outgoing = Edges(), Edges()
     for pairing in chosen:
@@ -102,7 +113,7 @@ def around(
         if pairing.target in roles:
             incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
     reads = _acts_as(table, wanted, Role.K)
-    shared = next((role for role in roles if role.shared and not wanted.kv), None)
+    shared = next((role for role in roles if role.shared and isinstance(wanted, Head) and not wanted.kv), None)
     return Around(asked, incoming, outgoing, reads, None if shared is None else table.note(wanted, shared))
 
 
@@ -132,7 +143,7 @@ def top(
         if classes is None:
             raise HeadspanError(f"to list the heads of the class {label!r}, say whose classes: give labels")
         members = classes.heads(label)
-    if layer is not None and layer not in {head.layer for head in scores.ports.heads}:
+    if layer is not None and layer not in {port.layer for port in (*scores.ports.heads, *scores.ports.nodes)}:
         layers = sorted({head.layer for head in scores.ports.query})
         raise HeadspanError(
             f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
@@ -155,7 +166,7 @@ def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
     if k < 0:
         raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
     rows, columns, values = matrix.pairs()
-    order = np.argsort(-values, kind="stable")
+    order = descending(values)
     kept = np.flatnonzero(keep[rows[order], columns[order]])[:k]
     for rank in kept.tolist():
         i = order[rank]
@@ -163,8 +174,10 @@ def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
         yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
 
 
-def _acts_as(table: PortTable, head: Head, role: Role) -> tuple[Head, ...]:
+def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
     """The heads that hold this head's weight of a role: itself, its KV head, or the query heads of its group."""
+    if isinstance(head, Node):
+        return tuple(port for port in table.of(role) if str(port) == head.name)
     if head in table.of(role):
         return (head,)
     if head.kv:
@@ -172,6 +185,6 @@ def _acts_as(table: PortTable, head: Head, role: Role) -> tuple[Head, ...]:
     return (table.kv_of(head),) if role.shared and head in table.served_by else ()
 
 
-def _ids(heads: Iterable[Head]) -> np.ndarray:
+def _ids(heads: Iterable[Port]) -> np.ndarray:
     """Heads as texts, which numpy can compare."""
     return np.array([str(head) for head in heads], dtype=object).astype(str)

@@ -30,7 +30,7 @@ def check_same_model(scores: Scores, weights: AttentionWeights) -> str | None:
 
     A sentence where nobody can tell, as with results of version 0.1.
     """
-    if weights.ports != scores.ports or weights.d_model != scores.d_model:
+    if not weights.ports.same_heads(scores.ports) or weights.d_model != scores.d_model:
         raise HeadspanError(
             f"{weights.reference} is not the model of this result: it has {shape_text(weights)}, and the result was "
             f"made from {scores.provenance.get('reference', 'arrays')} with {shape_text(scores)}"

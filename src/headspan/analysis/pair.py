@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,13 +20,18 @@ from headspan.system.renamed import renamed
 from headspan.system.tabular import same_content
 
 if TYPE_CHECKING:
-    from headspan.models.weights import AttentionWeights
+    from headspan.models.latent import Chance
+from headspan.models.weights import AttentionWeights
 
 SHARED_LEVEL = 0.99
 # Quantile of the Tracy–Widom law of order 1 at SHARED_LEVEL.
 _TRACY_WIDOM = 2.0234
 # Neighbouring cosines closer than this count as equal: small changes of the weights then turn their directions.
 DEGENERATE_GAP = 0.01
+LATENT_NOTE = (
+    "both weights come through the latent of one layer: chance is that of random subspaces of the latent, not of the "
+    "stream"
+)
 DEGENERATE_NOTE = (
     f"directions whose cosines differ by less than {DEGENERATE_GAP} form a block: only the span of the block is "
     "determined, not the directions in it, so read the tokens of a block together"
@@ -146,14 +151,20 @@ def pair(
 class PairReader:
     """Compares many pairs of one model: its vocabulary is read once."""
 
-    def __init__(self, weights: AttentionWeights, preprocess: str = "centre-normalise") -> None:
+    def __init__(
+        self,
+        weights: AttentionWeights,
+        preprocess: str = "centre-normalise",
+        unembedding: VocabularyRows | None = None,
+    ) -> None:
         parse_preprocess(preprocess)
         self.weights = weights
         self._preprocess = preprocess
         self._readable = reader(weights)
         self._missing: list[str] = []
-        self._unembedding = self._rows("written", lambda: VocabularyRows.unembedding(weights))
-        self._embedding = self._rows("read", lambda: VocabularyRows.of(weights.embedding(), "embedding"))
+        rows = self._rows("written", lambda: unembedding or VocabularyRows.unembedding(weights))
+        self._unembedding = rows
+        self._embedding = self._rows("read", lambda: VocabularyRows.embedding(weights, rows))
 
     def _rows(self, what: str, read: Callable[[], VocabularyRows]) -> VocabularyRows | None:
         try:
@@ -172,9 +183,12 @@ class PairReader:
         d, m, m2 = self.weights.d_model, first.shape[1], second.shape[1]
         pk = projection_kernel(first, second)
         mean, variance = (float(value) for value in moments(d, m, m2))
+        latent = self._latent_chance(source, target, (m, m2))
+        if latent is not None:
+            mean, variance = latent.mean, latent.sd**2
         forced = max(0, m + m2 - d)
         threshold = largest_random_square(d, m, m2)
-        directions = self._directions(first, second, angles, top, tokens)
+        directions = self.directions_of([(first, second)], top, tokens)[0]
         unclear = [] if all(direction.unique for direction in directions) else [DEGENERATE_NOTE]
         return PairReport(
             source=str(source),
@@ -192,29 +206,41 @@ class PairReader:
             forced_directions=forced,
             participation_ratio=participation_ratio(squares),
             directions=directions,
-            notes=self._shared(source, target) + self._missing + unclear,
+            notes=self._shared(source, target) + self._missing + unclear + ([LATENT_NOTE] if latent else []),
         )
+
+    def directions_of(
+        self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], top: int, tokens: int
+    ) -> list[list[SharedDirection]]:
+        """The leading directions of many pairs of bases, with their tokens: one pass over the vocabulary for all."""
+        turned = [_leading(first, second, top) for first, second in pairs]
+        written = through_norm(self.weights.final_norm(), np.hstack([t[0] for t in turned]))
+        read = np.hstack([t[1] for t in turned])
+        if self._embedding is self._unembedding:  # tied: both sides in one pass
+            both = self._tokens_along(self._unembedding, np.hstack([written, read]), tokens)
+            writes, reads = both[: written.shape[1]], both[written.shape[1] :]
+        else:
+            writes = self._tokens_along(self._unembedding, written, tokens)
+            reads = self._tokens_along(self._embedding, read, tokens)
+        found, at = [], 0
+        for sources, _, angles in turned:
+            n = sources.shape[1]
+            found.append(_described(angles, writes[at : at + n], reads[at : at + n]))
+            at += n
+        return found
+
+    def _latent_chance(self, source: HeadRole | str, target: HeadRole | str, ranks: tuple[int, int]) -> Chance | None:
+        """PK by chance where both weights come through the latent of one layer."""
+        (first, role), (second, role2) = HeadRole.parse(source), HeadRole.parse(target)
+        if first.layer != second.layer or "KR" in (first.kind, second.kind):
+            return None
+        return self.weights.same_layer_chance(role, role2, first.layer, ranks)
 
     def _shared(self, *names: HeadRole | str) -> list[str]:
         """A sentence for each name that means the KV head of a query head."""
-        parsed = [HeadRole.parse(name) for name in names]
+        parsed = [head for name in names if (head := HeadRole.parse(name)).head.kind != "QR"]
         found = [self.weights.ports.note(head, role) for head, role in parsed]
         return [sentence for sentence in found if sentence is not None]
-
-    def _directions(
-        self, first: np.ndarray, second: np.ndarray, angles: np.ndarray, top: int, tokens: int
-    ) -> list[SharedDirection]:
-        """The leading directions with their tokens."""
-        sources, targets, _ = principal_vectors(first, second)
-        sources, targets = _fix_signs(sources[:, :top], targets[:, :top])
-        cosines = np.cos(angles)
-        blocks = degenerate_blocks(cosines)
-        writes = self._tokens_along(self._unembedding, through_norm(self.weights.final_norm(), sources), tokens)
-        reads = self._tokens_along(self._embedding, targets, tokens)
-        return [
-            SharedDirection(i + 1, float(cosines[i]), float(np.degrees(angles[i])), blocks[i], writes[i], reads[i])
-            for i in range(sources.shape[1])
-        ]
 
     def _tokens_along(
         self, rows: VocabularyRows | None, directions: np.ndarray, k: int
@@ -233,6 +259,23 @@ class PairReader:
         against.scores = -against.scores
         both = zip(along.tokens(self._readable), against.tokens(self._readable), strict=True)
         return [SignedTokens(*tokens) for tokens in both]
+
+
+def _leading(first: np.ndarray, second: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first principal directions of both sides, and all angles."""
+    sources, targets, _ = principal_vectors(first, second)
+    return *_fix_signs(sources[:, :top], targets[:, :top]), principal_angles(first, second)
+
+
+def _described(
+    angles: np.ndarray, writes: Sequence[SignedTokens | None], reads: Sequence[SignedTokens | None]
+) -> list[SharedDirection]:
+    cosines = np.cos(angles)
+    blocks = degenerate_blocks(cosines)
+    return [
+        SharedDirection(i + 1, float(cosines[i]), float(np.degrees(angles[i])), blocks[i], writes[i], reads[i])
+        for i in range(len(writes))
+    ]
 
 
 def participation_ratio(squares: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,6 +53,9 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
     return Moments(mean, variance)
 
 
+_WIDE = 2.0**17  # more than any dimension, and small enough for three of them in one float64
+
+
 def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _HIGH) -> np.ndarray:
     """The PK that two random subspaces stay below with a probability of ``level``.
 
@@ -63,8 +67,14 @@ def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _H
     """
     from scipy.special import betaincinv
 
+    d, m, m2 = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (d, m, m2)))
+    if m.size > 1 and all((x == x.flat[0]).all() for x in (d, m, m2)):
+        return np.full(m.shape, random_quantile(d.flat[0], m.flat[0], m2.flat[0], level))
+    if m.size > 1:  # many pairs have few dimensions, and the inverse is slow
+        _, first, place = np.unique((d * _WIDE + m) * _WIDE + m2, return_index=True, return_inverse=True)
+        if first.size < m.size:
+            return random_quantile(*(x.ravel()[first] for x in (d, m, m2)), level=level)[place].reshape(m.shape)
     mean, variance = moments(d, m, m2)
-    d, m, m2 = (np.asarray(x, dtype=np.float64) for x in (d, m, m2))
     low, high = np.maximum(m + m2 - d, 0.0), np.minimum(m, m2)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (mean - low) / (high - low)
@@ -118,6 +128,30 @@ def random_bases(n: int, d: int, m: int, seed: int | np.random.Generator = 0) ->
     rng = np.random.default_rng(seed)
     q, r = np.linalg.qr(rng.standard_normal((n, d, m)))
     return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
+
+
+_CURVE_DRAWS = 24
+
+
+@lru_cache(maxsize=256)
+def expected_squares(d: int, m: int, m2: int) -> tuple[float, ...]:
+    """The mean cos² of every principal angle of two random subspaces, largest first: the curve to compare angles with.
+
+    Not flat: even random subspaces have a closest pair of directions. Drawn, always with the same draws, and scaled to
+    the sum that is known exactly, m·m'/d.
+
+    >>> squares = expected_squares(60, 6, 4)
+    >>> len(squares), squares[0] > 0.2 > 0.05 > squares[-1] > 0, round(sum(squares), 9)
+    (4, True, 0.4)
+    """
+    small, large = min(m, m2), max(m, m2)
+    if not small:
+        return ()
+    # Rotated so that the larger one is spanned by axes, what is left of a frame of the smaller are its first rows.
+    frames = random_bases(_CURVE_DRAWS, d, small, seed=0)[:, :large]
+    cosines = np.linalg.svd(frames, compute_uv=False)
+    squares = np.square(np.minimum(cosines, 1.0)).mean(axis=0)
+    return tuple(np.minimum(squares * (m * m2 / d / squares.sum()), 1.0).tolist())
 
 
 def sample_pk(n: int, d: int, m: int, m2: int | None = None, seed: int | np.random.Generator = 0) -> np.ndarray:

@@ -29,7 +29,7 @@ def with_shipped(scores: Scores) -> Scores:
     annotations, extra = dict(scores.annotations), dict(scores.extra)
     if not annotations.get("behaviour"):
         annotations["behaviour"] = json.loads(habits.read_text(encoding="utf-8"))
-    if effects_in(scores) is None and scores.ports == shipped.ports:
+    if effects_in(scores) is None and scores.ports.same_heads(shipped.ports):
         extra |= shipped.extra
         annotations["effects"] = shipped.annotations["effects"]
     return replace(scores, annotations=annotations, extra=extra)

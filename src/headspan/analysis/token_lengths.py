@@ -82,6 +82,13 @@ class VocabularyRows:
         return cls.of(weights.unembedding(), "unembedding")
 
     @classmethod
+    def embedding(cls, weights: AttentionWeights, unembedding: VocabularyRows | None = None) -> VocabularyRows:
+        """Those of the embedding; of a tied one they are the rows that were read already."""
+        if unembedding is not None and weights.tied_embedding:
+            return unembedding
+        return cls.of(weights.embedding(), "embedding")
+
+    @classmethod
     def of(cls, matrix: np.ndarray, what: str) -> VocabularyRows:
         return cls(lambda start, stop: matrix[start:stop], len(matrix), what)
 
@@ -169,3 +176,26 @@ def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: 
             heads = tuple(head for layer in layers for head in weights.heads_in(role, layer))
             bases = [_bases(weights, role, layer, weights.read(role, layer)) for layer in layers]
             yield Stack(heads, role, np.concatenate(bases, axis=1), weights.d_head(role))
+
+
+_STACK_COLUMNS = 4096  # of bases that are multiplied with a block of the vocabulary at once
+
+
+def chosen_stacks(weights: AttentionWeights, ports: Sequence[HeadRole]) -> list[Stack]:
+    """Some weights of some heads in stacks: one for every role, or several where they are many."""
+    stacks: list[Stack] = []
+    for role in dict.fromkeys(port.role for port in ports):
+        wanted = {port.head for port in ports if port.role is role}
+        heads, bases = list[Head](), list[np.ndarray]()
+        for layer in weights.layers:
+            here = [(i, head) for i, head in enumerate(weights.heads_in(role, layer)) if head in wanted]
+            if here:
+                places = [i for i, _ in here]
+                bases.append(_bases(weights, role, layer, weights.read(role, layer)[places]))
+                heads += [head for _, head in here]
+        width = weights.d_head(role)
+        together, step = np.concatenate(bases, axis=1), max(1, _STACK_COLUMNS // width)
+        for first in range(0, len(heads), step):
+            part = slice(first * width, (first + step) * width)
+            stacks.append(Stack(tuple(heads[first : first + step]), role, together[:, part], width))
+    return stacks

@@ -18,6 +18,7 @@ from headspan.analysis.token_lengths import (
     MAX_BLOCK,
     Stack,
     VocabularyRows,
+    chosen_stacks,
     head_stack,
     head_stacks,
     parse_preprocess,
@@ -25,7 +26,7 @@ from headspan.analysis.token_lengths import (
     row_norms,
 )
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, Role
+from headspan.heads import ROLES, Head, HeadRole, Role
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
 from headspan.system.renamed import renamed
@@ -127,6 +128,32 @@ def all_tokens(
     search = _Search(rows, k, preprocess, budget // 4, progress, sum(len(weights.heads(role)) for role in roles))
     readable = reader(weights)
     return [tokens for stack in head_stacks(weights, roles, budget // 4) for tokens in search.best(stack, readable)]
+
+
+def tokens_of(
+    weights: AttentionWeights,
+    ports: Sequence[HeadRole],
+    rows: VocabularyRows,
+    k: int = 10,
+    preprocess: str = "centre-normalise",
+    progress: Progress | None = None,
+) -> list[HeadTokens]:
+    """The best tokens of some weights of some heads: the vocabulary is read and preprocessed once for all of them."""
+    stacks = chosen_stacks(weights, ports)
+    best = [Best(len(stack.heads), check_count(k)) for stack in stacks]
+    readable, done = reader(weights), 0
+    for start, block in rows.preprocessed(preprocess, MAX_BLOCK):
+        for stack, found in zip(stacks, best, strict=True):
+            found.update(start, stack.squared_norms(block @ stack.bases))
+        done += len(block)
+        if progress is not None:
+            progress(done, rows.size)
+    listed: list[HeadTokens] = []
+    for stack, found in zip(stacks, best, strict=True):
+        found.scores = np.sqrt(found.scores)
+        named = zip(stack.heads, found.tokens(readable), strict=True)
+        listed += [HeadTokens(head, stack.role, tokens) for head, tokens in named]
+    return listed
 
 
 def random_best(d: int, m: int, n_tokens: int) -> float:

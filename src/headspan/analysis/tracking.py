@@ -116,6 +116,10 @@ def _is_text(ref: Any) -> bool:
     return isinstance(ref, (str, os.PathLike))
 
 
+class _NoSeries(HeadspanError):
+    """Checkpoints that do not belong together: the same command would end here again."""
+
+
 class _Tracker:
     """One run over a series."""
 
@@ -176,7 +180,7 @@ class _Tracker:
             return
         sentence = f"{other} and {name} have equal attention weights: they look like one checkpoint under two names"
         if not self.allow_duplicates:
-            raise HeadspanError(f"{sentence}; leave one out, or say --allow-duplicates if that is right")
+            raise _NoSeries(f"{sentence}; leave one out, or say --allow-duplicates if that is right")
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -190,7 +194,8 @@ class _Tracker:
         except HeadspanError as error:
             where = "" if checkpoint.name in str(error) else f"{checkpoint.name}: "
             kept = f" ({done} of {len(self.checkpoints)} steps are kept, the same command goes on after them)"
-            raise HeadspanError(f"{where}{error}{kept if done else ''}") from error
+            again = done and not isinstance(error, _NoSeries)
+            raise HeadspanError(f"{where}{error}{kept if again else ''}") from error
         text = np.frombuffer(json.dumps(info).encode(), dtype=np.uint8)
         self.shelf.save(f"step-{place}", {**arrays, "info": text})
         return info, arrays
@@ -229,13 +234,14 @@ class _Tracker:
             arrays |= self._edges(scores, pairing)
         info = {"content": content, "shape": shape, "notes": weights.notes, "fingerprint": weights.fingerprint()}
         info |= {"folding": weights.folding, "architecture": weights.architecture}
+        info["dimensions"] = {str(role): int(ranks.max(initial=0)) for role, ranks in scores.role_ranks.items()}
         return info, arrays
 
     def _check_shape(self, shape: dict[str, Any], weights: AttentionWeights) -> None:
         for what, seen in shape.items():
             if self.shape and seen != self.shape[what]:
                 described = "other heads" if isinstance(seen, dict) else f"{what} {seen}, not {self.shape[what]}"
-                raise HeadspanError(
+                raise _NoSeries(
                     f"{weights.reference} has {described} as in {self.checkpoints[-1].name}: a series is one model"
                 )
 

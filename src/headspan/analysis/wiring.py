@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,14 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
+from headspan.analysis.circuit import Circuit, edges_of, given_circuit
 from headspan.analysis.effects_result import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.analysis.hubs import HubScores, hubs
-from headspan.errors import HeadspanError
-from headspan.heads import Head, Pairing, parse_pairings
+from headspan.errors import HeadspanError, visible
+from headspan.heads import Head, Pairing, Port, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores, edge_row
+from headspan.scoring.metrics import metric_of
 from headspan.system.arguments import checked
+from headspan.system.ordering import descending, occurrence
 from headspan.system.outputs import GENERATOR, writing
 from headspan.system.tabular import Tabular
 
@@ -38,7 +42,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 class HeadCounts(NamedTuple):
-    """How many heads of a wiring carry a label, and how many carry none."""
+    """How many heads of a wiring carry a label, and how many carry none; nodes that are no heads are not counted."""
 
     in_class: int
     out_of_class: int
@@ -46,9 +50,9 @@ class HeadCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """A head of the graph, with its labels and its hub values by pairing."""
+    """A head of the graph (or another node of the model), with its labels and its hub values by pairing."""
 
-    head: Head
+    head: Port
     labels: tuple[str, ...] = ()
     inlet: Mapping[str, float] = field(default_factory=dict)
     outlet: Mapping[str, float] = field(default_factory=dict)
@@ -93,14 +97,21 @@ class Wiring(Tabular):
         return fields if effect is None else fields | {"effect": effect}
 
     def _headline(self) -> str:
-        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {len(self.nodes)} heads"
+        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        """How many heads, and nodes besides, are on the edges, in words."""
+        others = len({str(node.head) for node in self.nodes if not isinstance(node.head, Head)})
+        heads = f"{sum(isinstance(node.head, Head) for node in self.nodes)} heads"
+        return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
 
     @checked
-    def node(self, head: Head | str) -> Node:
-        """The node of one head."""
-        wanted = Head.parse(head)
+    def node(self, head: Port | str) -> Node:
+        """The node of one head, or of another node of the model by its name."""
+        wanted, _ = self.scores.ports.ask(head)
         for node in self.nodes:
-            if node.head == wanted:
+            if str(node.head) == str(wanted):
                 return node
         raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
 
@@ -113,8 +124,9 @@ class Wiring(Tabular):
     @checked
     def head_counts(self, labels: Labels | None = None) -> HeadCounts:
         """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
-        labelled = sum(bool(node.labels if labels is None else labels.of(node.head)) for node in self.nodes)
-        return HeadCounts(labelled, len(self.nodes) - labelled)
+        heads = {node.head: node for node in self.nodes if isinstance(node.head, Head)}
+        labelled = sum(bool(node.labels if labels is None else labels.of(head)) for head, node in heads.items())
+        return HeadCounts(labelled, len(heads) - labelled)
 
     def serves(self) -> list[tuple[Head, Head]]:
         """Each shared key/value head with each query head of its group, where both are on edges.
@@ -126,11 +138,15 @@ class Wiring(Tabular):
         return [(kv, head) for head, kv in links if head in present and kv in present]
 
     def strengths(self) -> list[float]:
-        """Every edge's score divided by the largest score of its pairing in this wiring: its opacity."""
-        largest: dict[Pairing, float] = {}
-        for edge in self.edges:
-            largest[edge.pairing] = max(edge.score, largest.get(edge.pairing, 0.0))
-        return [edge.score / largest[edge.pairing] if largest[edge.pairing] > 0 else 0.0 for edge in self.edges]
+        """How strongly to draw every edge, from 0 to 1: the root of its excess over chance, as on the page."""
+        roles = {role for edge in self.edges for role in edge.pairing}
+        ranks = {role: dict(zip(self.scores.heads(role), self.scores.ranks(role), strict=True)) for role in roles}
+        ends = [
+            (edge.score, ranks[edge.pairing.source][edge.source], ranks[edge.pairing.target][edge.target])
+            for edge in self.edges
+        ]
+        values, first, second = np.array(ends, dtype=np.float64).reshape(-1, 3).T
+        return metric_of(self.metric).strength(values, self.scores.d_model, first, second).tolist()
 
     # ---------------------------------------------------------------- exports
 
@@ -144,17 +160,20 @@ class Wiring(Tabular):
     @checked
     def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Nodes and edges as JSON with a schema version."""
+        names = self._graph_names()
         nodes = [
             {
-                "head": str(node.head),
+                "head": names[node.head],
                 "layer": node.head.layer,
+                "kind": node.head.kind,
+                "position": node.head.position,
                 "labels": list(node.labels),
                 "inlet": dict(node.inlet),
                 "outlet": dict(node.outlet),
             }
             for node in self.nodes
         ]
-        edges = [{"source": str(e.source), "target": str(e.target), **self._edge_fields(e)} for e in self.edges]
+        edges = [{"source": names[e.source], "target": names[e.target], **self._edge_fields(e)} for e in self.edges]
         content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
         if self.scores.ports.shared:
             content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
@@ -175,9 +194,17 @@ class Wiring(Tabular):
         _write(path, "graphml", as_graphml(self._graph()), force)
 
     def _graph(self) -> Graph:
-        edges = [Link(str(e.source), str(e.target), str(e.pairing), self._edge_fields(e)) for e in self.edges]
+        names = self._graph_names()
+        edges = [Link(names[e.source], names[e.target], str(e.pairing), self._edge_fields(e)) for e in self.edges]
         edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
-        return Graph(self._about(), {str(node.head): _node_fields(node) for node in self.nodes}, edges)
+        return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
+
+    def _graph_names(self) -> dict[Port, str]:
+        """The names of the nodes; one that writes at one end of the stream and reads at the other is two of them."""
+        count = Counter(str(node.head) for node in self.nodes)
+        twice = [node.head for node in self.nodes if count[str(node.head)] > 1]
+        names = {node.head: str(node.head) for node in self.nodes}
+        return names | {port: f"{port}.{'W' if port in self.scores.heads('W') else 'R'}" for port in twice}
 
     def _about(self) -> dict[str, str]:
         return {
@@ -211,9 +238,10 @@ def wiring(
     labels: Labels | str | os.PathLike[str] | None = None,
     *,
     used: bool = False,
+    circuit: Circuit | str | os.PathLike[str] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Wiring:
-    """The graph of the strongest forward pairs.
+    """The graph of the strongest forward pairs, or of the edges of a circuit.
 
     Parameters
     ----------
@@ -232,9 +260,15 @@ def wiring(
         Head classes to attach to the nodes, or the name or CSV file of some.
     used
         Keep only edges that the model uses, by the effects in the result (see :mod:`headspan.analysis.effects`).
+    circuit
+        A circuit or its JSON file (:mod:`headspan.analysis.circuit`): its edges, whatever their scores, in place of
+        those of a rule.
     say
-        Called with a sentence where nobody can tell whether the labels are for these weights.
+        Called with a sentence where nobody can tell whether the labels or the circuit are for these weights.
     """
+    if circuit is not None:
+        _no_rule(rule, q, null, minimum)
+        return _drawn(given_circuit(circuit), scores, metric, labels, used, say)
     chosen = parse_pairings(pairings)
     _check(rule, k, q, null, minimum)
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
@@ -242,6 +276,12 @@ def wiring(
     chosen = given_pairings(pairings, scores, metric)
     labels = given_labels(labels, scores, say)
     measured = effects_of(scores) if used else None
+    if measured is not None:
+        asked, chosen = chosen, tuple(pairing for pairing in chosen if not pairing.of_nodes)
+        if not chosen:
+            raise HeadspanError(
+                f"effects are measured between heads, and {', '.join(map(str, asked))} has other nodes: leave out used"
+            )
     edges, found = Edges(), list[Significance]()
     for pairing in chosen:
         matrix = scores[metric, pairing].forward()
@@ -258,6 +298,47 @@ def wiring(
     notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
     described = _describe(rule, k, rate, against, minimum) + (", used" if used else "")
     return Wiring(metric, chosen, described, edges, nodes, names, scores, notes)
+
+
+def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
+    """A circuit says itself which edges it has."""
+    if rule != "top" or any(value is not None for value in (q, null, minimum)):
+        raise HeadspanError("a circuit says which edges it has: leave out rule, q, null and minimum, or the circuit")
+
+
+def _drawn(
+    circuit: Circuit,
+    scores: ScoresLike,
+    metric: str,
+    labels: Labels | str | os.PathLike[str] | None,
+    used: bool,
+    say: Callable[[str], None],
+) -> Wiring:
+    """The wiring of a circuit: its edges with the scores that they have here."""
+    scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
+    labels = given_labels(labels, scores, say)
+    measured = effects_of(scores) if used else None
+    edges, differ = Edges(), 0
+    for edge, pairing, source, target in edges_of(circuit, scores.ports):
+        matrix = scores[metric, pairing].forward()
+        if measured is not None and not measured.used(pairing)[matrix.find(source, target)]:
+            continue
+        score = matrix.at(source, target)
+        rank = matrix.rank_of(source, target)
+        edges.append(Edge(metric, pairing, rank, source, target, score))  # type: ignore[arg-type]
+        known = edge.score if edge.metric == metric else None
+        differ += known is not None and abs(known - score) > 1e-3 * max(1.0, abs(score))
+    if differ:
+        say(
+            f"{differ} of the {len(edges)} edges have other scores in the circuit {circuit.name[:60]!r} than in this "
+            "result: it may have been made from another model"
+        )
+    edges = Edges(sorted(edges, key=lambda edge: (str(edge.pairing), edge.rank)))
+    chosen = tuple(dict.fromkeys(edge.pairing for edge in edges))
+    names = tuple(labels.names) if labels is not None else ()
+    described = f"circuit {visible(circuit.name)[:60]}".rstrip() + (", used" if used else "")
+    notes = () if edges else ("the circuit has no edges to show here",)
+    return Wiring(metric, chosen, described, edges, _nodes(edges, scores, metric, chosen, labels), names, scores, notes)
 
 
 def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
@@ -310,7 +391,7 @@ def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float 
 def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
     """The edges of one pairing, best first; a rank always counts all pairs of the pairing."""
     rows, columns, values = matrix.pairs()
-    order = np.argsort(-values, kind="stable")
+    order = descending(values)
     rows, columns, values = rows[order], columns[order], values[order]
     keep = allowed[rows, columns]
     if rule == "top":
@@ -320,19 +401,6 @@ def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Ite
     for i in np.flatnonzero(keep):
         source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
         yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
-
-
-def occurrence(items: np.ndarray) -> np.ndarray:
-    """How often each item has been seen before it.
-
-    >>> occurrence(np.array([4, 2, 4, 4, 2])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    order = np.argsort(items, kind="stable")
-    first = np.searchsorted(items[order], items[order], side="left")
-    seen = np.empty(len(items), dtype=np.int64)
-    seen[order] = np.arange(len(items)) - first
-    return seen
 
 
 def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> str:
@@ -348,29 +416,35 @@ def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> 
 def _nodes(
     edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
 ) -> tuple[Node, ...]:
-    """Every head that is an end of an edge, in layer order, query heads before shared ones."""
+    """Every head and node that is an end of an edge, in the order of the stream, query heads before shared ones."""
     heads = {edge.source for edge in edges} | {edge.target for edge in edges}
-    found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if edges else {}
+    whole = edges and not scores.screened  # hubs need every pair
+    found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if whole else {}
     inlets = {pairing: _by_head(hub.inlet) for pairing, hub in found.items()}
     outlets = {pairing: _by_head(hub.outlet) for pairing, hub in found.items()}
     return tuple(
         Node(
             head,
-            labels.of(head) if labels is not None else (),
+            labels.of(head) if labels is not None and isinstance(head, Head) else (),
             {pairing: values[head] for pairing, values in inlets.items() if head in values},
             {pairing: values[head] for pairing, values in outlets.items() if head in values},
         )
-        for head in sorted(heads, key=lambda head: (head.layer, head.kv, head.index))
+        for head in sorted(heads, key=_stream_order)
     )
 
 
-def _by_head(hub: HubScores) -> dict[Head, float]:
+def _stream_order(port: Port) -> tuple[Any, ...]:
+    return (port.position, port.kv, port.index, "") if isinstance(port, Head) else (port.position, True, 0, port.name)
+
+
+def _by_head(hub: HubScores) -> dict[Port, float]:
     return {head: float(value) for head, value in zip(hub.heads, hub.values, strict=True) if not np.isnan(value)}
 
 
 def _node_fields(node: Node) -> dict[str, str | int | float]:
     fields: dict[str, str | int | float] = {
-        "layer": node.head.layer, "kind": node.head.kind, "labels": ";".join(node.labels),
+        "layer": node.head.layer, "kind": node.head.kind, "position": node.head.position,
+        "labels": ";".join(node.labels),
     }  # fmt: skip
     fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
     return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}

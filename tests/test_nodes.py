@@ -1,0 +1,570 @@
+"""`headspan.nodes`: shares against plain formulas for every kind of node, exact p, and the empirical null."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import headspan as hs
+from headspan.errors import HeadspanError
+from headspan.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
+from headspan.models.nodes import node_sets
+
+LAYERS, HEADS, D, M = 4, 3, 40, 5
+
+
+def arrays(seed: int = 0, **more) -> dict:
+    rng = np.random.default_rng(seed)
+    return {role: rng.normal(size=(LAYERS, HEADS, D, M)).astype(np.float32) for role in "QKVO"} | more
+
+
+def share(weight: np.ndarray, basis: np.ndarray) -> float:
+    """PK/r by the plain formula."""
+    u, _ = np.linalg.qr(np.asarray(weight, np.float64))
+    x, _ = np.linalg.qr(np.asarray(basis, np.float64).reshape(len(weight), -1))
+    return float(np.square(u.T @ x).sum() / x.shape[1])
+
+
+def check_against_formula(weights, report, vectors: dict[tuple[str, str], np.ndarray]) -> int:
+    """Every row whose partner is a head has the share of the plain formula; and the best comes first."""
+    checked = 0
+    for row in report.rows():
+        if row["partner"].rpartition(".")[2] in "RW":
+            continue
+        role = "R" if row["side"] == "written by" else "W"
+        expected = share(weights.read_head(row["partner"]), vectors[row["node"], role])
+        assert row["share"] == pytest.approx(expected, abs=2e-5)
+        checked += 1
+    return checked
+
+
+# ------------------------------------------------------------------------------------------ planted and random
+
+
+def test_planted_directions_come_first_with_the_right_p() -> None:
+    from scipy.stats import beta
+
+    model, rng = arrays(), np.random.default_rng(5)
+    hidden = model["O"][1, 2] @ rng.normal(size=M) + 0.3 * rng.normal(size=D)
+    seen = model["K"][3, 0] @ rng.normal(size=M) + 0.3 * rng.normal(size=D)
+    report = hs.nodes(model, [hs.Node(hidden, "written", 3), hs.Node(seen, "read", 2)], k=4)
+    written, read = report.of("written")[0], next(row for row in report.of("read") if row["side"] == "read by")
+    assert (written["partner"], written["rank"]) == ("L1H2.O", 1) and read["partner"] == "L3H0.K"
+    for row, weight, vector in ((written, model["O"][1, 2], hidden), (read, model["K"][3, 0], seen)):
+        exact = share(weight, vector)
+        assert row["share"] == pytest.approx(exact, abs=1e-5) and exact > 0.5
+        assert row["p"] == pytest.approx(beta(M / 2, (D - M) / 2).sf(exact), rel=1e-3)
+    writers = [row for row in report.of("written") if row["side"] == "written by"]
+    assert [row["share"] for row in writers] == sorted((row["share"] for row in writers), reverse=True)
+    assert "2 nodes and the ports" in repr(report)
+    assert "1 node and the ports" in repr(hs.nodes(model, hs.Node(hidden, "written", 3)))
+
+
+def test_only_earlier_heads_write_and_later_ones_read() -> None:
+    report = hs.nodes(arrays(), hs.Node(np.ones(D), "u", 2), k=100)
+    writers = [row["partner"] for row in report.rows() if row["side"] == "written by"]
+    readers = [row["partner"] for row in report.rows() if row["side"] == "read by"]
+    assert sorted(writers) == sorted(f"L{layer}H{head}.O" for layer in (0, 1) for head in range(HEADS))
+    assert sorted(readers) == sorted(
+        f"L{layer}H{head}.{role}" for layer in (2, 3) for head in range(HEADS) for role in "QKV"
+    )
+
+
+def test_p_is_uniform_for_random_directions() -> None:
+    from scipy.stats import kstest
+
+    vectors = np.random.default_rng(11).normal(size=(4000, D))
+    report = hs.nodes(arrays(1), _as_set(vectors), k=LAYERS * HEADS)
+    rows = [row for row in report.by_node() if row["partner"] == "L2H1.O"]
+    assert len(rows) == 4000
+    assert kstest([row["p"] for row in rows], "uniform").pvalue > 0.01
+    z = np.array([row["z"] for row in rows])
+    assert abs(z.mean()) < 0.05 and abs(z.std() - 1) < 0.05
+
+
+def _as_set(vectors: np.ndarray, name: str = "v"):
+    """Vectors in memory as the set of a file's."""
+    from headspan.models.node_files import FileNodes
+
+    class Memory:
+        def names(self):
+            return [name]
+
+        def shape(self, tensor):
+            return vectors.shape
+
+        def read(self, tensor, rows=None, columns=None):
+            return vectors if rows is None else vectors[rows]
+
+    found = FileNodes(hs.open(arrays(1)), Path("memory"), Memory(), name, LAYERS)
+    found.places = {Role.R: found.places[Role.R]}
+    return found
+
+
+def test_z_of_subspaces_is_standard(tmp_path: Path) -> None:
+    bases = np.random.default_rng(12).normal(size=(3000, D, 4)).astype(np.float32)
+    np.save(tmp_path / "bases.npy", bases)
+    report = hs.nodes(arrays(1), f"{tmp_path}/bases.npy@{LAYERS}", k=LAYERS * HEADS)
+    rows = [row for row in report.by_node() if row["partner"] == "L1H0.O"]
+    z = np.array([row["z"] for row in rows])
+    assert all(row["p"] is None for row in rows) and len(rows) == 3000
+    assert abs(z.mean()) < 0.06 and abs(z.std() - 1) < 0.06
+
+
+def test_empirical_null_is_calibrated_on_held_out_nodes_of_one_kind(tmp_path: Path) -> None:
+    """Directions of one kind that favour some heads: p of a random one is far too small, the p of their kind is not."""
+    from scipy.stats import kstest
+
+    model, rng = arrays(2), np.random.default_rng(3)
+    kind = rng.normal(size=(1400, D)) + 2 * rng.normal(size=(1400, M)) @ model["O"][0, 0].T
+    save_file({"kind": kind.astype(np.float32)}, tmp_path / "kind.safetensors")
+    (everyone,) = node_sets(hs.open(model), f"{tmp_path}/kind.safetensors@2")
+    held_out = np.sort(rng.choice(1400, 400, replace=False))
+    everyone.ids = held_out
+    report = hs.nodes(model, everyone, k=100)
+    rows = [row for row in report.by_node() if row["partner"] == "L0H0.O"]
+    assert len(rows) == 400
+    assert np.median([row["p"] for row in rows]) < 1e-6
+    own = np.array([row["p_kind"] for row in rows])
+    assert kstest(own, "uniform").pvalue > 0.01 and 0.02 < np.mean(own <= 0.05) < 0.09
+
+
+def test_a_node_among_the_others_does_not_count_itself(tmp_path: Path) -> None:
+    model = arrays(2)
+    vectors = np.random.default_rng(0).normal(size=(30, D)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    report = hs.nodes(model, f"{tmp_path}/v.npy@4", k=50)
+    shares = np.array([share(model["O"][1, 1], vector) for vector in vectors])
+    for row in report.rows():
+        if row["partner"] == "L1H1.O":
+            mine = share(model["O"][1, 1], vectors[int(row["node"][2:-1])])
+            assert row["p_kind"] == pytest.approx((1 + np.sum(shares > mine)) / 30)
+
+
+def test_few_nodes_have_no_empirical_p(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(5, D)))
+    report = hs.nodes(arrays(), f"{tmp_path}/v.npy@2")
+    assert all(row["p_kind"] is None for row in report.rows())
+    assert any("no empirical p" in note for note in report.notes)
+
+
+# ----------------------------------------------------------------------------------------------- what is kept
+
+
+def test_blocks_stacks_and_small_memory_change_nothing(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(4).normal(size=(700, D)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    model = arrays(3)
+    whole = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3)
+    pieces = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3, memory="1MB")
+    import headspan.analysis.node_search as search
+
+    before = search.PRODUCT
+    try:
+        search.PRODUCT = 2000
+        tiny = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3)
+    finally:
+        search.PRODUCT = before
+    for other in (pieces, tiny):
+        for mine, theirs in zip(whole.by_node(), other.by_node(), strict=True):
+            assert mine["node"] == theirs["node"] and mine["share"] == pytest.approx(theirs["share"], rel=1e-5)
+        for mine, theirs in zip(whole.by_head(), other.by_head(), strict=True):
+            assert mine["partner"] == theirs["partner"] and mine["share"] == pytest.approx(theirs["share"], rel=1e-5)
+
+
+def test_best_nodes_of_every_head() -> None:
+    vectors = np.random.default_rng(4).normal(size=(200, D)).astype(np.float32)
+    model = arrays(3)
+    report = hs.nodes(model, _as_set(vectors), k=2)
+    for head in ("L0H0", "L3H2"):
+        rows = [row for row in report.by_head() if row["partner"] == f"{head}.O"]
+        weight = hs.open(model).read_head(f"{head}.O")
+        expected = sorted(range(200), key=lambda i: -share(weight, vectors[i]))[:2]
+        assert [row["node"] for row in rows] == [f"v[{i}]" for i in expected]
+        assert [row["rank"] for row in rows] == [1, 2]
+
+
+def test_many_nodes_are_listed_by_head(tmp_path: Path) -> None:
+    save_file({"v": np.random.default_rng(0).normal(size=(6000, D)).astype(np.float32)}, tmp_path / "v.safetensors")
+    report = hs.nodes(arrays(), f"{tmp_path}/v.safetensors@2", k=5)
+    assert not report.listed_by_node and len(report.rows()) == (2 + 2 * 3) * HEADS * 5
+    assert len(report.of("v[5999]")) == 10
+
+
+def test_nodes_write_what_other_nodes_read() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=D), rng.normal(size=(D, 2))
+    report = hs.nodes(arrays(), [hs.Node(first, "a", 1, reads=False), hs.Node(second, "b", 3, writes=False)], k=50)
+    (row,) = [row for row in report.of("b") if row["partner"] == "a.W"]
+    (other,) = [row for row in report.of("a") if row["partner"] == "b.R"]
+    x, _ = np.linalg.qr(second)
+    pk = np.square(x.T @ first).sum() / np.square(first).sum()
+    assert row["share"] == pytest.approx(pk / 2, abs=1e-6)  # of b's two dimensions
+    assert other["share"] == pytest.approx(pk, abs=1e-6)
+    alone = hs.nodes(arrays(), hs.Node(first, "a", 1))
+    assert not [row for row in alone.rows() if row["partner"].startswith("a.")]
+    late = hs.nodes(arrays(), [hs.Node(first, "a", 3, reads=False), hs.Node(second, "b", 1, writes=False)], k=50)
+    assert not [row for row in late.rows() if row["partner"] in ("a.W", "b.R")]
+
+
+def test_too_many_pairs_of_nodes_are_left_out(tmp_path: Path, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("v", "w"):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(30, D)))
+    files = [f"{tmp_path}/v.npy@1", f"{tmp_path}/w.npy@3"]
+    assert [row for row in hs.nodes(arrays(), files).rows() if row["partner"].startswith("v[")]
+    monkeypatch.setattr("headspan.analysis.node_search.MOST_NODE_PAIRS", 100)
+    report = hs.nodes(arrays(), files)
+    assert any("heads only" in note for note in report.notes)
+    assert not [row for row in report.rows() if row["partner"].startswith("v[")]
+
+
+def test_rank_of_a_port_and_of_a_basis_counts() -> None:
+    model = arrays()
+    model["O"][0, 0, :, 2:] = model["O"][0, 0, :, :2] @ np.random.default_rng(1).normal(size=(2, 3))
+    direction = np.random.default_rng(2).normal(size=D)
+    basis = np.stack([direction, 2 * direction, np.arange(D)], axis=1)
+    report = hs.nodes(model, [hs.Node(direction, "u", 2), hs.Node(basis, "flat", 2)], k=50)
+    from scipy.stats import beta
+
+    row = next(row for row in report.of("u") if row["partner"] == "L0H0.O")
+    assert row["p"] == pytest.approx(beta(1, (D - 2) / 2).sf(row["share"]), rel=1e-4)
+    row = next(row for row in report.of("flat") if row["partner"] == "L1H0.O")
+    assert row["share"] == pytest.approx(share(model["O"][1, 0], basis[:, [0, 2]]), abs=1e-5)
+
+
+def test_folded_layer_norm_has_one_dimension_less() -> None:
+    from scipy.stats import beta
+
+    rng = np.random.default_rng(0)
+    model = arrays(norm="layer", gain=rng.uniform(0.5, 2, size=(LAYERS, D)))
+    report = hs.nodes(model, hs.Node(rng.normal(size=D), "u", 1), fold=True, k=3)
+    for row in report.rows():
+        d = D - 1 if row["side"] == "read by" else D  # what is written is centred, what a probe reads is not
+        assert row["p"] == pytest.approx(beta(M / 2, (d - M) / 2).sf(row["share"]), rel=1e-3)
+
+
+# -------------------------------------------------------------------------------------------------- the kinds
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random GPT-2 and a small gated model, with adapters made by PEFT."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("gpt2")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=60, n_positions=20, n_inner=48)
+    model = transformers.GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_neurons_against_formulas(gpt2: Path, fold: bool) -> None:
+    weights = hs.fold(hs.open(gpt2)) if fold else hs.open(gpt2)
+    source = hs.open(gpt2).source
+    report = hs.nodes(weights, neurons="L0:3,L1:*", k=6)
+    vectors = {}
+    for layer in (0, 1):
+        start = f"transformer.h.{layer}."
+        rows, columns = (source.read(f"{start}mlp.{name}.weight") for name in ("c_fc", "c_proj"))
+        for i in range(48):
+            reads, writes = rows[:, i], columns[i]
+            if fold:
+                reads = reads * source.read(f"{start}ln_2.weight")
+                reads, writes = reads - reads.mean(), writes - writes.mean()
+            vectors[f"L{layer}N{i}", "R"], vectors[f"L{layer}N{i}", "W"] = reads, writes
+    assert check_against_formula(weights, report, vectors) > 300
+    own = [row for row in report.of("L1N5") if row["side"] == "written by"]
+    assert {row["partner"][:2] for row in own} <= {"L0", "L1"}  # the attention of its own layer wrote already
+    assert all(row["partner"][:2] == "L2" for row in report.of("L1N5") if row["side"] == "read by")
+
+
+def test_neurons_are_named_in_many_ways(gpt2: Path) -> None:
+    def names(text):
+        return [node.name for found in node_sets(hs.open(gpt2), neurons=text) for node in found.nodes(Role.R)]
+
+    assert names("L0:1,L2:4-6") == ["L0N1", "L2N4", "L2N5", "L2N6"]
+    assert names("0:1, 5, 7-8") == ["L0N1", "L0N5", "L0N7", "L0N8"]
+    assert names("L1:3,L1:3,L1:2-4") == ["L1N2", "L1N3", "L1N4"]
+    assert len(names("*")) == 3 * 48 == len(names("L*:*")) and names(["L1:0", "L2:0"]) == ["L1N0", "L2N0"]
+    for wrong in ("", "L1", "L1:", "L1:x", "L9:0", "L1:48", "L1:5-2", "17", "L1E0:3", "L1S:3", "L1:1.5", "L1:-3"):
+        with pytest.raises(HeadspanError):
+            names(wrong)
+
+
+def test_experts_one_by_one(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "qwen2_moe", hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=50,
+        num_experts=3, num_experts_per_tok=1, moe_intermediate_size=8, shared_expert_intermediate_size=10,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    weights = hs.open(tmp_path)
+    source = weights.source
+    report = hs.nodes(weights, neurons="L1E2:5,L0S:3", k=3)
+    start = "model.layers.1.mlp.experts.2."
+    gate, up = (source.read(f"{start}{name}.weight")[5] for name in ("gate_proj", "up_proj"))
+    shared = "model.layers.0.mlp.shared_expert."
+    vectors = {
+        ("L1E2N5", "R"): np.stack([gate, up], 1), ("L1E2N5", "W"): source.read(f"{start}down_proj.weight")[:, 5],
+        ("L0SN3", "R"): np.stack([source.read(f"{shared}{n}_proj.weight")[3] for n in ("gate", "up")], 1),
+        ("L0SN3", "W"): source.read(f"{shared}down_proj.weight")[:, 3],
+    }  # fmt: skip
+    assert check_against_formula(weights, report, vectors) == 9  # nothing reads behind the last layer
+    assert {row["kind"] for row in report.of("L1E2N5")} == {"expert neuron"}
+    sets = node_sets(weights, neurons="L1:*")
+    assert [len(found) for found in sets] == [24, 10] and len(node_sets(weights, neurons="L1E1:*")[0]) == 8
+    with pytest.raises(HeadspanError, match="L1E0:17 for a neuron of an expert or L1S:17"):
+        node_sets(weights, neurons="L1:3")
+    with pytest.raises(HeadspanError, match="experts 0 to 2"):
+        node_sets(weights, neurons="L1E3:0")
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_tokens_and_unembedding_against_formulas(fold: bool) -> None:
+    weights = hs.open("demo")
+    raw, norm = weights.unembedding(), weights.final_norm()
+    weights = hs.fold(weights) if fold else weights
+    rows, embedding = raw, weights.embedding()
+    if fold:
+        rows = raw * norm.gain
+        rows = rows - rows.mean(axis=1, keepdims=True)
+        rows, embedding = rows - rows.mean(axis=0), embedding - embedding.mean(axis=1, keepdims=True)
+    report = hs.nodes(weights, tokens=["<id 5>", "<id 70>"], k=5)
+    names = [weights.vocabulary().readable(i) if weights.vocabulary() else f"<id {i}>" for i in (5, 70)]
+    vectors = {(n, r): m[i] for n, i in zip(names, (5, 70), strict=True) for r, m in (("R", rows), ("W", embedding))}
+    assert check_against_formula(weights, report, vectors) >= 16
+    (found,) = node_sets(weights, unembedding=True)
+    assert len(found) == weights.vocab_size and found.places[Role.R].position == UNEMBEDDING_POSITION
+    np.testing.assert_allclose(np.concatenate([b for _, b in found.blocks(Role.R, 37)])[:, :, 0], rows, atol=1e-5)
+    (both,) = node_sets(weights, embedding=True, unembedding=True)
+    assert both.places[Role.W].position == EMBEDDING_POSITION and set(both.places) == {Role.R, Role.W}
+
+
+def test_words_by_their_text(real_smollm2) -> None:
+    weights = hs.open(real_smollm2)
+    (found,) = node_sets(weights, tokens=" Paris, London")
+    assert [node.name for node in found.nodes(Role.R)] == ["_Paris", "_London"]
+    with pytest.raises(HeadspanError, match=r"is not one token .* it consists of"):
+        node_sets(weights, tokens=" Parisianly")
+    with pytest.raises(HeadspanError, match="is no token"):
+        node_sets(weights, tokens=" Paris,")
+
+
+@pytest.fixture(scope="module")
+def real_smollm2() -> str:
+    import os
+
+    path = os.environ.get("HEADSPAN_SMOLLM2_GGUF", "")
+    if not path:
+        pytest.skip("needs SmolLM2 as a GGUF file")
+    return path
+
+
+# --------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapter_made_by_peft(gpt2: Path, tmp_path: Path, rslora: bool) -> None:
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    from transformers import GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    config = peft.LoraConfig(
+        r=3, lora_alpha=12, target_modules=r".*h\.[01]\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)",
+        fan_in_fan_out=True, use_rslora=rslora, modules_to_save=["ln_f"],
+    )  # fmt: skip
+    adapted = peft.get_peft_model(GPT2LMHeadModel.from_pretrained(gpt2), config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn_like(parameter))
+    adapted.save_pretrained(tmp_path / "lora")
+    weights = hs.open(gpt2)
+    report = hs.nodes(weights, adapter=tmp_path / "lora", k=3)
+    state = {k: v.detach().numpy() for k, v in adapted.state_dict().items() if "lora_" in k}
+    vectors = {}
+    for layer in (0, 1):
+        start = f"base_model.model.transformer.h.{layer}."
+        vectors[f"lora/L{layer}.attn.c_attn", "R"] = state[f"{start}attn.c_attn.lora_A.default.weight"].T
+        vectors[f"lora/L{layer}.mlp.c_fc", "R"] = state[f"{start}mlp.c_fc.lora_A.default.weight"].T
+    names = {row["node"] for row in report.rows()}
+    for layer in (0, 1):
+        for module in ("attn", "mlp"):
+            stored = state[f"base_model.model.transformer.h.{layer}.{module}.c_proj.lora_B.default.weight"]
+            vectors[f"lora/L{layer}.{module}.c_proj", "W"] = stored
+    assert len(names) == 7  # of 8: nothing writes what layer 0's attention reads
+    assert check_against_formula(weights, report, vectors) > 15
+    assert all(row["p"] is None and row["kind"] == "adapter" for row in report.rows())
+    scaling = 12 / np.sqrt(3) if rslora else 4
+    assert any(f"scales B·A by {scaling:g}" in note for note in report.notes)
+    assert any("modules_to_save" in note for note in report.notes)
+
+
+def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
+    with pytest.raises(HeadspanError, match="is no adapter"):
+        hs.nodes(gpt2, adapter=tmp_path)
+    with pytest.raises(HeadspanError, match="open the model itself"):
+        hs.nodes(arrays(), adapter=tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- SAEs
+
+
+def write_sae(folder: Path, config: dict, **tensors: np.ndarray) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cfg.json").write_text(json.dumps(config))
+    save_file({k: np.ascontiguousarray(v, np.float32) for k, v in tensors.items()}, folder / "sae_weights.safetensors")
+    return folder
+
+
+def sae_tensors(features: int = 50, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "W_enc": rng.normal(size=(D, features)),
+        "W_dec": rng.normal(size=(features, D)),
+        "b_enc": np.ones(features),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "reads", "writes"),
+    [
+        ({"metadata": {"hook_name": "blocks.2.hook_resid_pre"}}, 4, 3),
+        ({"hook_name": "blocks.2.hook_resid_mid", "hook_layer": 2}, 5, 4),
+        ({"hook_point": "blocks.2.hook_resid_post", "hook_point_layer": 2}, 6, 5),
+        ({"hook_name": "blocks.2.hook_mlp_out"}, None, 5),
+        ({"hook_name": "blocks.2.hook_attn_out"}, None, 4),
+        ({"hook_name": "model.layers.1"}, 4, 3),
+        ({"architecture": "transcoder", "d_out": D, "hook_name": "blocks.1.ln2.hook_normalized",
+          "hook_name_out": "blocks.1.hook_mlp_out"}, 3, 3),
+        ({"metadata": {"hook_name": "blocks.1.hook_mlp_in", "hook_name_out": "blocks.1.hook_mlp_out"},
+          "architecture": "skip_transcoder"}, 3, 3),
+    ],
+)  # fmt: skip
+def test_where_a_feature_stands(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
+    tensors = sae_tensors()
+    (found,) = node_sets(hs.open(arrays()), sae=write_sae(tmp_path / "sae", config, **tensors))
+    assert {role: place.position for role, place in found.places.items()} == (
+        {Role.W: writes} if reads is None else {Role.R: reads, Role.W: writes}
+    )
+    assert found.nodes(Role.W)[7].name == "sae[7]" and len(found) == 50
+    for role, expected in ((Role.R, tensors["W_enc"].T), (Role.W, tensors["W_dec"])):
+        if role in found.places:
+            blocks = np.concatenate([block for _, block in found.blocks(role, 8)])[:, :, 0]
+            np.testing.assert_allclose(blocks, expected, rtol=1e-6)
+
+
+def test_features_against_formulas(tmp_path: Path) -> None:
+    tensors = sae_tensors()
+    folder = write_sae(tmp_path / "sae", {"hook_name": "blocks.2.hook_resid_pre"}, **tensors)
+    weights = hs.open(arrays())
+    report = hs.nodes(weights, sae=f"{folder}:0,5,10-12", k=4)
+    vectors = {(f"sae[{i}]", "R"): tensors["W_enc"][:, i] for i in range(50)}
+    vectors |= {(f"sae[{i}]", "W"): tensors["W_dec"][i] for i in range(50)}
+    assert check_against_formula(weights, report, vectors) == 5 * 8
+    assert {row["node"] for row in report.rows()} == {f"sae[{i}]" for i in (0, 5, 10, 11, 12)}
+    assert all(row["p_kind"] is not None for row in report.rows())  # the other 45 features
+
+
+def test_features_that_are_no_directions_of_the_stream(tmp_path: Path) -> None:
+    weights = hs.open(arrays())
+
+    def refused(sentence: str, config: dict, chosen: str = "", **tensors: np.ndarray) -> None:
+        folder = write_sae(tmp_path / "sae", config, **{**sae_tensors(), **tensors})
+        with pytest.raises(HeadspanError, match=sentence):
+            node_sets(weights, sae=f"{folder}{chosen}")
+
+    good = {"hook_name": "blocks.2.hook_resid_pre"}
+    refused("not in the residual stream", {"hook_name": "blocks.2.attn.hook_z"})
+    refused("not in the residual stream", {"hook_name": "blocks.2.mlp.hook_post"})
+    refused("which has the layers 0 to 3", {"hook_name": "blocks.7.hook_resid_pre"})
+    refused("is not known", {"hook_name": "somewhere"})
+    refused("does not name one hook", {"hook_name": 5})
+    refused("does not name one hook", {})
+    refused("one head", good | {"hook_head_index": 2})
+    refused("does not name its hook_name_out", good | {"architecture": "transcoder"})
+    refused("no axis is of d_model", good, W_enc=np.ones((D + 1, 50)))
+    refused("50 features in W_enc and 49", good, W_dec=np.ones((49, D)))
+    refused("go from 0 to 49", good, ":50")
+    refused("does not name features", good, ":a")
+    for name in ("cfg.json", "sae_weights.safetensors"):
+        (write_sae(tmp_path / "sae", good, **sae_tensors()) / name).unlink()
+        with pytest.raises(HeadspanError, match=r"needs cfg\.json"):
+            node_sets(weights, sae=tmp_path / "sae")
+    with pytest.raises(HeadspanError, match="no such directory"):
+        node_sets(weights, sae=tmp_path / "nowhere")
+
+
+def test_dead_features_are_left_out(tmp_path: Path) -> None:
+    tensors = sae_tensors()
+    tensors["W_dec"][3] = 0
+    folder = write_sae(tmp_path / "sae", {"hook_name": "blocks.2.hook_resid_pre"}, **tensors)
+    report = hs.nodes(arrays(), sae=folder, k=2)
+    assert {row["side"] for row in report.of("sae[3]")} == {"written by"}
+    assert any("1 ports of nodes have the length 0" in note for note in report.notes)
+
+
+# ------------------------------------------------------------------------------------------- TransformerLens
+
+
+def test_transformer_lens_neurons_and_unembedding(gpt2: Path) -> None:
+    """W_in, W_out, W_U and W_E as TransformerLens has them."""
+    bridge = pytest.importorskip("transformer_lens.model_bridge")
+    model = bridge.TransformerBridge.boot_transformers(str(gpt2))
+    weights = hs.open(gpt2)
+    report = hs.nodes(weights, neurons="*", tokens=["<id 3>"], k=3)
+    vectors = {("<id 3>", "R"): model.W_U[:, 3].detach().numpy(), ("<id 3>", "W"): model.W_E[3].detach().numpy()}
+    for layer in range(3):
+        for i in range(48):
+            vectors[f"L{layer}N{i}", "R"] = model.W_in[layer, :, i].detach().numpy()
+            vectors[f"L{layer}N{i}", "W"] = model.W_out[layer, i].detach().numpy()
+    assert check_against_formula(weights, report, vectors) > 300
+
+
+def test_transformer_lens_unembedding_of_the_demo_model() -> None:
+    """W_U and W_E of some tokens; the demo model has no neurons."""
+    bridge = pytest.importorskip("transformer_lens.model_bridge")
+    weights = hs.open("demo")
+    folder = weights.source.files()[0].parent  # type: ignore[attr-defined]
+    model = bridge.TransformerBridge.boot_transformers(str(folder))
+    ids = (3, 40, 700)
+    report = hs.nodes(weights, tokens=[f"<id {i}>" for i in ids], k=4)
+    vectors = {}
+    for i in ids:
+        name = next(row["node"] for row in hs.nodes(weights, tokens=[f"<id {i}>"], k=1).rows())
+        vectors[name, "R"], vectors[name, "W"] = model.W_U[:, i].detach().numpy(), model.W_E[i].detach().numpy()
+    assert check_against_formula(weights, report, vectors) >= 24
+
+
+def test_state_dict_of_hooked_transformer_has_neurons() -> None:
+    """The names of HookedTransformer's tensors, with W_in (d, neurons) and W_out (neurons, d), gated or not."""
+    rng = np.random.default_rng(0)
+    state = {"embed.W_E": (30, 16), "unembed.W_U": (16, 30)}
+    for layer in range(2):
+        start = f"blocks.{layer}."
+        state |= {f"{start}attn.W_{role}": (4, 16, 4) for role in "QKV"} | {f"{start}attn.W_O": (4, 4, 16)}
+        state |= {f"{start}mlp.W_in": (16, 20), f"{start}mlp.W_gate": (16, 20), f"{start}mlp.W_out": (20, 16)}
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in state.items()}
+    config = {"n_layers": 2, "d_model": 16, "n_heads": 4, "d_head": 4, "d_vocab": 30, "normalization_type": None}
+    weights = hs.open((tensors, config))
+    report = hs.nodes(weights, neurons="L1:7", tokens=["<id 3>"], k=3)
+    both = np.stack([tensors["blocks.1.mlp.W_gate"][:, 7], tensors["blocks.1.mlp.W_in"][:, 7]], axis=1)
+    vectors = {("L1N7", "R"): both, ("L1N7", "W"): tensors["blocks.1.mlp.W_out"][7]}
+    vectors |= {("<id 3>", "R"): tensors["unembed.W_U"][:, 3], ("<id 3>", "W"): tensors["embed.W_E"][3]}
+    assert check_against_formula(weights, report, vectors) >= 6
+
+
+def test_no_nodes_and_wrong_arguments() -> None:
+    for wrong in ({}, {"add": []}, {"neurons": "L0:1"}, {"tokens": "a"}, {"embedding": True}, {"k": 0, "add": "x"}):
+        with pytest.raises(HeadspanError):
+            hs.nodes(arrays(), **wrong)
