@@ -81,12 +81,13 @@ def test_every_head_keeps_its_best_partners() -> None:
             assert (str(source), str(matrix.targets[int(np.nanargmax(matrix.values[i]))])) in kept
 
 
-@pytest.mark.parametrize(("layers", "heads", "encoding"), [(2, 8, "f4"), (8, 10, "u2"), (20, 16, "u1")])
-def test_matrices_are_exact_or_close(layers: int, heads: int, encoding: str) -> None:
+@pytest.mark.parametrize(("layers", "heads", "coarse"), [(2, 8, "f4"), (8, 10, "u2"), (20, 16, "u1")])
+def test_matrices_are_exact_or_close(layers: int, heads: int, coarse: str) -> None:
     scores = synthetic_scores(layers, heads)
     page = report(scores)
     for metric, pairing in (("pk", "OK"), ("cs", "QQ")):
         raw = page.payload["matrices"][f"{metric}/{pairing}"]
+        encoding = "f4" if metric == "pk" and coarse == "u2" else coarse
         assert raw["encoding"] == encoding
         values = scores[metric, pairing].pairs()[2]
         stored = unpack(raw["data"], encoding)
@@ -95,6 +96,32 @@ def test_matrices_are_exact_or_close(layers: int, heads: int, encoding: str) -> 
             continue
         step = (raw["high"] - raw["low"]) / {"u2": 65535, "u1": 255}[encoding]
         np.testing.assert_allclose(raw["low"] + step * stored, values, atol=0.51 * step)
+
+
+def test_more_similarities_do_not_make_the_first_coarser() -> None:
+    scores = hs.score(array_model(6, 9, 9), "all")
+    more = {("x" + str(i), p): v for i in range(40) for (m, p), v in scores.arrays.items() if m == "pk"}
+    many = Scores({**scores.arrays, **more}, scores.ports, scores.d_model, scores.role_ranks, scores.provenance)
+    payload = report(many).payload
+    for pairing in scores.pairings:
+        raw = payload["matrices"][f"pk/{pairing}"]
+        np.testing.assert_array_equal(unpack(raw["data"], raw["encoding"]), scores["pk", pairing].pairs()[2])
+
+
+def test_nothing_tells_of_the_makers_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "secret" / "models"
+    folder.mkdir(parents=True)
+    labels = folder / "mine.csv"
+    labels.write_text("head,label\nL0H1,writer\nL2H0,reader\n")
+    weights = array_model()
+    scores = hs.score(weights)
+    scores.provenance["reference"] = str(folder / "model")
+    scores.provenance["tensors"] = [f"{folder}/a.safetensors", "of ~/secret/x/y.bin and org/name"]
+    page = report(scores, weights, labels=str(labels))
+    assert "secret" not in page.html and str(tmp_path) not in page.html
+    assert page.payload["model"]["name"] == page.payload["model"]["reference"] == "model"
+    assert page.payload["labels"]["source"] == "mine.csv"
+    assert "org/name" in page.html
 
 
 def test_other_pair_sets_are_kept_too() -> None:
@@ -166,7 +193,7 @@ def test_one_metric_one_pairing_one_layer() -> None:
     assert [m["key"] for m in payload["metrics"]] == ["cs"]
     assert payload["distributions"] == {}
     assert payload["hub_pairings"] == []
-    assert payload["findings"]
+    assert payload["findings"] == [] and not payload["above_chance"], "random weights, and no planted pair among these"
 
 
 def test_weights_of_another_model_are_refused(made: Made) -> None:
@@ -277,10 +304,10 @@ def test_a_thousand_heads_stay_under_ten_megabytes() -> None:
     assert kinds["cs/QK"] == "layers"
 
 
-def test_gpt2_stays_under_two_megabytes(gpt2_dir: Path) -> None:
+def test_gpt2_stays_under_three_megabytes(gpt2_dir: Path) -> None:
     weights = hs.open(str(gpt2_dir))
     page = report(hs.score(weights), weights, labels="gpt2-ioi", tokens=0)
-    assert len(page.html.encode()) < 2e6
+    assert len(page.html.encode()) < 3e6
     assert page.payload["findings"][0]["title"] == "L4H11 writes what the keys of L5H1 read"
     detection = page.payload["evaluation"]["detection"][0]
     assert detection["average"] == pytest.approx(0.395, abs=6e-4)

@@ -94,7 +94,7 @@ def test_the_demo_comes_confirmed() -> None:
     assert len(rest) == 4
     measured = effects_of(Scores.load(SHIPPED))
     table = measured.matrix("OK")
-    for source, target in rest:  # as README says of the thin lines
+    for source, target in rest:  # as README says of the lines without a dot
         place = table.sources.index(hs.Head.parse(source)), table.targets.index(hs.Head.parse(target))
         lost = -measured.arrays["induction", table.pairing][place] / measured.clean["induction"][place[1]]
         assert 0 < lost < 0.1

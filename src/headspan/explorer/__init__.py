@@ -96,7 +96,7 @@ def report(
         return page
     if weights is None and not isinstance(scores, Scores) and not is_result(scores):
         weights = scores = given_weights(scores)
-    scores = given_scores(scores)
+    scores = given_scores(scores, whole="the page")
     if weights is not None:
         weights = weights_of(scores, weights)
     if behaviour is not None:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from headspan.analysis.behaviour import KIND_TITLES
+from headspan.analysis.changes import aligned, places
 from headspan.analysis.drift import Diff
 from headspan.analysis.series import Series
 from headspan.explorer import Report
 from headspan.explorer.encode import pack
-from headspan.explorer.page import render
-from headspan.heads import ROLES, Role
+from headspan.explorer.page import STYLES, render
+from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, PortTable, Role
+from headspan.scores import Scores
+from headspan.scoring.metrics import metric_of
 
-SCRIPTS = ("core.js", "table.js", "change.js")
+SCRIPTS = ("core.js", "table.js", "layout.js", "flow.js", "change.js")
 
 
 def change_page(change: Diff | Series) -> Report:
     """The page of a comparison or of a series; it needs no other file and asks for none."""
     payload = _diff_payload(change) if isinstance(change, Diff) else _series_payload(change)
-    return Report(payload, render(payload, template="change.html", scripts=SCRIPTS))
+    return Report(payload, render(payload, "change.html", SCRIPTS, (*STYLES, "change.css")))
 
 
 def _diff_payload(change: Diff) -> dict[str, Any]:
@@ -40,8 +44,9 @@ def _diff_payload(change: Diff) -> dict[str, Any]:
         "facts": facts,
         "notes": change.notes,
         "heads": _heads({role: [line.head for line in change.drift if line.role is role] for role in ROLES}),
+        "served_by": _served({role: tuple(line.head for line in change.drift if line.role is role) for role in ROLES}),
         "drift": _plain(change.records("drift")),
-        "edges": _plain(change.records("edge")),
+        "edges": _with_strengths(change, _plain([*change.records("edge"), *_kept(change)])),
         "hubs": _plain(change.records("hub")),
         "k": change.k,
     }
@@ -58,10 +63,12 @@ def _series_payload(series: Series) -> dict[str, Any]:
         },
         "notes": series.notes,
         "heads": _heads(series.heads),
+        "served_by": _served(series.heads),
         "steps": [[step.step, step.name] for step in series.steps],
         "k": series.k,
         "edge_list": [[str(edge.pairing), str(edge.source), str(edge.target)] for edge in series.edges],
         "scores": pack(series.scores, "f4"),
+        "strengths": _strengths(series),
         "ranks": pack(series.ranks, "i4"),
         "from_previous": {str(role): pack(series.from_previous[role], "f4") for role in ROLES},
         "from_last": {str(role): pack(series.from_last[role], "f4") for role in ROLES},
@@ -72,6 +79,59 @@ def _series_payload(series: Series) -> dict[str, Any]:
         "query": [str(head) for head in series.heads[Role.Q]],
         "trajectories": _plain(series.records("trajectory")),
     }  # fmt: skip
+
+
+def _kept(change: Diff) -> Iterator[dict[str, Any]]:
+    """Edges that are among the strongest k before and after, and not listed as changed: the rest of both wirings."""
+    listed = {(edge.pairing, edge.source, edge.target) for edge in change.edges}
+    for pairing in FLOW_PAIRINGS:
+        if ("pk", pairing) not in change.before or ("pk", pairing) not in change.after:
+            continue
+        before, after = aligned(change.before["pk", pairing], change.after["pk", pairing])
+        ranks, later = places(before.values), places(after.values)
+        for i, j in np.argwhere((ranks > 0) & (ranks <= change.k) & (later > 0) & (later <= change.k)):
+            source, target = before.sources[i], before.targets[j]
+            if (pairing, source, target) in listed:
+                continue
+            was, now = float(before.values[i, j]), float(after.values[i, j])
+            yield {
+                "pairing": str(pairing), "source": str(source), "target": str(target), "kind": "kept", "before": was,
+                "after": now, "change": now - was, "rank_before": int(ranks[i, j]), "rank_after": int(later[i, j]),
+            }  # fmt: skip
+
+
+def _with_strengths(change: Diff, edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Edges with how strongly to draw them before and after."""
+    for pairing in FLOW_PAIRINGS:
+        mine = [edge for edge in edges if edge["pairing"] == str(pairing)]
+        for name, scores in (("before", change.before), ("after", change.after)):
+            if mine:
+                values = np.array([np.nan if edge[name] is None else edge[name] for edge in mine], dtype=np.float64)
+                drawn = metric_of("pk").strength(values, scores.d_model, *_widest(scores, pairing))
+                for edge, strength in zip(mine, drawn, strict=True):
+                    edge[f"{name}_strength"] = round(float(strength), 4)
+    return edges
+
+
+def _widest(scores: Scores, pairing: Pairing) -> tuple[np.ndarray, np.ndarray]:
+    first, second = (np.asarray(scores.ranks(role).max(initial=1)) for role in pairing)
+    return first, second
+
+
+def _strengths(series: Series) -> str | None:
+    """How strongly to draw every edge at every step; None for a file that does not say how wide its heads are."""
+    known = series.provenance.get("dimensions")
+    if not isinstance(known, dict) or not series.edges:
+        return None
+    ranks = np.array([[int(known[str(role)]) for role in edge.pairing] for edge in series.edges])
+    d_model = int(series.provenance["d_model"])
+    return pack(metric_of("pk").strength(series.scores, d_model, ranks[:, 0], ranks[:, 1]), "f4")
+
+
+def _served(heads: Mapping[Role, Sequence[Head]]) -> dict[str, str]:
+    """The key/value head of every query head that shares one."""
+    table = PortTable.of_heads(heads[Role.Q], heads[Role.V])
+    return {str(head): str(kv) for head, kv in table.served_by.items()}
 
 
 def _heads(heads: dict[Role, Any]) -> dict[str, list[list[Any]]]:

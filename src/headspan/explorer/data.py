@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 import headspan
-from headspan.analysis.baseline import PairingSummary, summarise
-from headspan.analysis.effects_result import effects_in
+from headspan.analysis.baseline import PairingSummary, summary_of
+from headspan.analysis.effects_result import Effects, effects_in
 from headspan.analysis.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
 from headspan.analysis.origin import check_same_model
 from headspan.errors import HeadspanError
-from headspan.explorer.details import pair_details, tokens_by_role
-from headspan.explorer.edges import about_effects, edges_of
+from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
+from headspan.explorer.edges import Nulls, about_effects, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
-from headspan.explorer.findings import find, metric_order
+from headspan.explorer.findings import find, metric_order, rises_above_chance
+from headspan.explorer.head_values import head_values
+from headspan.explorer.paths import strongest_paths
+from headspan.explorer.tour import tour
 from headspan.figures.style import SEQUENTIAL, label_colours
-from headspan.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
+from headspan.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
+from headspan.models.identity import short_name
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
 from headspan.scoring.metrics import metric_of
@@ -73,31 +80,43 @@ def collect(
         labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
-    summaries = _summaries(scores)
+    edges, summaries = _edges_and_summaries(scores, limits, measured)
     evaluated = _evaluation(scores, labels)
+    above = rises_above_chance(scores)
     missing: dict[str, str] = {}
     payload: dict[str, Any] = {
         "schema": SCHEMA,
         "generator": {"name": "headspan", "version": headspan.__version__},
         "model": _model(scores, weights),
         "heads": {"query": list(map(str, scores.ports.query)), "kv": list(map(str, scores.ports.kv))},
+        "ports": {str(role): [str(port) for port in scores.ports.of(role)] for role in scores.ports.ports},
+        "served_by": {str(head): str(kv) for head, kv in scores.ports.served_by.items()},
+        "nodes": [
+            {"name": str(n), "kind": n.kind, "layer": n.layer, "position": n.position} for n in scores.ports.nodes
+        ],
         "ranks": {str(role): ranks.tolist() for role, ranks in scores.role_ranks.items()},
         "metrics": [_metric(scores, metric) for metric in metric_order(scores)],
         "pairings": [str(pairing) for pairing in _ordered(scores)],
         "compared": sum(int(np.count_nonzero(~np.isnan(values))) for values in scores.arrays.values()),
         "default_k": min(DEFAULT_K, limits.overall),
         "default_pairings": _opening_pairings(scores),
+        "above_chance": above,
+        "chance": chance_levels(scores),
         "effects": about_effects(measured),
         "limits": {"overall": limits.overall, "per_head": limits.per_head},
-        "edges": {f"{m}/{p}": edges_of(scores, m, p, limits, measured) for m, p in scores.arrays},
+        "edges": edges,
         "matrices": matrices | encode_effects(measured),
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
         "agreement": _agreement(scores, matrices),
         "labels": _labels(labels),
         "behaviour": _behaviour(scores, behaviour),
+        "head_values": head_values(scores, measured),
         "evaluation": evaluated,
-        "findings": [finding._asdict() for finding in find(scores, summaries, evaluated)],
-        "notes": [*filter(None, doubts), *map(str, weights.notes if weights is not None else ())],
+        "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
+        "tour": tour(scores, labels) if above else [],
+        "notes": [
+            without_paths(str(n)) for n in (*filter(None, doubts), *(weights.notes if weights is not None else ()))
+        ],
         "provenance": _provenance(scores),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
@@ -109,6 +128,8 @@ def collect(
     missing["evaluation"] = "No labels were given. Add --labels with a CSV of head,label, or one of the shipped lists."
     missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
     payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)
+    payload["paths"] = strongest_paths(scores, weights)
+    payload["angles_by_chance"] = chance_curves(scores, payload["details"])
     return payload
 
 
@@ -117,27 +138,16 @@ def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
     layers = sorted({head.layer for head in table.query})
     reference = str(about.get("reference") or "arrays")
     return {
-        "reference": reference,
-        "name": _short_name(reference),
+        "reference": without_paths(reference),
+        "name": short_name(reference),
         "architecture": str(about.get("architecture") or (weights.architecture if weights is not None else "")),
         "folding": str(about.get("folding", "none")),
         "d_model": scores.d_model,
         "layers": layers,
-        "n_heads": max(head.index for head in table.query) + 1,
-        "n_kv_heads": max(head.index for head in table.kv) + 1,
+        "n_heads": table.a_layer(Role.O),
+        "n_kv_heads": table.a_layer(Role.V),
         "shared": any(head.kv for head in table.kv),
     }
-
-
-def _short_name(reference: str) -> str:
-    """A path's last part; a hub id as it is.
-
-    >>> _short_name("/models/gpt2/"), _short_name("openai-community/gpt2")
-    ('gpt2', 'openai-community/gpt2')
-    """
-    parts = [part for part in reference.replace("\\", "/").split("/") if part]
-    is_path = reference.startswith((".", "/", "~")) or len(parts) > 2 or "\\" in reference
-    return parts[-1] if is_path and parts else reference
 
 
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
@@ -147,34 +157,47 @@ def _metric(scores: Scores, metric: str) -> dict[str, Any]:
         "title": metric_of(metric).title,
         "short": metric_of(metric).short,
         "max": metric_of(metric).largest(widest, widest),
+        "grows": metric_of(metric).grows_with_rank,
     }
 
 
 def _ordered(scores: Scores) -> list[Pairing]:
     """Pairings by source role, then target role, as the grid of heat maps shows them."""
-    return sorted(scores.pairings, key=lambda p: (ROLES.index(p.source), ROLES.index(p.target)))
+    order = (*ROLES, *NODE_ROLES)
+    return sorted(scores.pairings, key=lambda p: (order.index(p.source), order.index(p.target)))
 
 
 # ------------------------------------------------------------------ statistics
 
 
 def _opening_pairings(scores: Scores) -> list[str]:
-    """The pairings that are drawn at first: OQ, OK and OV, or OK alone where this would be most of a small model."""
+    """The pairings that are drawn at first: OQ, OK and OV, or OK alone where this would be most of a small model.
+
+    Whoever added nodes wants to see what writes and reads them.
+    """
     metric = metric_order(scores)[0]
     pairs = {p: len(scores[metric, p].forward().pairs()[2]) for p in FLOW_PAIRINGS if (metric, p) in scores}
     crowded = DEFAULT_K * len(pairs) > CROWDED * sum(pairs.values())
     if not pairs:
         return [str(p) for p in _ordered(scores)[:3]]
     keys = Pairing.parse("OK")
-    return [str(keys)] if crowded and keys in pairs else [str(p) for p in _ordered(scores) if p in pairs]
+    opening = {keys} if crowded and keys in pairs else set(pairs)
+    return [str(p) for p in _ordered(scores) if p in opening or (p in NODE_PAIRINGS and (metric, p) in scores)]
 
 
-def _summaries(scores: Scores) -> list[PairingSummary]:
-    try:
-        found = {line.pairing: line for line in summarise(scores)}
-    except HeadspanError:  # no pk scores, one layer only, or subspaces that fill the space
-        return []
-    return [found[pairing] for pairing in _ordered(scores) if pairing in found]
+def _edges_and_summaries(
+    scores: Scores, limits: Limits, measured: Effects | None
+) -> tuple[dict[str, Any], list[PairingSummary]]:
+    """The kept edges by ``metric/pairing``, and every pairing against chance: what takes long is done once for both."""
+    edges: dict[str, Any] = {}
+    found: dict[Pairing, PairingSummary] = {}
+    for metric, pairing in scores.arrays:
+        nulls = Nulls.of(scores, metric, pairing)
+        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls)
+        if metric == "pk" and not pairing.of_nodes:
+            with suppress(HeadspanError):  # one layer only, or subspaces that fill the space
+                found[pairing] = summary_of(scores, pairing, random_null=nulls.random, reversed_null=nulls.reversed)
+    return edges, [found[pairing] for pairing in _ordered(scores) if pairing in found]
 
 
 def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
@@ -224,7 +247,7 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
     if labels is None:
         return None
     return {
-        "source": labels.source,
+        "source": without_paths(labels.source),
         "count": len(labels),
         "colours": label_colours(labels.names),
         "heads": {str(head): list(names) for head, names in labels.classes.items()},
@@ -266,7 +289,7 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
                 for kind in ("pr_auc", "roc_auc"):
                     found[kind].append(_line(title, classes[kind]))
         except HeadspanError as error:
-            found["note"] = str(error)
+            found["note"] = without_paths(str(error))
     return found
 
 
@@ -283,7 +306,8 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
     """What the result says about itself, as text."""
     rows = [("report", f"headspan {headspan.__version__}, page schema {SCHEMA}")]
     for key, value in scores.provenance.items():
-        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        text = ", ".join(without_paths(str(part)) for part in parts)
         rows.append((str(key).replace("_", " "), text or "none"))
     protocol = scores.annotations.get("effects")
     if effects_in(scores) is not None and isinstance(protocol, Mapping):
@@ -301,16 +325,30 @@ def _from_weights(
             "A result alone holds no angles: make the report from the model to have them. For one pair run"
         )
         return None, None
-    by_role = None
+    by_role, rows = None, None
     if tokens < 1:
         missing["tokens"] = "This report was made without tokens."
     else:
         try:
-            by_role = tokens_by_role(weights, tokens, lambda done, total: progress("tokens", done, total))
+            rows = vocabulary_of(weights)
+            by_role = tokens_by_role(scores, weights, rows, tokens, lambda done, total: progress("tokens", done, total))
         except HeadspanError as error:
-            missing["tokens"] = f"No tokens: {error}."
-    details = pair_details(scores, weights, by_role is not None, lambda done, total: progress("pairs", done, total))
+            missing["tokens"] = f"No tokens: {without_paths(str(error))}."
+    details = pair_details(scores, weights, rows, lambda done, total: progress("pairs", done, total))
     return by_role, details
+
+
+_PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:'\"()]+[/\\])+")
+
+
+def without_paths(text: str) -> str:
+    """Text in which a path is only its last part: a page that is sent around tells nothing of its maker's machine.
+
+    >>> without_paths("weights of /home/ann/models/gpt2 and openai-community/gpt2")
+    'weights of gpt2 and openai-community/gpt2'
+    """
+    is_path = text.startswith(("/", "~")) or os.path.isabs(text)
+    return short_name(text) if is_path and (" " not in text or os.path.exists(text)) else _PATH.sub("", text)
 
 
 def _colour_stops(count: int = 17) -> list[str]:

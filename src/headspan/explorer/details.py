@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from headspan.analysis.pair import PairReader, PairReport, SignedTokens
-from headspan.analysis.tokens import all_tokens
+from headspan.analysis.pair import PairReader, SharedDirection, SignedTokens
+from headspan.analysis.random_subspaces import expected_squares
+from headspan.analysis.token_lengths import VocabularyRows
+from headspan.analysis.tokens import tokens_of
 from headspan.explorer.encode import best_pairs, pack
-from headspan.heads import FLOW_PAIRINGS, HeadRole, Pairing
+from headspan.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.scoring.subspaces import orthonormal_basis, principal_angles
+from headspan.scoring.subspaces import orthonormal_bases
+from headspan.system.memory import available_memory
 
 Progress = Callable[[int, int], None]
 
 # Pairs that carry their angles, per pairing: the flow of information first.
 FLOW_ANGLES, OTHER_ANGLES = 80, 20
+WIDE = 128  # dimensions: of wider heads a quarter of the pairs, each of which takes eight times as long
 SHARED_PAIRS, SHARED_DIRECTIONS, SHARED_TOKENS = 6, 3, 5
 _STEPS = 65535 / (np.pi / 2)
 
 
 def pair_details(
-    scores: Scores, weights: AttentionWeights, with_tokens: bool, progress: Progress
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows | None, progress: Progress
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Principal angles of the best forward pairs by pairing and ``row>column``, and tokens of the very best."""
+    """Principal angles of the best forward pairs by pairing and ``row>column``, and tokens of the very best.
+
+    rows: the vocabulary, where there are tokens; it is gone through once for all pairs.
+    """
     metric = "pk" if "pk" in scores.metrics else scores.metrics[0]
+    share = 4 if max(weights.d_head(role) for role in ROLES) > WIDE else 1
     chosen = {
-        pairing: best_pairs(scores[metric, pairing], FLOW_ANGLES if pairing in FLOW_PAIRINGS else OTHER_ANGLES)
+        pairing: best_pairs(
+            scores[metric, pairing], (FLOW_ANGLES if pairing in FLOW_PAIRINGS else OTHER_ANGLES) // share
+        )
         for pairing in scores.pairings
-        if (metric, pairing) in scores
+        if (metric, pairing) in scores and not pairing.of_nodes  # the model's weights hold no nodes
     }
     total, done = sum(map(len, chosen.values())), 0
     basis = _bases(weights)
-    reader = PairReader(weights) if with_tokens else None  # reads the vocabulary once
+    shown: list[tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]] = []
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for pairing, pairs in chosen.items():
         entries = found.setdefault(str(pairing), {})
@@ -45,14 +56,46 @@ def pair_details(
             first, second = basis(ends[0]), basis(ends[1])
             if not (first.size and second.size):
                 continue  # a zero weight spans nothing
-            entry: dict[str, Any] = {"angles": pack(np.rint(principal_angles(first, second) * _STEPS), "u2")}
-            if reader is not None and pairing in FLOW_PAIRINGS and place < SHARED_PAIRS:
-                report = reader.compare(*ends, top=SHARED_DIRECTIONS, tokens=SHARED_TOKENS)
-                entry["directions"] = _directions(report)
+            entry: dict[str, Any] = {"angles": pack(np.rint(_angles(first, second) * _STEPS), "u2")}
+            if rows is not None and pairing in FLOW_PAIRINGS and place < SHARED_PAIRS:
+                shown.append((entry, (first, second)))
             entries[f"{row}>{column}"] = entry
             done += 1
             progress(done, total)
+    if shown:
+        reader = PairReader(weights, unembedding=rows)
+        described = reader.directions_of([bases for _, bases in shown], SHARED_DIRECTIONS, SHARED_TOKENS)
+        for (entry, _), directions in zip(shown, described, strict=True):
+            entry["directions"] = _directions(directions)
     return found
+
+
+def _angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Principal angles to a hundredth of a degree, which is what a picture of them needs.
+
+    From the eigenvalues of MMᵀ, M the product of the bases: three times as fast as singular values. Sines of small
+    angles, which cosines tell badly, are left to ``headspan pair``.
+    """
+    product = (first.T @ second).astype(np.float64)
+    product = product if product.shape[0] <= product.shape[1] else product.T
+    squares = np.linalg.eigvalsh(product @ product.T)[::-1]
+    return np.arccos(np.sqrt(np.clip(squares, 0.0, 1.0)))
+
+
+_MOST_CURVES = 40
+
+
+def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] | None) -> dict[str, str]:
+    """Mean cos² of random subspaces by their dimensions, ``64,64``, for the pairs whose angles are in the page."""
+    shapes = {
+        tuple(sorted((int(scores.ranks(pairing[0])[row]), int(scores.ranks(pairing[1])[column]))))
+        for pairing, entries in (details or {}).items()
+        for row, column in (map(int, key.split(">")) for key in entries)
+    }
+    return {
+        f"{small},{large}": pack(np.array(expected_squares(scores.d_model, small, large)), "f4")
+        for small, large in sorted(shapes)[-_MOST_CURVES:]
+    }
 
 
 def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
@@ -66,7 +109,9 @@ def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
     def basis(end: HeadRole) -> np.ndarray:
         head, role = end
         place = weights.heads_in(role, head.layer).index(head)
-        return orthonormal_basis(layer(role.value, head.layer)[place], weights.storage_dtype(role, head.layer)).vectors
+        own = layer(role.value, head.layer)[place : place + 1]
+        bases, ranks = orthonormal_bases(own, weights.storage_dtype(role, head.layer))
+        return bases[0, :, : int(ranks[0])]
 
     return basis
 
@@ -78,19 +123,49 @@ def _ends(scores: Scores, pairing: Pairing, row: int, column: int) -> tuple[Head
     )
 
 
-def _directions(report: PairReport) -> list[dict[str, Any]]:
+def _directions(directions: list[SharedDirection]) -> list[dict[str, Any]]:
     def texts(signed: SignedTokens | None) -> list[list[str]] | None:
         return None if signed is None else [[t.token for t in signed.positive], [t.token for t in signed.negative]]
 
     return [
-        {"angle": round(d.angle_degrees, 2), "writes": texts(d.writes), "reads": texts(d.reads)}
-        for d in report.directions
+        {"angle": round(d.angle_degrees, 2), "writes": texts(d.writes), "reads": texts(d.reads)} for d in directions
     ]
 
 
-def tokens_by_role(weights: AttentionWeights, k: int, progress: Progress) -> dict[str, dict[str, list[str]]]:
-    """The k tokens of every head, by role; an error where the model has no unembedding."""
+TOKEN_WORK = 3e11  # floating-point operations that the tokens of a page may take: a few seconds
+
+
+def vocabulary_of(weights: AttentionWeights) -> VocabularyRows:
+    """The rows of the unembedding, kept in memory where half of what is free holds them; an error if there is none."""
+    return VocabularyRows.unembedding(weights, available_memory() // 2)
+
+
+def tokens_by_role(
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Progress
+) -> dict[str, dict[str, list[str]]]:
+    """The k tokens by role of every head, or of the heads on the strongest edges where all would take too long."""
+    ports = [HeadRole(head, role) for role in ROLES for head in weights.heads(role)]
+    work = 2.0 * rows.size * weights.d_model * max(weights.d_head(role) for role in ROLES)
+    most = int(TOKEN_WORK // work)
+    if len(ports) > most:
+        ports = _on_strongest_edges(scores, max(most, 2))
     found: dict[str, dict[str, list[str]]] = {}
-    for entry in all_tokens(weights, k=k, progress=progress):
+    for entry in tokens_of(weights, ports, rows, k, progress=progress):
         found.setdefault(str(entry.role), {})[str(entry.head)] = [token.token for token in entry.tokens]
     return found
+
+
+def _on_strongest_edges(scores: Scores, most: int) -> list[HeadRole]:
+    """What the strongest edges join, pairing by pairing in turn."""
+    metric = "pk" if "pk" in scores.metrics else scores.metrics[0]
+    pairings = [p for p in FLOW_PAIRINGS if (metric, p) in scores] or [
+        p for p in scores.pairings if set(p) <= set(ROLES)
+    ]
+    lists = [scores[metric, pairing].forward().top(most) for pairing in pairings if (metric, pairing) in scores]
+    ports: dict[HeadRole, None] = {}
+    for edges in itertools.zip_longest(*lists):
+        for edge in filter(None, edges):
+            for end in (HeadRole(edge.source, edge.pairing.source), HeadRole(edge.target, edge.pairing.target)):
+                if len(ports) < most:
+                    ports[end] = None
+    return list(ports)

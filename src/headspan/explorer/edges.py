@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.baseline import significance
+from headspan.analysis.baseline import Significance, has_reverse, significance
 from headspan.analysis.effects_result import Effects
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.heads import FLOW_PAIRINGS, Pairing
 from headspan.scores import Scores
+from headspan.scoring.metrics import metric_of
 
 
-def edges_of(scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None) -> dict[str, Any]:
+class Nulls(NamedTuple):
+    """A pairing against both nulls, where they exist for a similarity: tested once, for its edges and its summary."""
+
+    random: Significance | None
+    reversed: Significance | None
+
+    @classmethod
+    def of(cls, scores: Scores, metric: str, pairing: Pairing) -> Nulls:
+        random = significance(scores, pairing) if metric == "pk" else None
+        told = pairing in FLOW_PAIRINGS or (metric == "pk" and not pairing.of_nodes)
+        if not (told and has_reverse(scores, metric, pairing)):
+            return cls(random, None)
+        back = scores[metric, Pairing(pairing.target, pairing.source)].forward()
+        if np.count_nonzero(~np.isnan(back.values)) < 2:
+            return cls(random, None)
+        return cls(random, significance(scores, pairing, null="reversed", metric=metric))
+
+
+def edges_of(
+    scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None, nulls: Nulls
+) -> dict[str, Any]:
     """The kept edges with their statistics and, where they were measured, their effects; used edges are all kept."""
-    statistics, also = _statistics(scores, metric, pairing), None
+    statistics, also = _statistics(pairing, nulls), None
     if measured is not None and pairing in measured.pairings:
         also = measured.used(pairing)
         statistics |= {"effect": measured.of(pairing), "percentile": measured.percentiles(pairing), "used": also}
-    return encode_edges(scores[metric, pairing], limits, statistics, also)
+
+    def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
+        return metric_of(metric).strength(scores[metric, pairing].values[rows, columns], scores.d_model, *ranks)
+
+    return encode_edges(scores[metric, pairing], limits, statistics, also, strength)
+
+
+def chance_levels(scores: Scores) -> dict[str, list[float]]:
+    """Mean and spread of random weights' scores by ``metric/pairing``, where single heads make no difference."""
+    found = {}
+    for metric, pairing in scores.arrays:
+        if not metric_of(metric).grows_with_rank:
+            ranks = scores.ranks(pairing.source).max(initial=1), scores.ranks(pairing.target).max(initial=1)
+            level = metric_of(metric).chance(scores.d_model, *map(np.asarray, ranks))
+            found[f"{metric}/{pairing}"] = [float(value) for value in level]
+    return found
 
 
 def about_effects(measured: Effects | None) -> dict[str, Any] | None:
@@ -30,19 +67,11 @@ def about_effects(measured: Effects | None) -> dict[str, Any] | None:
     return {"materials": list(measured.materials), "pairings": list(count), "used": count}
 
 
-def _statistics(scores: Scores, metric: str, pairing: Pairing) -> dict[str, np.ndarray]:
-    """z and q of every pair, under the nulls that exist for this similarity and pairing."""
+def _statistics(pairing: Pairing, nulls: Nulls) -> dict[str, np.ndarray]:
+    """z and q of every pair; against the reversed pairs only where information flows, which edge rules are about."""
     found: dict[str, np.ndarray] = {}
-    if metric == "pk":
-        random = significance(scores, pairing)
-        found |= {"z": random.z, "q_random": random.q}
-    if _has_reverse(scores, metric, pairing):
-        found["q_reversed"] = significance(scores, pairing, null="reversed", metric=metric).q
+    if nulls.random is not None:
+        found |= {"z": nulls.random.z, "q_random": nulls.random.q}
+    if nulls.reversed is not None and pairing in FLOW_PAIRINGS:
+        found["q_reversed"] = nulls.reversed.q
     return found
-
-
-def _has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
-    back = Pairing(pairing.target, pairing.source)
-    if pairing not in FLOW_PAIRINGS or (metric, back) not in scores:
-        return False
-    return len(scores[metric, back].forward().pairs()[2]) > 1

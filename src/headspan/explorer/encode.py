@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headspan.analysis.effects_result import Effects
-from headspan.analysis.wiring import occurrence
 from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 from headspan.scores import ScoreMatrix, Scores
+from headspan.scoring.metrics import METRICS
+from headspan.system.ordering import descending, occurrence
 
 # How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
 EXACT_VALUES = 60_000
+EXACT_FIRST = 250_000  # of the first similarity: the one that most pages are about
 FINE_VALUES = 600_000
 COARSE_VALUES = 3_300_000
 _INDEX = np.int16  # numpy sorts 16-bit integers many times faster than wider ones; no model has 32,768 heads
@@ -65,17 +68,21 @@ def quantise(values: np.ndarray, encoding: str) -> dict[str, Any]:
 def encode_matrices(scores: Scores) -> dict[str, dict[str, Any]]:
     """Heat-map data by ``metric/pairing``: exact for small models, quantised for larger ones.
 
+    The first similarity, Projection Kernel where there is one, keeps its precision whatever else was computed.
     Of a very large model only the most useful pairings are kept pair by pair (OQ, OK and OV come first);
     the others keep the largest score between every two layers.
     """
     keys = sorted(scores.arrays, key=lambda key: key[1] not in FLOW_PAIRINGS)
     sizes = {key: int(np.count_nonzero(~np.isnan(scores.arrays[key]))) for key in keys}
+    first = next((metric for metric in METRICS if metric in scores.metrics), keys[0][0])
     total = sum(sizes.values())
-    encoding = "f4" if total <= EXACT_VALUES else "u2" if total <= FINE_VALUES else "u1"
+    own = sum(size for (metric, _), size in sizes.items() if metric == first)
+    rest = "f4" if total <= EXACT_VALUES else "u2" if total <= FINE_VALUES else "u1"
+    encodings = {first: "f4" if own <= EXACT_FIRST else "u2" if own <= FINE_VALUES else "u1"}
     budget = COARSE_VALUES
     encoded: dict[str, dict[str, Any]] = {}
     for key in keys:
-        matrix = scores[key]
+        matrix, encoding = scores[key], encodings.get(key[0], rest)
         if encoding == "u1" and sizes[key] > budget:
             encoded[f"{key[0]}/{key[1]}"] = _layer_map(matrix)
             continue
@@ -113,7 +120,8 @@ def _layer_map(matrix: ScoreMatrix) -> dict[str, Any]:
     rows = np.array([place[head.layer] for head in matrix.sources])
     columns = np.array([place[head.layer] for head in matrix.targets])
     values = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
-    np.maximum.at(best, (rows[:, None], columns[None, :]), values)
+    for row in place.values():  # of every head of a layer the best, then of every column that of its layer
+        np.maximum.at(best[row], columns, values[rows == row].max(axis=0, initial=-np.inf))
     return {"pairs": "layers", "encoding": "f4", "data": pack(np.where(np.isinf(best), np.nan, best), "f4")}
 
 
@@ -141,19 +149,38 @@ def kept_pairs(
     They are the best ``overall`` forward pairs, and every head's best ``per_head`` as source and as target:
     with them the page can apply each edge rule, and name each head's best partners. ``also`` marks further ones.
     """
-    rows, columns, values = matrix.pairs()
-    order = np.argsort(-values, kind="stable")  # the order of ScoreMatrix.top
-    rows, columns = rows[order], columns[order]
-    forward = forward_mask(matrix.sources, matrix.targets)[rows, columns]
-    keep = np.zeros(len(rows), dtype=bool)
-    keep[np.flatnonzero(forward)[: limits.overall]] = True
+    forward = forward_mask(matrix.sources, matrix.targets)
+    values = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
+    among, finite = _among_best(values, limits.per_head), np.isfinite(values)
+    if (finite & ~forward).any():
+        among |= _among_best(np.where(forward, values, -np.inf), limits.per_head)
+    present = np.flatnonzero(finite)
+    order = present[descending(values.ravel()[present])]  # the order of ScoreMatrix.top
+    among.ravel()[order[forward.ravel()[order]][: limits.overall]] = True
+    if also is not None:
+        among |= also
+    # Among these few, which may be tied with better ones, the choice is made one by one.
+    places = np.flatnonzero(among.ravel()[order])
+    rows, columns = np.divmod(order[places], values.shape[1])
+    ahead = forward[rows, columns]
+    keep = np.cumsum(ahead) <= limits.overall
+    keep &= ahead
     for ends in (rows.astype(_INDEX), columns.astype(_INDEX)):
         keep |= occurrence(ends) < limits.per_head
-        keep |= forward & (occurrence(np.where(forward, ends, _INDEX(-1))) < limits.per_head)
+        keep |= ahead & (occurrence(np.where(ahead, ends, _INDEX(-1))) < limits.per_head)
     if also is not None:
         keep |= also[rows, columns]
-    kept = np.flatnonzero(keep)
-    return rows[kept], columns[kept], kept + 1
+    return rows[keep], columns[keep], places[keep] + 1
+
+
+def _among_best(values: np.ndarray, count: int) -> np.ndarray:
+    """Which values are among the best ``count`` of their row or column, or tied with one that is."""
+    found = np.zeros(values.shape, dtype=bool)
+    for across, marks in ((values, found), (np.ascontiguousarray(values.T), found.T)):
+        if across.size:
+            last = max(0, across.shape[1] - count)
+            marks |= across >= np.partition(across, last, axis=1)[:, last : last + 1]
+    return found
 
 
 def encode_edges(
@@ -161,8 +188,12 @@ def encode_edges(
     limits: Limits,
     statistics: dict[str, np.ndarray] | None = None,
     also: np.ndarray | None = None,
+    strength: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along."""
+    """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along.
+
+    ``strength``: says how strongly to draw pairs of rows and columns, from 0 to 1; for the eye a byte is enough.
+    """
     rows, columns, ranks = kept_pairs(matrix, limits, also)
     forward = forward_mask(matrix.sources, matrix.targets)
     count = int(np.count_nonzero(~np.isnan(matrix.values)))
@@ -176,11 +207,13 @@ def encode_edges(
     }
     for name, values in (statistics or {}).items():
         content[name] = pack(values[rows, columns], "f4")
+    if strength is not None:
+        content["strength"] = pack(np.rint(255 * strength(rows, columns)), "u1")
     return content
 
 
 def best_pairs(matrix: ScoreMatrix, count: int) -> list[tuple[int, int]]:
     """(row, column) of the best forward pairs."""
     rows, columns, values = matrix.forward().pairs()
-    order = np.argsort(-values, kind="stable")[:count]
+    order = descending(values)[:count]
     return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +12,10 @@ from headspan.analysis.baseline import PairingSummary
 from headspan.analysis.effects_result import effects_in
 from headspan.analysis.evaluation import metric_agreement
 from headspan.analysis.hubs import HubHead, HubScores, hubs
+from headspan.analysis.random_subspaces import moments, random_quantile
 from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
 from headspan.scores import Scores
-from headspan.scoring.metrics import METRICS
+from headspan.scoring.metrics import METRICS, drawn_scores
 
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 5
@@ -30,17 +33,55 @@ class Finding(NamedTuple):
 def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, Any] | None) -> list[Finding]:
     """At most five findings; what a result does not hold is left out."""
     flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
-    found = [
-        *strongest_pair(scores, flow),
-        *used_edges(scores, flow),
-        *largest_hub(scores, flow),
-        *labelled_heads(evaluation),
-        *above_reversed(summaries),
-        *against_chance(summaries),
-        *agreement(scores, flow),
-        *compared(scores),
-    ]
-    return found[:WANTED]
+    kinds: tuple[Callable[[], list[Finding]], ...] = (
+        lambda: strongest_pair(scores, flow),
+        lambda: used_edges(scores, flow),
+        lambda: largest_hub(scores, flow),
+        lambda: labelled_heads(evaluation),
+        lambda: above_reversed(summaries),
+        lambda: against_chance(summaries),
+        lambda: agreement(scores, flow),
+        lambda: compared(scores),
+    )
+    return list(islice(chain.from_iterable(kind() for kind in kinds), WANTED))  # what is not shown is not looked for
+
+
+_NOTABLE, _BY_LOT = 0.5, 0.001  # random standard deviations, and the share of random pairs above their 99.9 % point
+_FALSE_ALARM = 0.001  # chance that a model of noise is told to rise above chance
+_FAR = 7.0  # standard deviations of drawn scores, where a similarity has no law of its own
+
+
+def rises_above_chance(scores: Scores) -> bool:
+    """Whether any pair scores more than random weights would, so that there is something to find.
+
+    By Projection Kernel where there is one, whose law for random subspaces is known: one of n pairs is above the point
+    that n random ones stay below, or more of them above the 99.9 % point than by lot.
+    """
+    kernel = [p for m, p in scores.arrays if m == "pk" and not p.of_nodes]
+    if not kernel:
+        return any(_far_from_drawn(scores, metric, pairing) for metric, pairing in scores.arrays)
+    found = [scores["pk", pairing].forward().pairs() for pairing in kernel]
+    total = sum(len(values) for _, _, values in found)
+    if not total:
+        return True  # one layer: nothing to compare with chance, and nothing to doubt
+    for pairing, (rows, columns, values) in zip(kernel, found, strict=True):
+        ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
+        can_vary = moments(scores.d_model, *ranks).variance > 0
+        points = [random_quantile(scores.d_model, *ranks, level) for level in (0.999, 1 - _FALSE_ALARM / total)]
+        often, once = (int(np.count_nonzero((values > point * (1 + 1e-6)) & can_vary)) for point in points)
+        expected = 0.001 * len(values)
+        if once or often > expected + 6 * np.sqrt(expected) + 4:
+            return True
+    return False
+
+
+def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
+    values = scores[metric, pairing].pairs()[2]
+    if metric not in METRICS or not len(values):
+        return True  # nobody knows what chance would give
+    width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
+    drawn = drawn_scores(metric, scores.d_model, width)
+    return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
 
 
 def metric_order(scores: Scores) -> list[str]:
@@ -151,6 +192,8 @@ def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
     if len(summaries) < 2:
         return []
     most, least = (choose(summaries, key=lambda s: abs(s.shift)) for choose in (max, min))
+    if abs(most.shift) < _NOTABLE and most.above < 10 * _BY_LOT:
+        return []  # a few edges stand out of pairs that are as chance makes them
     text = (
         f"Mean {most.mean:.2f} where random subspaces have {most.random_mean:.2f}: {abs(most.shift):.1f} random "
         f"standard deviations {'above' if most.shift >= 0 else 'below'}, with {most.above:.0%} of the pairs above the "

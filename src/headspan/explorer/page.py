@@ -15,8 +15,9 @@ from headspan.figures.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOU
 
 STYLES = ("base.css", "parts.css")
 SCRIPTS = (
-    "core.js", "model.js", "table.js", "controls.js", "wiring.js", "inspector.js", "heatmap.js", "scatter.js",
-    "distribution.js", "tables.js", "main.js",
+    "core.js", "model.js", "table.js", "controls.js", "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js",
+    "glossary.js", "intro.js", "paths.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js",
+    "heads.js", "find.js", "save.js", "tables.js", "main.js",
 )  # fmt: skip
 
 _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
@@ -24,24 +25,41 @@ _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib'
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def render(payload: dict[str, Any], template: str = "page.html", scripts: tuple[str, ...] = SCRIPTS) -> str:
+def render(
+    payload: dict[str, Any],
+    template: str = "page.html",
+    scripts: tuple[str, ...] = SCRIPTS,
+    styles: tuple[str, ...] = STYLES,
+) -> str:
     """The whole page as text."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
-    style, script = _palette_css() + _read(STYLES), _read(scripts)
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    page = Environment(autoescape=True, keep_trailing_newline=True).from_string(_read((template,)))
-    return page.render(
+    style, script = _palette_css() + static_text(styles), static_text(scripts)
+    return filled(
+        template,
         title=visible(payload["model"]["name"]),  # a file name may hold bytes that are no text
-        version=headspan.__version__,
-        policy=policy,
+        policy=policy_of(style, script),
         style=Markup(style),
         script=Markup(script),
         payload=Markup(escaped_json(payload)),
+    )
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template of the folder static with values, of which all text is escaped."""
+    from jinja2 import Environment, FunctionLoader
+
+    environment = Environment(
+        autoescape=True, keep_trailing_newline=True, loader=FunctionLoader(lambda name: static_text((name,)))
+    )
+    return environment.get_template(template).render(version=headspan.__version__, **values)
+
+
+def policy_of(style: str, script: str | None = None) -> str:
+    """What a page may do: its own style and script and pictures inside it, and nothing from anywhere else."""
+    scripts = "" if script is None else f"script-src '{_hash(script)}'; "
+    return (
+        f"default-src 'none'; {scripts}style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -59,7 +77,8 @@ def escaped_json(value: Any) -> str:
 
 
 @cache
-def _read(names: tuple[str, ...]) -> str:
+def static_text(names: tuple[str, ...]) -> str:
+    """Files of the folder static, one after the other."""
     folder = resources.files("headspan.explorer") / "static"
     return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
@@ -78,9 +97,18 @@ def _palette_css() -> str:
     quiet = ("group-neither", "histogram")  # backgrounds: on a dark page they must step back, not shine
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
-    dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_DASHES[dash]}}}\n" for role, dash in SOURCE_DASHES.items())
-    dots = "".join(f".used-dot.to-{role}{{fill:var(--role-{role})}}\n" for role in ROLE_COLOURS)
+    dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
+    dots = "".join(f".used-dot.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n" for role in ROLE_COLOURS)
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n{edges}{dashes}{dots}'
+
+
+def _dashes(dash: Any) -> str:
+    """One of matplotlib's line styles as SVG lengths.
+
+    >>> _dashes(":"), _dashes((0, (3, 1)))
+    ('2 3', '4.5 1.5')
+    """
+    return _DASHES[dash] if isinstance(dash, str) else " ".join(f"{1.5 * length:g}" for length in dash[1])
 
 
 def _mixed(colour: str, grey: int, share: float = 0.35) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.analysis.wiring import Wiring, wiring
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, PAIRINGS, Head, Pairing, Role
+from headspan.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
 from headspan.scores import Scores
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ class Context:
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
-        """The paper's wiring: the k best of OQ, OK and OV."""
+        """The paper's wiring: the k best of OQ, OK and OV, and of what nodes write and read where there are some."""
         scores = self.scores if scores is None else scores
-        return wiring(scores, self.flow, metric, self.k if k is None else k, labels=self.labels)
+        nodes = [pairing for pairing in NODE_PAIRINGS if (metric, pairing) in scores]
+        return wiring(scores, [*self.flow, *nodes], metric, self.k if k is None else k, labels=self.labels)
 
     @cached_property
     def folded_scores(self) -> Scores:

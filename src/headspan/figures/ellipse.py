@@ -13,10 +13,12 @@ from headspan.figures.nodes import (
     draw_box,
     draw_name,
     edge_look,
+    kind_handles,
     label_handles,
     pairing_handles,
     shown_labels,
 )
+from headspan.heads import Head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,9 +38,10 @@ def ellipse_figure(wirings: Sequence[Wiring]) -> Figure:
     names = shown_labels(*wirings)
     colours = style.label_colours(wirings[0].label_names)
     handles = pairing_handles(wirings[0].pairings)
-    classes = label_handles(names, colours)
+    classes = [*label_handles(names, colours), *kind_handles(*wirings)]
     columns = max(2, int(sum(widths) * INCH // 1.5))
-    below = 0.34 + 0.21 * legend_rows(classes, columns)
+    edge_room = 0.21 * legend_rows(handles, columns)
+    below = 0.13 + edge_room + 0.21 * legend_rows(classes, columns)
     total = (sum(widths) * INCH + 0.3 * len(wirings), height + 0.55 + below)
     figure = new_figure(*total)
     left = 0.15
@@ -47,7 +50,7 @@ def ellipse_figure(wirings: Sequence[Wiring]) -> Figure:
         left += width * INCH + 0.3
         _draw(axes, wiring, layout, colours)
     legend_below(figure, handles, below, columns)
-    legend_below(figure, classes, below - 0.24, columns)
+    legend_below(figure, classes, below - 0.03 - edge_room, columns)
     return figure
 
 
@@ -68,7 +71,8 @@ def _draw(axes: Axes, wiring: Wiring, layout: EllipseLayout, colours: Mapping[st
         )  # fmt: skip
     boxes = {node.head: draw_box(axes, node, layout.places[node.head], BOX, colours) for node in wiring.nodes}
     for node in wiring.nodes:
-        draw_name(axes, node, layout.places[node.head], 6.2 if len(str(node.head)) < 6 else 5.4)
+        letters = 6.2 if len(str(node.head)) < 6 else 5.4
+        draw_name(axes, node, layout.places[node.head], letters if isinstance(node.head, Head) else 4.8)
     for edge, strength in by_strength(wiring):
         # Parallel edges of different pairings bend by different amounts, so that each can be seen.
         bend = 0.07 + 0.1 * wiring.pairings.index(edge.pairing) if len(wiring.pairings) <= 4 else 0.1
@@ -86,5 +90,7 @@ def _title(wiring: Wiring) -> str:
     counts = wiring.head_counts()
     name = style.metric_short(wiring.metric)
     if not wiring.label_names:
-        return f"{name}, {wiring.rule}: {len(wiring.nodes)} heads"
-    return f"{name}, {wiring.rule}: {counts.in_class} labelled heads, {counts.out_of_class} others"
+        return f"{name}, {wiring.rule}: {wiring.counted}"
+    nodes = wiring.counted.partition(" and ")[2]
+    others = f"{counts.out_of_class} others" + (f", {nodes}" if nodes else "")
+    return f"{name}, {wiring.rule}: {counts.in_class} labelled heads, {others}"

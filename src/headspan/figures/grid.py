@@ -1,15 +1,18 @@
 """The wiring on the layer × head grid, each head with its class and its tokens (figure 6 of the paper).
 
-Layers go from left to right, as information does; heads go down, shared key/value heads below the query heads.
+Layers go from left to right, as information does; heads go down, shared key/value heads below the query heads. Nodes
+that are no heads stand in columns between the layers, where they read and write: before the first layer what comes with
+the embedding, after the last what the unembedding reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headspan.analysis.wiring import Node, Wiring
+from headspan.analysis.wiring import Node as Wired
+from headspan.analysis.wiring import Wiring
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, legend_rows, new_figure
 from headspan.figures.nodes import (
@@ -18,11 +21,12 @@ from headspan.figures.nodes import (
     draw_box,
     draw_name,
     edge_look,
+    kind_handles,
     label_handles,
     pairing_handles,
     shown_labels,
 )
-from headspan.heads import Head
+from headspan.heads import Head, Node, Port, attention_position
 from headspan.scores import Edge
 
 if TYPE_CHECKING:
@@ -40,7 +44,9 @@ class _Cells:
 
     wiring: Wiring
     layers: tuple[int, ...]
+    columns: tuple[float, ...]  # the layers, and the gaps between them in which nodes stand: 2.5 is behind layer 2
     rows: tuple[Head, ...]  # one head per row, layer 0: only index and kv count
+    levels: Mapping[Node, float]  # the row of every node in its gap
     cell: Point
     box: Point
     token_columns: int
@@ -49,7 +55,8 @@ class _Cells:
     @classmethod
     def of(cls, wiring: Wiring, with_tokens: bool) -> _Cells:
         table = wiring.scores.ports
-        wired = [node.head for node in wiring.nodes]
+        wired = [node.head for node in wiring.nodes if isinstance(node.head, Head)]
+        nodes = [node.head for node in wiring.nodes if isinstance(node.head, Node)]
         kv_used = any(head.kv for head in wired)
         everyone = [head for head in table.heads if kv_used or not head.kv]
         layers, rows = {head.layer for head in everyone}, {_row(head) for head in everyone}
@@ -62,9 +69,11 @@ class _Cells:
             box, gap, fontsize = ((0.56, 0.68), (0.3, 0.13), 6.2) if small else ((0.98, 0.74), (0.4, 0.17), 7.0)
         else:
             box, gap, fontsize = ((0.46, 0.19), (0.22, 0.12), 6.2) if small else ((0.52, 0.27), (0.42, 0.21), 7.5)
-        across = max(gap[0], min(2.2, 6.5 / len(layers) - box[0]))  # few layers: give the edges room
+        columns = tuple(sorted({*layers, *(gap_of(node, layers) for node in nodes)}))
+        across = max(gap[0], min(2.2, 6.5 / len(columns) - box[0]))  # few layers: give the edges room
+        in_order = tuple(sorted(rows, key=lambda h: (h.kv, h.index)))
         return cls(
-            wiring, tuple(sorted(layers)), tuple(sorted(rows, key=lambda h: (h.kv, h.index))),
+            wiring, tuple(sorted(layers)), columns, in_order, _levels(nodes, wiring, layers, in_order),
             (box[0] + across, box[1] + gap[1]), box, 1 if small else 2, fontsize,
         )  # fmt: skip
 
@@ -73,17 +82,20 @@ class _Cells:
         """The gap between query heads and shared heads, in rows."""
         return 0.6 if len({head.kv for head in self.rows}) > 1 else 0.0
 
-    def place(self, head: Head) -> Point:
+    def place(self, head: Port) -> Point:
+        if isinstance(head, Node):
+            return self.columns.index(gap_of(head, self.layers)) * self.cell[0], -self.levels[head] * self.cell[1]
         row = self.rows.index(_row(head)) + (self.apart if head.kv else 0.0)
-        return self.layers.index(head.layer) * self.cell[0], -row * self.cell[1]
+        return self.columns.index(head.layer) * self.cell[0], -row * self.cell[1]
 
-    def box_of(self, node: Node, tokens: Tokens) -> Point:
+    def box_of(self, node: Wired, tokens: Tokens) -> Point:
         """Heads without tokens get a low box even where others have some."""
-        return self.box if not tokens or node.head in tokens else (self.box[0], 0.27)
+        return self.box if not tokens or (isinstance(node.head, Head) and node.head in tokens) else (self.box[0], 0.27)
 
     @property
     def size(self) -> Point:
-        return len(self.layers) * self.cell[0], (len(self.rows) + self.apart) * self.cell[1]
+        deepest = max((level + 1 for level in self.levels.values()), default=0.0)
+        return len(self.columns) * self.cell[0], max(len(self.rows) + self.apart, deepest) * self.cell[1]
 
     def unwired(self) -> list[Point]:
         """Places of the heads that are on the grid but on no edge."""
@@ -103,6 +115,32 @@ def _row(head: Head) -> Head:
     return Head(0, head.index, head.kind)
 
 
+def gap_of(node: Node, layers: Collection[int]) -> float:
+    """Between which layers a node is drawn: half a layer behind the last one whose attention it follows.
+
+    What stands at the entrance of a layer has the position of its attention (reading) or the one before (writing).
+
+    >>> [gap_of(Node(position, 0, "n"), range(3)) for position in (-1, 0, 1, 2, 3, 2**31)]
+    [-0.5, -0.5, 0.5, 0.5, 1.5, 2.5]
+    """
+    before = [layer for layer in layers if attention_position(layer) < node.position]
+    return max(before) + 0.5 if before else min(layers) - 0.5
+
+
+def _levels(nodes: Sequence[Node], wiring: Wiring, layers: Collection[int], rows: Sequence[Head]) -> dict[Node, float]:
+    """A row for every node: those of one gap below each other in the middle, in the order of the heads they lead to."""
+    heights: dict[Node, list[int]] = {node: [] for node in nodes}
+    place = {row: i for i, row in enumerate(rows)}
+    for edge in wiring.edges:
+        for end, other in ((edge.source, edge.target), (edge.target, edge.source)):
+            if isinstance(end, Node) and isinstance(other, Head):
+                heights[end].append(place[_row(other)])
+    gaps: dict[float, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: sum(heights[node]) / max(len(heights[node]), 1)):
+        gaps.setdefault(gap_of(node, layers), []).append(node)
+    return {node: max(0.0, (len(rows) - len(here)) / 2) + i for here in gaps.values() for i, node in enumerate(here)}
+
+
 def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None = None) -> Figure:
     """One wiring on the grid; ``tokens`` gives the strings to print inside the box of a head."""
     tokens = tokens or {}
@@ -110,7 +148,8 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
     width, height = cells.size
     names = shown_labels(wiring)
     colours = style.label_colours(wiring.label_names)
-    edges, classes = pairing_handles(wiring.pairings), label_handles(names, colours)
+    edges = pairing_handles(wiring.pairings)
+    classes = [*label_handles(names, colours), *kind_handles(wiring)]
     columns = max(3, int((width + 0.6) // 1.5))
     edge_room = 0.22 * legend_rows(edges, columns)
     left, below, above = 0.62, 0.53 + edge_room + 0.2 * legend_rows(classes, columns), 0.42
@@ -121,7 +160,7 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
     for node in wiring.nodes:
         where = cells.place(node.head)
         draw_box(axes, node, where, cells.box_of(node, tokens), colours)
-        _write(axes, node, where, cells, tokens.get(node.head, ()))
+        _write(axes, node, where, cells, tokens.get(node.head, ()) if isinstance(node.head, Head) else ())
     heights = {node.head: cells.box_of(node, tokens)[1] for node in wiring.nodes}
     for edge, strength in by_strength(wiring):
         _draw_edge(axes, cells, edge, strength, heights)
@@ -137,7 +176,8 @@ def _frame(axes: Axes, cells: _Cells) -> None:
     axes.set(xlim=(-cell_x / 2, width - cell_x / 2), ylim=(cell_y / 2 - height, cell_y / 2))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=min(8.0, cells.fontsize + 1))
-    axes.set_xticks([i * cell_x for i in range(len(cells.layers))], [str(layer) for layer in cells.layers])
+    ticks = [cells.columns.index(layer) * cell_x for layer in cells.layers]
+    axes.set_xticks(ticks, [str(layer) for layer in cells.layers])
     row_names = [f"{head.kind}{head.index}" for head in cells.rows]
     axes.set_yticks([cells.place(Head(cells.layers[0], h.index, h.kind))[1] for h in cells.rows], row_names)
     axes.set_xlabel("layer")
@@ -145,10 +185,10 @@ def _frame(axes: Axes, cells: _Cells) -> None:
         axes.scatter(*zip(*points, strict=True), s=5, color=style.FAINT, linewidths=0, zorder=1, gid="unwired")
 
 
-def _write(axes: Axes, node: Node, where: Point, cells: _Cells, tokens: Sequence[str]) -> None:
+def _write(axes: Axes, node: Wired, where: Point, cells: _Cells, tokens: Sequence[str]) -> None:
     """The name of a head in the middle of its box, or above its tokens."""
     if not tokens:
-        fits = cells.fontsize if len(str(node.head)) < 6 else cells.fontsize - 1
+        fits = cells.fontsize if len(str(node.head)) < 6 else cells.fontsize - (1 if isinstance(node.head, Head) else 2)
         draw_name(axes, node, where, fits)
         return
     x, y = where
@@ -165,7 +205,7 @@ def _cut(token: str, most: int = 10) -> str:
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
-def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[Head, float]) -> None:
+def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[Port, float]) -> None:
     """A curve from the right side of the source to the left side of the target, level at both ends.
 
     Every pairing arrives at its own height, so that parallel edges stay apart.
@@ -195,4 +235,4 @@ def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: 
 
 
 def grid_title(wiring: Wiring) -> str:
-    return f"{style.metric_short(wiring.metric)}, {wiring.rule}: {len(wiring.edges)} edges, {len(wiring.nodes)} heads"
+    return f"{style.metric_short(wiring.metric)}, {wiring.rule}: {len(wiring.edges)} edges, {wiring.counted}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from headspan.analysis.wiring import Wiring
-from headspan.heads import Head
+from headspan.heads import Port, positions_of
 
 ASPECT = 1.5  # width over height of the ellipse
 _TRIALS = 6000  # trades tried at most, and
@@ -25,7 +25,7 @@ _CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 3.0, 0.45, 0.35
 class EllipseLayout:
     """Centre of every head, and the half axes of the ellipse (0 without labels); the unit is the width of a box."""
 
-    places: dict[Head, tuple[float, float]]
+    places: dict[Port, tuple[float, float]]
     half_axes: tuple[float, float]
 
     @property
@@ -47,7 +47,7 @@ def ellipse_layout(wiring: Wiring) -> EllipseLayout:
     places = np.concatenate([inner, outer]) if heads else np.zeros((0, 2))
     index = {head: i for i, head in enumerate(heads)}
     ends = np.array([(index[e.source], index[e.target]) for e in wiring.edges], dtype=int).reshape(-1, 2)
-    taken = _trade(places, ends, np.array([head.layer for head in heads]), len(inside))
+    taken = _trade(places, ends, positions_of(heads), len(inside))
     return EllipseLayout(
         {head: (float(places[taken[i], 0]), float(places[taken[i], 1])) for head, i in index.items()},
         half if labelled else (0.0, 0.0),

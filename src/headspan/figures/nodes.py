@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.analysis.wiring import Node, Wiring
 from headspan.figures import style
-from headspan.heads import Pairing, Role
+from headspan.heads import Head, Pairing, Role
 from headspan.scores import Edge
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.patches import Patch
 
-FAINTEST = 0.15  # an edge that is drawn at all can be seen
+FAINTEST, DARKER = 0.14, 1.05  # the opacity of an edge at chance, and how it grows with its strength: as on the page
 Point = tuple[float, float]
 
 
-def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> FancyBboxPatch:
-    """A rounded box; a head with several labels is striped in their colours."""
-    from matplotlib.patches import FancyBboxPatch, Rectangle
+def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> Patch:
+    """A rounded box, striped where a head has several labels; what is no head has the outline of its kind."""
+    from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
     (x, y), (width, height) = centre, size
+    if not isinstance(node.head, Head):
+        corners = [(x + width * a, y + height * b) for a, b in node_shape(node.head.kind)]
+        outline = {"facecolor": style.NODE_FILL, "edgecolor": style.INK, "linewidth": 0.9}
+        return axes.add_patch(Polygon(corners, closed=True, zorder=3, gid=f"node:{node.head}", **outline))
     corner = f"round,pad=0,rounding_size={min(0.28 * height, 0.1 * width)}"
     left, bottom = x - width / 2, y - height / 2
     fills = [colours[name] for name in node.labels] or [style.UNLABELLED]
@@ -47,19 +51,45 @@ def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mappin
 
 
 def draw_name(axes: Axes, node: Node, where: Point, fontsize: float, **options: Any) -> None:
-    """The head's name, bold when it carries a label."""
+    """The head's name, bold when it carries a label; of another node as much of its name as has room."""
     options = {"ha": "center", "va": "center_baseline", **options}
     weight = "bold" if node.labels else "normal"
-    name = axes.text(*where, str(node.head), fontsize=fontsize, fontweight=weight, zorder=4, **options)
+    text = str(node.head) if isinstance(node.head, Head) else shortened(str(node.head))
+    name = axes.text(*where, text, fontsize=fontsize, fontweight=weight, zorder=4, **options)
     name.set_gid(f"name:{node.head}")
 
 
+def node_shape(kind: str) -> Sequence[Point]:
+    """The outline of a kind of node, in a box from −½ to ½; the neuron of an expert looks like any neuron."""
+    return style.NODE_SHAPES.get(kind.rpartition(" ")[2], style.OTHER_SHAPE)
+
+
+def shortened(name: str, most: int = 12) -> str:
+    """A name that fits into a box.
+
+    >>> shortened("refusal"), shortened("layer 14, sycophancy")
+    ('refusal', 'layer 14, s…')
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def kind_handles(*wirings: Wiring) -> list[Artist]:
+    """Legend entries for the kinds of nodes that are no heads."""
+    from matplotlib.lines import Line2D
+
+    kinds = sorted({n.head.kind for wiring in wirings for n in wiring.nodes if not isinstance(n.head, Head)})
+    look: dict[str, Any] = {"linestyle": "", "markersize": 9, "markeredgewidth": 0.9}
+    look |= {"markerfacecolor": style.NODE_FILL, "markeredgecolor": style.INK}
+    outlines: dict[str, Any] = {kind: [*node_shape(kind), node_shape(kind)[0]] for kind in kinds}
+    return [Line2D([], [], marker=outline, label=kind, **look) for kind, outline in outlines.items()]
+
+
 def edge_look(edge: Edge, strength: float) -> dict[str, Any]:
-    """Colour, dashes, opacity and identity of an edge; ``strength`` is its score over the largest."""
+    """Colour, dashes, opacity and identity of an edge; ``strength`` from `Wiring.strengths`."""
     return {
         "color": style.pairing_colour(edge.pairing),
         "linestyle": style.SOURCE_DASHES[edge.pairing.source],
-        "alpha": max(FAINTEST, min(1.0, strength)),
+        "alpha": min(1.0, FAINTEST + DARKER * strength),
         "gid": f"edge:{edge.pairing}:{edge.source}:{edge.target}",
     }
 
@@ -73,11 +103,12 @@ def pairing_handles(pairings: Sequence[Pairing]) -> list[Artist]:
     """Legend entries for edges."""
     from matplotlib.lines import Line2D
 
-    reads = {Role.Q: "queries", Role.K: "keys", Role.V: "values", Role.O: "outputs"}
-    flow = all(pairing.source is Role.O for pairing in pairings)
+    reads = {Role.Q: "queries", Role.K: "keys", Role.V: "values", Role.R: "nodes"}
+    writes = {Role.O: "read by", Role.W: "nodes to"}
+    flow = all(pairing.flow for pairing in pairings)
     handles: list[Artist] = []
     for pairing in pairings:
-        label = f"{pairing} – read by {reads[pairing.target]}" if flow else str(pairing)
+        label = f"{pairing} – {writes[pairing.source]} {reads[pairing.target]}" if flow else str(pairing)
         line = Line2D([], [], color=style.pairing_colour(pairing), linewidth=2, label=label)
         line.set_linestyle(style.SOURCE_DASHES[pairing.source])
         handles.append(line)

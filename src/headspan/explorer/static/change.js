@@ -17,43 +17,12 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     node.addEventListener("pointerleave", (event) => HS.tip("", event));
   };
 
-  // ---------------------------------------------------------------- wiring: columns are layers, rows are heads
-  const wiring = (box) => {
-    const wide = Math.max(46, Math.min(150, 1100 / Math.max(layers.length, 1))), tall = Math.max(12, Math.min(26, 520 / tallest));
-    const width = wide * layers.length + 20, height = tall * tallest + 34;
-    const lines = HS.svg("g"), spots = HS.svg("g"), nodes = new Map();
-    const place = (layer, row) => [wide * (layers.indexOf(layer) + 0.5) + 10, tall * (row + 0.5) + 26];
-    for (const layer of layers) spots.append(HS.svg("text", { x: place(layer, 0)[0] - 8, y: 14, text: `L${layer}` }));
-    for (const role of ROLES) for (const [name, layer, row] of data.heads[role]) {
-      if (nodes.has(name)) continue;
-      // Key and value heads that a group shares stand beside the first query heads, a little lower.
-      const [x, y] = place(layer, row), shift = name.includes("H") ? 0 : 3;
-      const rect = HS.svg("rect", { x: x - 13 + shift, y: y - tall * 0.38 + shift, width: 26, height: tall * 0.76, rx: 4 });
-      const group = HS.svg("g", { class: "node", "data-head": name }, rect, HS.svg("text", { x: x + shift, y: y + 4 + shift, text: String(row) }));
-      tips(group, () => name);
-      nodes.set(name, { x: x + shift, y: y + shift, group });
-      spots.append(group);
-    }
-    box.append(HS.svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Wiring diagram" }, lines, spots));
-    return (edges) => {
-      const touched = new Set();
-      lines.replaceChildren(...edges.flatMap((edge) => {
-        const a = nodes.get(edge.source), b = nodes.get(edge.target);
-        if (!a || !b) return [];
-        touched.add(edge.source).add(edge.target);
-        const x1 = a.x + 13, x2 = b.x - 13, bend = Math.max(12, (x2 - x1) * 0.45), shift = ("QKV".indexOf(edge.pairing[1]) - 1) * 3;
-        const d = `M${x1} ${a.y + shift} C${x1 + bend} ${a.y + shift} ${x2 - bend} ${b.y + shift} ${x2} ${b.y + shift}`;
-        const path = HS.svg("path", { class: `edge from-${edge.pairing[0]} to-${edge.pairing[1]}${edge.was ? " was" : ""}`, d,
-          "stroke-width": (0.6 + 2.6 * edge.strength).toFixed(2), "stroke-opacity": (0.15 + 0.8 * edge.strength).toFixed(2) });
-        const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}` });
-        tips(hit, () => edge.text);
-        return [path, hit];
-      }));
-      for (const [name, { group }] of nodes) group.classList.toggle("active", touched.has(name));
-    };
-  };
-  const legend = () => HS.el("div", { class: "legend" }, ...["Q", "K", "V"].map((role) =>
-    HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--role-${role})` } }), `O → ${role}`)));
+  // ---------------------------------------------------------------- wiring
+  const about = { names: [], layer: {}, kv: data.served_by };
+  for (const role of ROLES) for (const [name, layer] of data.heads[role]) if (!(name in about.layer)) { about.names.push(name); about.layer[name] = layer; }
+
+  const legend = (...more) => HS.el("div", { class: "legend" }, ...["Q", "K", "V"].map((role) =>
+    HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--role-${role})` } }), `O → ${role}`)), ...more.map((text) => HS.el("span", { text })));
 
   // ---------------------------------------------------------------- heat map head × role, a block a layer
   const ports = (box) => {
@@ -110,7 +79,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   // ---------------------------------------------------------------- two models
   const startDiff = () => {
     const byPort = new Map(data.drift.map((row) => [`${row.head}.${row.role}`, row]));
-    const map = HS.el("div", { class: "ports" });
+    const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" });
     section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace before and after: 0 for the same span, 1 for orthogonal ones. Weights at the rounding floor stay empty.", map,
       HS.table([{ key: "port", title: "weight", value: (r) => `${r.head}.${r.role}`, text: (r) => `${r.head}.${r.role}` }, column("drift", "drift", 5), column("floor", "rounding floor", 7), column("angle", "largest angle °", 2),
         { key: "moved", title: "moved", text: (r) => (r.moved ? "yes" : "no") }], data.drift, { file: "drift" }));
@@ -118,23 +87,45 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       const row = byPort.get(port);
       return row ? `${port}\ndrift ${HS.number(row.drift, 5)}, rounding floor ${HS.number(row.floor, 7)}\nlargest angle ${HS.number(row.angle, 2)}°` : port;
     });
-    const box = HS.el("div", { class: "diagram" }), list = HS.el("div"), hint = HS.el("p", { class: "hint", role: "status" });
-    section("edges", "Edges that changed", `Solid: stronger or gained. Dashed: weaker or lost. Wider lines changed more. Gained and lost mean that an edge entered or left the top ${data.k} of its pairing.`,
-      HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), toggles("edges", "kinds", ["gained", "lost", "strengthened", "weakened"].map((kind) => [kind, kind]))), hint, box, legend(), list);
-    const draw = wiring(box);
+    startEdges();
+    section("hubs", "Hubs that rose or fell", "", data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
+      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed its place."));
+  };
+
+  // Both wirings on one plan: one over the other, or side by side.
+  const startEdges = () => {
+    const kinds = ["gained", "lost", "kept", "strengthened", "weakened"];
+    const box = HS.el("div", { class: "twins" }), list = HS.el("div"), hint = HS.el("p", { class: "hint", role: "status", id: "edge-notes" });
+    section("edges", "Two wirings", "", HS.el("div", { class: "controls" }, HS.select("view", "view", [["over", "one over the other"], ["beside", "side by side"]]), toggles("pairings", "pairings", pairings), toggles("edges", "kinds", kinds.map((kind) => [kind, kind]))),
+      HS.el("p", { class: "lead", id: "edges-lead" }), hint, box, legend("solid: gained or stronger", "dashed: lost or weaker"), list);
+    const leads = {
+      over: `Wider lines changed more. Gained and lost: entered or left the top ${data.k} of a pairing. Kept: among them before and after.`,
+      beside: `The top ${data.k} of every pairing before (left) and after (right), every head in the same place. Lines are stronger the farther their PK is above chance; what is on one side only has a heavy line.`,
+    };
+    const text = (e) => `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → ${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}`;
+    const panel = (title, chosen, arranged, id) => {
+      const inside = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group", "aria-label": title || "Both wirings" }), figure = HS.el("figure", { class: "diagram-box", id }, title ? HS.el("figcaption", { text: title }) : null, inside);
+      box.append(figure);
+      HS.flow.draw(inside, arranged, `arrow-${id}`, title || "Edges that changed", tips)(chosen);
+    };
     const update = () => {
       const chosen = data.edges.filter((e) => HS.state.pairings.split(",").includes(e.pairing) && HS.state.kinds.split(",").includes(e.kind));
-      const largest = Math.max(1e-9, ...chosen.map((e) => Math.abs(e.change)));
-      draw(chosen.map((e) => ({ ...e, was: e.change < 0, strength: Math.abs(e.change) / largest,
-        text: `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → ${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}` })));
-      hint.textContent = `${HS.count(chosen.length)} edges`;
+      const beside = HS.state.view === "beside", largest = Math.max(1e-9, ...chosen.map((e) => Math.abs(e.change)));
+      const side = (value, rank, mine) => chosen.filter((e) => e[rank] >= 1 && e[rank] <= data.k).map((e) => ({ ...e, strength: e[`${value}_strength`], look: e.kind === mine ? mine : "kept", text: text(e) }));
+      const parts = beside ? [side("before", "rank_before", "lost"), side("after", "rank_after", "gained")]
+        : [chosen.map((e) => ({ ...e, look: e.kind === "kept" ? "kept" : e.change < 0 ? "lost" : "gained", strength: Math.abs(e.change) / largest, text: text(e) }))];
+      const arranged = HS.flow.plan(parts.flat(), about);
+      HS.byId("edges-lead").textContent = leads[beside ? "beside" : "over"];
+      box.replaceChildren();
+      box.classList.toggle("beside", beside);
+      if (beside) { panel(`before: ${data.facts.before}`, parts[0], arranged, "before"); panel(`after: ${data.facts.after}`, parts[1], arranged, "after"); } else panel("", parts[0], arranged, "both");
+      const counts = kinds.map((kind) => [kind, chosen.filter((e) => e.kind === kind).length]).filter(([, n]) => n);
+      hint.textContent = chosen.length ? counts.map(([kind, n]) => `${HS.count(n)} ${kind}`).join(", ") : "No edge is chosen.";
       list.replaceChildren(HS.table([column("pairing", "pairing"), pairColumn, column("kind", "change"), column("before", "before", 3), column("after", "after", 3), column("change", "difference", 3),
         column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], chosen, { file: "edges" }));
     };
-    HS.on(["pairings", "kinds"], update);
+    HS.on(["pairings", "kinds", "view"], update);
     update();
-    section("hubs", "Hubs that rose or fell", "", data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
-      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed its place."));
   };
 
   // ---------------------------------------------------------------- a training run
@@ -142,8 +133,9 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const count = data.edge_list.length, steps = data.steps.length;
     const scores = HS.decode(data.scores, Float32Array), ranks = HS.decode(data.ranks, Int32Array);
     const drift = Object.fromEntries(["from_previous", "from_last"].map((kind) => [kind, Object.fromEntries(ROLES.map((role) => [role, HS.decode(data[kind][role], Float32Array)]))]));
-    const largest = {};
-    data.edge_list.forEach(([pairing], i) => { for (let s = 0; s < steps; s++) if (scores[s * count + i] > (largest[pairing] ?? 0)) largest[pairing] = scores[s * count + i]; });
+    // A file of an earlier version does not say how wide heads are: then against the largest of the run.
+    const strengths = data.strengths ? HS.decode(data.strengths, Float32Array) : null, largest = {};
+    if (!strengths) data.edge_list.forEach(([pairing], i) => { for (let s = 0; s < steps; s++) if (scores[s * count + i] > (largest[pairing] ?? 0)) largest[pairing] = scores[s * count + i]; });
     const slider = HS.el("input", { type: "range", id: "step", min: 0, max: steps - 1, step: 1, "aria-label": "Step", oninput: (event) => HS.set({ step: event.target.value }) });
     const shown = HS.el("output", { for: "step", id: "step-name" });
     let timer = 0;
@@ -154,15 +146,18 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       play.textContent = "Pause";
     } });
     const stop = () => { clearInterval(timer); timer = 0; play.textContent = "Play"; };
-    const box = HS.el("div", { class: "diagram" }), hint = HS.el("p", { class: "hint", role: "status", id: "wiring-notes" }), courses = HS.el("div", { class: "lines" });
+    const box = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group", "aria-label": "Wiring diagram" }), hint = HS.el("p", { class: "hint", role: "status", id: "wiring-notes" }), courses = HS.el("div", { class: "lines" });
     const many = HS.el("input", { type: "number", id: "top", min: 1, max: data.k, onchange: (event) => HS.set({ top: Math.max(1, Math.min(data.k, Math.round(Number(event.target.value)) || 1)) }) });
-    section("wiring", "Wiring at one step", "Move the slider: a line joins the head that writes to the head that reads, wider and darker the larger its PK.",
+    section("wiring", "Wiring at one step", `Move the slider: a line joins the head that writes to the head that reads, wider and darker the ${strengths ? "farther its PK is above chance" : "larger its PK against the largest of the run"}.`,
       HS.el("div", { class: "timeline" }, play, slider, shown),
-      HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), HS.el("label", { class: "field" }, HS.el("span", { text: "edges a pairing" }), many)), hint, box, legend());
-    const draw = wiring(box), redraw = lines(courses, scores, count);
+      HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), HS.el("label", { class: "field" }, HS.el("span", { text: "edges a pairing" }), many),
+        HS.select("compare with", "with", [["", "nothing"], ["previous", "the step before"], ["first", "the first step"], ["last", "the last step"]])), hint,
+      HS.el("div", { class: "diagram-box" }, box), legend("heavy: not among them at the other step", "dashed: only at the other step"));
+    let draw = null, drawn = "";
+    const redraw = lines(courses, scores, count);
     section("courses", "Edges over steps", "Every kept edge; the dashed line is the step that is shown above.", courses, HS.table([column("pairing", "pairing"), pairColumn, column("first", "first PK", 2), column("final", "last PK", 2),
       column("growth", "growth", 2), column("birth", "birth", 0), column("half", "half-time", 0), column("rank", "last rank", 0)], data.trajectories, { file: "trajectories" }));
-    const map = HS.el("div", { class: "ports" }), drifted = HS.el("p", { class: "hint", id: "drift-notes" });
+    const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" }), drifted = HS.el("p", { class: "hint", id: "drift-notes" });
     section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace: 0 for the same span, 1 for orthogonal ones.",
       HS.el("div", { class: "controls" }, HS.select("against", "against", [["from_previous", "the step before"], ["from_last", "the last step"]])), drifted, map);
     const paint = ports(map);
@@ -174,13 +169,24 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       many.value = HS.state.top;
       shown.textContent = `step ${HS.count(data.steps[step][0])} (${step + 1} of ${steps})`;
       slider.setAttribute("aria-valuetext", data.steps[step][1]);
+      const among = (s, i) => s !== null && ranks[s * count + i] >= 1 && ranks[s * count + i] <= top;
+      const other = { previous: step > 0 ? step - 1 : null, first: 0, last: steps - 1 }[HS.state.with] ?? null;
       const edges = data.edge_list.flatMap(([pairing, source, target], i) => {
-        const rank = ranks[step * count + i], score = scores[step * count + i];
-        if (!chosen.includes(pairing) || rank < 1 || rank > top) return [];
-        return [{ pairing, source, target, strength: Math.max(0, score / largest[pairing]), text: `${source} → ${target} (${pairing})\nPK ${HS.number(score, 3)}, rank ${rank}` }];
+        const now = among(step, i), then = among(other, i), at = now ? step : other;
+        if (!chosen.includes(pairing) || !(now || then)) return [];
+        const score = scores[at * count + i], look = other === null ? "" : now && then ? "kept" : now ? "gained" : "lost";
+        return [{ pairing, source, target, look, strength: strengths ? strengths[at * count + i] : Math.max(0, score / largest[pairing]), text: `${source} → ${target} (${pairing})${look ? `, ${look}` : ""}\nPK ${HS.number(score, 3)}, rank ${ranks[at * count + i]}${now ? "" : ` at step ${data.steps[at][0]}`}` }];
       });
+      // One plan for all steps, so that nothing jumps while the slider moves.
+      const planned = `${HS.state.pairings} ${top}`;
+      if (drawn !== planned) {
+        const ever = data.edge_list.flatMap(([pairing, source, target], i) => (chosen.includes(pairing) && data.steps.some((_, s) => among(s, i)) ? [{ pairing, source, target }] : []));
+        draw = HS.flow.draw(box, HS.flow.plan(ever, about), "arrow", "Wiring diagram", tips);
+        drawn = planned;
+      }
       draw(edges);
-      hint.textContent = `${data.steps[step][1]}: ${HS.count(edges.length)} edges`;
+      const told = ["gained", "lost", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
+      hint.textContent = `${data.steps[step][1]}: ${HS.count(edges.filter((e) => e.look !== "lost").length)} edges${told.length ? ` (${told.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
       redraw(step);
       const kind = HS.state.against;
       const value = (port) => { const [name, role] = port.split("."); return drift[kind][role][step * data.heads[role].length + places[role].get(name)]; };
@@ -188,7 +194,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       drifted.textContent = kind === "from_previous" && step === 0 ? "There is no step before the first." : `Darkest: drift ${HS.number(most, 4)}.`;
       behaviour(step);
     };
-    HS.on(["step", "pairings", "top", "against", "theme"], update);
+    HS.on(["step", "pairings", "top", "against", "with", "theme"], update);
     update();
   };
   const lines = (box, scores, count) => {
@@ -229,24 +235,28 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   };
 
   // ---------------------------------------------------------------- start
-  HS.defaults = { pairings: "OQ,OK,OV", kinds: "gained,lost,strengthened,weakened", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_last", theme: "", head: "", pair: "" };
+  HS.defaults = { pairings: "OQ,OK,OV", kinds: "gained,lost,kept,strengthened,weakened", view: "over", with: "", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_last", theme: "", head: "", pair: "" };
   const sound = (state) => {
     if (!/^\d{1,6}$/.test(state.step) || Number(state.step) >= (data.steps?.length ?? 1)) state.step = HS.defaults.step;
     if (!/^\d{1,5}$/.test(state.top) || Number(state.top) < 1 || Number(state.top) > data.k) state.top = HS.defaults.top;
     if (!["from_previous", "from_last"].includes(state.against)) state.against = HS.defaults.against;
+    if (!["over", "beside"].includes(state.view)) state.view = "over";
+    if (!["", "previous", "first", "last"].includes(state.with)) state.with = "";
     if (!["", "light", "dark"].includes(state.theme)) state.theme = "";
     return state;
   };
   const dark = () => (HS.state.theme ? HS.state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const paintTheme = () => {
-    document.documentElement.dataset.theme = dark() ? "dark" : "light";
-    HS.byId("theme").textContent = dark() ? "Light" : "Dark";
-    HS.byId("theme").setAttribute("aria-pressed", String(dark()));
+  const paintTheme = (isDark = dark()) => {
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    HS.byId("theme").textContent = isDark ? "Light" : "Dark";
+    HS.byId("theme").setAttribute("aria-pressed", String(isDark));
   };
   HS.state = sound(HS.parse(location.hash));
   paintTheme();
   HS.listeners.unshift((changed) => { if (changed.has("theme")) paintTheme(); });
   HS.byId("theme").addEventListener("click", () => HS.set({ theme: dark() ? "light" : "dark" }));
+  window.addEventListener("beforeprint", () => paintTheme(false)); // paper is white
+  window.addEventListener("afterprint", () => paintTheme());
   window.addEventListener("hashchange", () => { const before = HS.state; HS.state = sound(HS.parse(location.hash)); HS.announce(before); });
   overview();
   if (series) startSeries(); else startDiff();

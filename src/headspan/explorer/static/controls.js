@@ -34,19 +34,19 @@ HS.controls = (() => {
     return HS.el("label", { class: "field" }, HS.el("span", { text: label }), box);
   };
 
-  const usedOnly = () => {
-    const box = HS.el("input", { type: "checkbox", id: "control-used", onchange: (event) => HS.set({ used: event.target.checked ? "1" : "" }) });
-    const sync = () => { box.checked = HS.state.used === "1"; };
-    HS.on(["used"], sync);
+  const check = (label, key, on, title) => {
+    const box = HS.el("input", { type: "checkbox", id: `control-${key}`, onchange: (event) => HS.set({ [key]: event.target.checked ? on : "" }) });
+    const sync = () => { box.checked = HS.state[key] === on; };
+    HS.on([key], sync);
     sync();
-    return HS.el("label", { class: "check", title: HS.usedMeans }, box, "used only");
+    return HS.el("label", { class: "check", title }, box, label);
   };
 
   // Only what the chosen rule reads can be changed.
   const enable = () => {
     const rule = HS.state.rule;
     HS.byId("control-k").disabled = !rule.startsWith("top");
-    HS.byId("control-q").disabled = HS.byId("control-null").disabled = rule !== "significance";
+    for (const key of ["q", "null"]) HS.byId(`control-${key}`).parentElement.classList.toggle("unused", rule !== "significance");
     const hasQ = HS.data.pairings.some((p) => HS.data.edges[`${HS.state.metric}/${p}`]?.[`q_${HS.state.null}`]);
     HS.byId("control-rule").title = hasQ ? "" : "This similarity has no q-values of that kind in this report";
   };
@@ -70,7 +70,9 @@ HS.controls = (() => {
       HS.select("q at most", "q", QS.map((q) => [q, q === "0.000001" ? "10⁻⁶" : q])),
       HS.select("against", "null", [["reversed", "reversed pairs"], ["random", "random subspaces"]]),
       HS.select("Shade heads by", "shade", shadings()),
-      pairings(), HS.data.effects ? usedOnly() : null,
+      pairings(), HS.el("div", { class: "checks" }, HS.data.effects ? check("used only", "used", "1", HS.usedMeans) : null,
+        check("numerical order", "order", "number", "Heads from top to bottom by their number; otherwise in the order with the fewest crossings"),
+        check("heads without lines", "idle", "1", "Show all heads: those without a line stand below")),
     ].filter(Boolean));
     HS.on(["rule", "metric"], enable);
     enable();
@@ -78,21 +80,18 @@ HS.controls = (() => {
   return { start };
 })();
 
-// The fill of a head for a kind of shading: a function of its name, null for no fill.
+// The fills of a head for a kind of shading: a function of its name, one colour or one for each of its classes.
 HS.shading = (kind, key) => {
-  if (kind === "labels" && HS.data.labels) {
-    const colours = HS.data.labels.colours;
-    return (name) => colours[HS.model.labels(name)[0]] ?? null;
-  }
+  if (kind === "labels" && HS.data.labels) return (name) => HS.model.labels(name).map((label) => HS.data.labels.colours[label]);
   const ramp = (value, largest) => (value > 0 && largest > 0
-    ? `color-mix(in srgb, var(--accent) ${Math.round(8 + 62 * Math.min(1, value / largest))}%, var(--panel))` : null);
+    ? [`color-mix(in srgb, var(--accent) ${Math.round(8 + 62 * Math.min(1, value / largest))}%, var(--panel))`] : []);
   if (kind === "behaviour" && HS.data.behaviour?.[key]) {
     const scores = HS.data.behaviour[key];
     const largest = Math.max(...Object.values(scores));
     return (name) => ramp(scores[name] ?? 0, largest);
   }
   const hub = kind === "outlet" || kind === "inlet" ? HS.model.hub(HS.state.metric, key, kind) : null;
-  if (!hub) return () => null;
+  if (!hub) return () => [];
   const values = new Map(hub.names.map((name, i) => [name, hub.values[i]]));
   const largest = hub.values[hub.order[0]];
   return (name) => ramp(values.get(name) ?? 0, largest);
@@ -106,12 +105,14 @@ HS.legend = () => {
   const item = (text, css) => HS.el("span", {}, HS.el("i", { class: "swatch", css }), text);
   const roles = { Q: "queries", K: "keys", V: "values", O: "output" };
   const targets = [...new Set(HS.state.pairings.split(",").filter(Boolean).map((p) => p[1]))];
-  const items = targets.map((role) => item(`read by ${roles[role]} (${role})`.replace("read by output", "output"), { background: `var(--role-${role})` }));
+  const items = targets.map((role) => item(`read by ${roles[role] ?? "nodes"} (${role})`.replace("read by output", "output"), { background: `var(--role-${role})` }));
+  items.push(HS.el("span", { class: "scale", title: "Width and strength of a line: the share of the way from chance to the largest possible score (its root), the same scale for every model" },
+    "at chance", ...[0, 0.25, 0.5, 0.75, 1].map((s) => HS.el("i", { css: { height: `${0.9 + 3.4 * s}px`, opacity: Math.min(1, 0.14 + 1.05 * s) } })), "largest possible"));
   if (HS.state.shade === "labels" && HS.data.labels)
     for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));
   if (HS.data.effects && HS.state.pairings.split(",").some((p) => HS.data.effects.pairings.includes(p)))
     items.push(HS.el("span", { class: "used-key", title: HS.usedMeans }, HS.el("i", { class: "swatch dot" }), "confirmed: the model uses it"),
-      HS.el("span", {}, HS.el("i", { class: "swatch thin" }), "thin: measured, not among the used"));
+      HS.el("span", { text: "no dot: not among the used" }));
   if (HS.state.pairings.split(",").some((p) => p && p[0] !== "O")) items.push(HS.el("span", { text: "Line: O solid, Q dashed, K dotted, V dash-dot" }));
   box.replaceChildren(...items);
 };

@@ -94,8 +94,9 @@ HS.choosePair = (pairing, source, target) =>
   HS.set({ pair: `${source}.${pairing[0]}-${target}.${pairing[1]}`, head: "" }, true);
 HS.clear = () => HS.set({ head: "", pair: "" }, true);
 
-HS.chosenPair = () => {
-  const match = /^(\w+)\.([QKVO])-(\w+)\.([QKVO])$/.exec(HS.state.pair);
+HS.chosenPair = () => HS.pairOf(HS.state.pair);
+HS.pairOf = (key) => {
+  const match = /^(.+)\.([QKVORW])-(.+)\.([QKVORW])$/.exec(key);
   if (!match) return null;
   const pairing = match[2] + match[4];
   const row = HS.model.place(match[2], match[1]);

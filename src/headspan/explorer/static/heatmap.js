@@ -66,7 +66,7 @@ HS.heatmap = (() => {
     if (!m) { plot = null; box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`)); return; }
     box.replaceChildren(canvas, over);
     const bounds = scaleOf(m);
-    const size = Math.max(240, Math.min(620, box.clientWidth - MARGIN - 70));
+    const size = Math.max(150, Math.min(620, box.clientWidth - MARGIN - 70));
     const wide = size / m.columns, tall = size / m.rows; // one pair; not square where K and V have fewer heads
     const width = size, height = size;
     const context = HS.canvas(canvas, MARGIN + width + 70, height + 34);

@@ -5,7 +5,10 @@ HS.inspector = (() => {
   const heading = (text) => HS.el("h3", { text });
   const fact = (name, value) => [HS.el("dt", { text: name }), HS.el("dd", {}, ...(Array.isArray(value) ? value : [value]))];
   const facts = (rows) => HS.el("dl", { class: "pairs" }, ...rows.flatMap(([name, value]) => fact(name, value)));
-  const meter = (share) => HS.el("div", { class: "meter" }, HS.el("i", { css: { width: `${Math.round(100 * Math.max(0, Math.min(1, share)))}%` } }));
+  const percent = (share) => `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;
+  // A bar; a tick stands where chance would end it.
+  const meter = (share, chance = null) => HS.el("div", { class: "meter" }, HS.el("i", { css: { width: percent(share) } }),
+    chance === null ? null : HS.el("b", { class: "tick", title: "by chance", css: { left: percent(chance) } }));
 
   const head = (title, subtitle) => [
     HS.el("div", { class: "card-head" }, HS.el("h2", { id: "card-title", text: title }),
@@ -21,16 +24,15 @@ HS.inspector = (() => {
       ...head(name, [`Layer ${layer}, ${kv ? "key/value head" : "head"} ${index}`, ...sharing(name)]),
       labels.length ? HS.el("div", { class: "chips" }, ...labels.map((label) =>
         HS.el("span", { class: "chip label", text: label.replaceAll("_", " "), css: { "border-left-color": data.labels.colours[label] } }))) : null,
-      ...behaviour(name), ...hubRanks(name), ...partners(name), ...tokens(name), ...dimensions(name),
+      ...behaviour(name), ...hubRanks(name), ...partners(name), ...HS.paths.through(name), ...tokens(name), ...dimensions(name),
     ];
   };
 
   const sharing = (name) => {
-    if (!HS.model.shared) return [];
-    const { layer, kv, index } = HS.model.parts(name);
-    const group = data.model.n_heads / data.model.n_kv_heads;
-    if (!kv) return [", reads through ", HS.headLink(`L${layer}KV${Math.floor(index / group)}`)];
-    return [", serves ", ...Array.from({ length: group }, (_, i) => [i ? ", " : "", HS.headLink(`L${layer}H${index * group + i}`)]).flat()];
+    const kv = HS.model.kvOf(name), served = HS.model.kin(name).slice(1);
+    if (kv !== name) return [", reads through ", HS.headLink(kv)];
+    if (!served.length) return [];
+    return [", serves ", ...served.flatMap((query, i) => [i ? ", " : "", HS.headLink(query)])];
   };
 
   const behaviour = (name) => {
@@ -62,16 +64,22 @@ HS.inspector = (() => {
 
   const partners = (name) => {
     const metric = HS.state.metric;
-    const side = (direction, pairings) => pairings.flatMap((pairing) => HS.model.partners(name, metric, pairing, direction, 3));
-    const flow = data.pairings.filter((p) => p[0] === "O" && p !== "OO");
+    // A query head reads through its key/value head and a key/value head is written on by its query heads: both count.
+    const family = HS.model.kin(name);
+    const side = (direction, pairings) => pairings.flatMap((pairing) => family.flatMap((member) => HS.model.partners(member, metric, pairing, direction, 3)).sort((a, b) => b.score - a.score).slice(0, 3));
+    const flow = data.pairings.filter((p) => "OW".includes(p[0]) && "QKVR".includes(p[1]));
     const rest = data.pairings.filter((p) => !flow.includes(p));
     const make = (edges, other, file) => (edges.length ? HS.table([
       { key: "pairing", title: "Pairing" },
+      ...(family.length > 1 ? [{ key: other === "target" ? "source" : "target", title: "Of", text: (e) => e[other === "target" ? "source" : "target"] }] : []),
       { key: other, title: other === "target" ? "Target" : "Source", node: (e) => HS.headLink(e[other]) },
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
       ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => `${HS.number(e.effect, 3)}${e.used ? " ●" : ""}` }] : []),
+      { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
+        "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Take out of the circuit" : "Add to the circuit and go on from there",
+        onclick: () => follow(e, other) }) },
     ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("No pair of this kind in the result."));
     const parts = [heading("Best targets: who reads what it writes"), make(side("out", flow), "target", "targets"),
       heading("Best sources: whose writing it reads"), make(side("in", flow), "source", "sources")];
@@ -80,10 +88,17 @@ HS.inspector = (() => {
     return parts;
   };
 
+  // One hop: the edge is pinned, and the card goes on to its other end.
+  const follow = (edge, other) => {
+    const was = HS.circuit.has(edge);
+    HS.circuit.toggle(edge);
+    if (!was) HS.openHead(edge[other]);
+  };
+
   const tokens = (name) => {
     if (!data.tokens) return [heading("Tokens"), HS.empty(data.missing.tokens)];
     const rows = HS.model.rolesOf(name).filter((role) => data.tokens[role]?.[name]);
-    if (!rows.length) return [];
+    if (!rows.length) return HS.model.about(name).index === null ? [] : [heading("Tokens"), HS.empty("Kept in the page for the heads of the strongest edges. For this one run"), HS.el("pre", { tabindex: "0", text: `headspan tokens ${data.model.reference} ${name}` })];
     return [heading("Tokens by role"), HS.el("div", { class: "role-tokens" }, ...rows.flatMap((role) => [
       HS.el("b", { text: role }), HS.el("div", { class: "chips" }, ...data.tokens[role][name].map(tokenChip))]))];
   };
@@ -102,17 +117,16 @@ HS.inspector = (() => {
     const all = HS.model.arrays(metric, pairing);
     const parts = head(`${source}.${pairing[0]} → ${target}.${pairing[1]}`, [HS.headLink(source), " to ", HS.headLink(target), `, pairing ${pairing}`]);
     if (Number.isNaN(value.score)) return [...parts, HS.empty("This pair is not in the pair set of the result, or is not kept in this page.")];
-    const m = Math.min(data.ranks[pairing[0]][row], data.ranks[pairing[1]][column]);
-    const top = metric === "pk" ? m : 1;
+    const { chance, start, most } = HS.model.limits(metric, pairing, row, column);
     parts.push(HS.el("div", { class: "big", "data-score": value.score }, `${value.exact ? "" : "≈ "}${HS.score(value.score, metric)} `,
-      HS.el("small", { text: `${about.title}, of at most ${top}` })), meter(value.score / top));
+      HS.el("small", { text: `${about.title}, of at most ${most}` })), meter(value.score / most, chance === null ? null : chance / most));
     const rows = [];
     if (value.rank) rows.push(["Rank", `${HS.count(value.rank)} of ${HS.count(all.count)} ${pairing} pairs`]);
-    if (metric === "pk") rows.push(["By chance", `${HS.number((data.ranks[pairing[0]][row] * data.ranks[pairing[1]][column]) / data.model.d_model, 3)} on average`]);
+    if (chance !== null) rows.push(["By chance", `${HS.number(chance, about.grows ? 3 : 4)} on average`], ["Above chance", `${HS.number(100 * Math.max(0, (value.score - start) / (most - start)), 1)} % of the way to the largest possible`]);
     if (value.z !== null && value.z !== undefined) rows.push(["z", `${HS.number(value.z, 1)} against random subspaces`]);
     if (value.q?.random !== null && value.q) rows.push(["q, random", HS.qvalue(value.q.random)]);
     if (value.q?.reversed !== null && value.q) rows.push(["q, reversed", HS.qvalue(value.q.reversed)]);
-    rows.push(...effect(pairing, row, column));
+    rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
     parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
   };
@@ -135,11 +149,14 @@ HS.inspector = (() => {
     const title = heading("Principal angles");
     if (!stored) {
       const command = `headspan pair ${data.model.reference} ${source}.${pairing[0]} ${target}.${pairing[1]}`;
-      return [title, HS.empty(data.details ? "Kept in the page for the strongest pairs only. For this one run" : data.missing.angles), HS.el("pre", { text: command })];
+      return [title, HS.empty(data.details ? "Kept in the page for the strongest pairs only. For this one run" : data.missing.angles), HS.el("pre", { tabindex: "0", text: command })];
     }
     const degrees = Array.from(HS.decode(stored, Uint16Array), (v) => (v * 90) / 65535);
-    return [title, drawAngles(degrees, Math.max(data.ranks[pairing[0]][row], data.ranks[pairing[1]][column]) / data.model.d_model), HS.el("p", { class: "hint",
-      text: `Smallest ${HS.number(degrees[0], 2)}°, median ${HS.number(degrees[Math.floor(degrees.length / 2)], 1)}°; ${degrees.filter((a) => a < 30).length} of ${degrees.length} below 30°. Bars: cos² of each angle, adding up to the Projection Kernel; dashed: its mean by chance.` })];
+    const ranks = [data.ranks[pairing[0]][row], data.ranks[pairing[1]][column]].sort((a, b) => a - b);
+    const chance = data.angles_by_chance[ranks.join(",")];
+    const curve = chance ? Array.from(HS.decode(chance, Float32Array)) : null;
+    return [title, drawAngles(degrees, curve), HS.el("p", { class: "hint",
+      text: `Smallest ${HS.number(degrees[0], 2)}°, median ${HS.number(degrees[Math.floor(degrees.length / 2)], 1)}°; ${degrees.filter((a) => a < 30).length} of ${degrees.length} below 30°. Bars: cos² of each angle, adding up to the Projection Kernel${curve ? "; dashed: the same of two random subspaces" : ""}.` })];
   };
 
   // Left: every angle as a ray from the axis of the first subspace. Right: cos² of each, largest first.
@@ -157,7 +174,7 @@ HS.inspector = (() => {
       picture.append(HS.svg("rect", { class: "bar-cos", x: (bx + i * step).toFixed(2), y: (y0 - h).toFixed(2), width: Math.max(0.6, step - 0.6).toFixed(2), height: h.toFixed(2) }));
     });
     picture.append(HS.svg("path", { class: "axis", d: `M${bx} ${y0 - bh} V${y0} H${bx + bw}` }),
-      HS.svg("line", { class: "chance", x1: bx, x2: bx + bw, y1: y0 - bh * chance, y2: y0 - bh * chance }),
+      ...(chance ? [HS.svg("path", { class: "chance", d: chance.map((c, i) => `${i ? "L" : "M"}${(bx + (i + 0.5) * step).toFixed(1)} ${(y0 - bh * c).toFixed(1)}`).join("") })] : []),
       HS.svg("text", { x: x0 + R - 2, y: y0 + 10, "text-anchor": "end", text: "0°" }), HS.svg("text", { x: x0 + 4, y: y0 - R + 9, text: "90°" }),
       HS.svg("text", { x: bx - 4, y: y0 - bh + 6, "text-anchor": "end", text: "1" }), HS.svg("text", { x: bx + bw, y: y0 + 10, "text-anchor": "end", text: `cos²θ, 1 to ${degrees.length}` }));
     return picture;
@@ -192,13 +209,22 @@ HS.inspector = (() => {
     let parts;
     if (HS.state.head && HS.model.exists(HS.state.head)) parts = headCard(HS.state.head);
     else if (pair) parts = pairCard(pair);
-    else parts = [HS.el("h2", { id: "card-title", text: "Nothing chosen" }), HS.el("p", { class: "card-sub", text: "Choose a head or a line in the wiring diagram, a cell of a heat map, or a point of the scatter plot. Its numbers appear here." }),
-      HS.el("p", { class: "card-sub", text: "With the keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." })];
+    else parts = HS.intro.welcome();
+    parts.unshift(...HS.intro.tour());
     box.replaceChildren(...parts.filter(Boolean));
     box.scrollTop = 0;
+    document.documentElement.classList.toggle("carded", Boolean(HS.state.head || HS.state.pair || HS.state.tour));
     HS.byId("announce").textContent = `Card: ${HS.byId("card-title").textContent}`;
   };
 
-  const start = () => { show(); HS.on(["head", "pair", "metric"], show); };
+  // On a narrow screen the card covers the lower part: what was tapped moves up into sight.
+  const uncover = () => requestAnimationFrame(() => {
+    if (getComputedStyle(HS.byId("inspector")).position !== "fixed") return;
+    const marked = document.querySelector("#diagram .node.chosen, #diagram .edge.chosen")?.getBoundingClientRect();
+    const over = marked ? marked.bottom + 16 - HS.byId("inspector").getBoundingClientRect().top : 0;
+    if (over > 0) scrollBy(0, over);
+  });
+
+  const start = () => { show(); HS.on(["head", "pair", "metric", "pins", "tour"], show); HS.on(["head", "pair"], uncover); };
   return { start };
 })();

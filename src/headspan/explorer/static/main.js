@@ -8,7 +8,7 @@
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.01", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", used: "",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", used: "", order: "", idle: "", pins: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
   // Whatever an address says, only values that exist are taken.
@@ -16,13 +16,15 @@
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
       rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "random"],
-      used: data.effects ? ["", "1"] : [""], heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
-      at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "hubs", "evaluation", "provenance"],
+      used: data.effects ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
     };
     for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];
     if (!/^\d{1,5}$/.test(state.k)) state.k = HS.defaults.k;
     if (state.min !== "" && !Number.isFinite(Number(state.min))) state.min = "";
     state.pairings = state.pairings.split(",").filter((p) => data.pairings.includes(p)).join(",");
+    state.pins = state.pins.split("|").filter((key) => HS.pairOf(key)).slice(0, 400).join("|");
+    state.circuit = state.circuit.slice(0, 80);
     if (state.head && !HS.model.exists(state.head)) state.head = "";
     return state;
   };
@@ -35,7 +37,7 @@
   };
 
   const navigate = () => {
-    const titles = { overview: "Overview", wiring: "Wiring", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", hubs: "Hubs", evaluation: "Evaluation", provenance: "Provenance" };
+    const titles = { wiring: "Wiring", overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Words", provenance: "Provenance" };
     const links = Object.entries(titles).map(([id, text]) => HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
       event.preventDefault();
       HS.set({ at: id });
@@ -54,13 +56,20 @@
   HS.state = sound(HS.parse(location.hash));
   paint();
   navigate();
+  HS.glossary.start();
   HS.controls.start();
   HS.tables.start();
+  HS.zoom.listen();
+  HS.circuit.start();
+  HS.paths.start();
   HS.wiring.start();
   HS.inspector.start();
   HS.heatmap.start();
   HS.scatter.start();
   HS.distribution.start();
+  HS.heads.start();
+  HS.find.start();
+  HS.save.start();
   if (HS.state.at) HS.byId(HS.state.at).scrollIntoView();
 
   // Listeners of the theme draw with its colours, so the page is painted before them.
@@ -74,6 +83,8 @@
     HS.announce(before);
     if (HS.state.at && HS.state.at !== before.at) HS.byId(HS.state.at).scrollIntoView();
   };
+  // Its address is a place in the page, not a view: the view stays as it is.
+  HS.byId("skip").addEventListener("click", (event) => { event.preventDefault(); HS.byId("wiring").scrollIntoView(); HS.byId("wiring").focus(); });
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && (HS.state.head || HS.state.pair)) HS.clear(); });
@@ -86,7 +97,7 @@
 
   // Paper is white, and has no parts out of sight.
   const repaint = (isDark) => { paint(isDark); HS.wiring.redraw(); for (const draw of HS.lazyParts) draw(); };
-  window.addEventListener("beforeprint", () => repaint(false));
+  window.addEventListener("beforeprint", () => { repaint(false); HS.zoom.whole(); });
   window.addEventListener("afterprint", () => repaint(dark()));
   document.documentElement.dataset.ready = "true";
 })();

@@ -7,27 +7,60 @@ HS.model = (() => {
   const SUPPORTED = 1;
   if (data.schema > SUPPORTED) throw new Error(`this page cannot read data of schema ${data.schema}`);
   const shared = data.model.shared;
-  const listOf = { Q: data.heads.query, O: data.heads.query, K: data.heads.kv, V: data.heads.kv };
-  const places = new Map([[data.heads.query, index(data.heads.query)], [data.heads.kv, index(data.heads.kv)]]);
+  // A direction that is written at the beginning of the stream and read at its end stands in the diagram twice.
+  const READ = " (read)";
+  const written = new Map(), twice = new Set();
+  for (const node of data.nodes) { if (written.has(node.name) && written.get(node.name) !== node.position) twice.add(node.name); written.set(node.name, Math.min(node.position, written.get(node.name) ?? Infinity)); }
+  const own = (name) => name.replace(READ, "");
+  const listOf = { ...data.ports, ...(data.ports.R ? { R: data.ports.R.map((name) => (twice.has(name) ? name + READ : name)) } : {}) };
+  const places = new Map(Object.entries(listOf).map(([role, names]) => [role, index(names)]));
+  const known = new Set(Object.values(listOf).flat());
+  const others = new Map(data.nodes.map((node) => [twice.has(node.name) && node.position !== written.get(node.name) ? node.name + READ : node.name, node]));
   const decoded = new Map();
 
+  function once_(make) { let made; return () => (made ??= make()); }
   function index(names) { return new Map(names.map((name, i) => [name, i])); }
   const once = (key, make) => {
     if (!decoded.has(key)) decoded.set(key, make());
     return decoded.get(key);
   };
 
-  const heads = (role) => listOf[role];
-  const place = (role, name) => places.get(listOf[role]).get(name) ?? -1;
-  const parts = (name) => { const m = /^L(\d+)(H|KV)(\d+)$/.exec(name); return { layer: +m[1], kv: m[2] === "KV", index: +m[3] }; };
-  const layer = (name) => parts(name).layer;
+  const heads = (role) => listOf[role] ?? [];
+  const place = (role, name) => places.get(role)?.get(name) ?? -1;
+  // What a name stands for: a head by its own letters, any other node by the list of them.
+  const about = (name) => {
+    const node = others.get(name), m = node ? null : /^L(\d+)(H|KV|KR)(\d*)$/.exec(name);
+    return node ? { ...node, index: null } : { name, kind: m[2], layer: +m[1], position: 2 * m[1], index: +m[3] };
+  };
+  const parts = (name) => { const { layer, kind, index: i } = about(name); return { layer, kv: kind === "KV" || kind === "KR", index: i }; };
+  const layer = (name) => about(name).layer;
+  const position = (name) => about(name).position;
+  const standName = (at, room = 99) => (at < 0 ? "Embed" : at > 2 ** 30 ? "Unembed" : at % 2 ? (room < 70 ? `M${(at - 1) / 2}` : `MLP ${(at - 1) / 2}`) : `L${at / 2}`);
+  const boxLabel = (name, room) => {
+    const { index: i, kind } = about(name);
+    if (i === null) return own(name).length * 6.6 > room - 8 ? `${name.slice(0, Math.max(1, Math.floor((room - 14) / 6.6)))}…` : own(name);
+    return room >= 50 ? name : kind === "H" ? `${i}` : `${kind.toLowerCase()}${i}`;
+  };
   const metric = (key) => data.metrics.find((m) => m.key === key) ?? { key, title: key, max: 1 };
   const labels = (name) => (data.labels && data.labels.heads[name]) || [];
 
   // Roles that a node of the diagram has: under GQA a query head has Q and O, a shared head K and V.
-  const rolesOf = (name) => (!shared ? ["Q", "K", "V", "O"] : parts(name).kv ? ["K", "V"] : ["Q", "O"]);
-  const exists = (name) => places.get(data.heads.query).has(name) || places.get(data.heads.kv).has(name);
-  const allHeads = shared ? [...data.heads.query, ...data.heads.kv] : data.heads.query;
+  const rolesOf = (name) => Object.keys(listOf).filter((role) => place(role, name) >= 0);
+  const exists = (name) => known.has(name);
+  const allHeads = [...new Set(["O", "Q", "V", "K"].flatMap((role) => heads(role)))];
+  const nodeNames = [...others.keys()];
+
+  // A query head and the key/value head it reads through belong together.
+  const kvOf = (name) => data.served_by[name] ?? name;
+  const group = once_(() => { const found = new Map(); for (const [q, kv] of Object.entries(data.served_by)) { if (!found.has(kv)) found.set(kv, []); found.get(kv).push(q); } return found; });
+  const kin = (name) => (group().has(name) ? [name, ...group().get(name)] : kvOf(name) !== name ? [name, kvOf(name)] : [name]);
+
+  // What two random weights of these dimensions score, where the scale of the lines begins, and the most that any two can.
+  const limits = (key, pairing, row, column) => {
+    const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
+    const d = data.model.d_model, [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
+    return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : 1 };
+  };
 
   // ------------------------------------------------------------- edges
   const optional = (text) => (text ? HS.decode(text, Float32Array) : null);
@@ -39,13 +72,13 @@ HS.model = (() => {
       count: raw.count, forward: raw.forward,
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
-      z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed),
+      strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed),
       effect: optional(raw.effect), percentile: optional(raw.percentile), used: optional(raw.used),
     };
   });
 
   const edgeAt = (metricKey, pairing, a, i) => ({
-    metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], z: a.z ? a.z[i] : null,
+    metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], strength: a.strength ? a.strength[i] / 255 : 0, z: a.z ? a.z[i] : null,
     q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null },
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
@@ -77,8 +110,8 @@ HS.model = (() => {
     const a = arrays(metricKey, pairing);
     if (!a) return { edges: [], complete: true };
     const perTarget = new Map();
-    const layersOut = once(`layers ${pairing[0]}`, () => Int32Array.from(listOf[pairing[0]], layer));
-    const layersIn = once(`layers ${pairing[1]}`, () => Int32Array.from(listOf[pairing[1]], layer));
+    const layersOut = once(`stand ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
+    const layersIn = once(`stand ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
     const edges = [];
     let passed = 0, seen = 0;
     for (let i = 0; i < a.rank.length; i++) {
@@ -131,7 +164,7 @@ HS.model = (() => {
       return (i) => (bits[i >> 3] >> (i & 7)) & 1;
     }
     if (raw.pairs === "same-type") return (i) => Math.floor(i / columns) < i % columns;
-    const out = listOf[pairing[0]].map(layer), into = listOf[pairing[1]].map(layer);
+    const out = listOf[pairing[0]].map(position), into = listOf[pairing[1]].map(position);
     return (i) => out[Math.floor(i / columns)] < into[i % columns];
   };
 
@@ -157,5 +190,5 @@ HS.model = (() => {
     return { names, values, ranks, order };
   });
 
-  return { shared, heads, place, parts, layer, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
+  return { shared, heads, place, about, parts, layer, position, standName, boxLabel, kvOf, kin, nodeNames, own, limits, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
 })();

@@ -41,7 +41,7 @@ HS.table = (columns, rows, { caption = "", file = "table", shown = 15, key = nul
   };
 
   const head = HS.el("tr", {}, ...columns.map((column) => HS.el("th", { scope: "col", class: column.number ? "num" : undefined, "data-key": column.key },
-    HS.el("button", { type: "button", text: column.title, onclick: () => {
+    HS.el("button", { type: "button", text: column.title, "data-term": HS.glossary?.columns[column.title], onclick: () => {
       order = { column: column.key, down: order.column === column.key ? !order.down : Boolean(column.number) };
       fill();
     } }))));
@@ -73,8 +73,8 @@ HS.csv = (columns, rows, valueOf) => {
   return `${lines.map((line) => line.join(",")).join("\n")}\n`;
 };
 
-HS.download = (name, text) => {
-  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+HS.download = (name, text, type = "text/csv") => {
+  const address = URL.createObjectURL(text instanceof Blob ? text : new Blob([text], { type: `${type};charset=utf-8` }));
   const link = HS.el("a", { href: address, download: name });
   document.body.append(link);
   link.click();

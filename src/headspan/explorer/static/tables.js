@@ -14,6 +14,10 @@ HS.tables = (() => {
       ["Pairs compared", HS.count(data.compared)],
       ["Edges used", data.effects ? Object.entries(data.effects.used).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
+    if (!data.above_chance) {
+      HS.byId("notice").hidden = false;
+      HS.byId("notice").append(HS.el("b", { text: "Nothing here rises above chance. " }), "No pair of heads overlaps more than random weights of the same dimensions would: the lines below are the largest of many chance values, and there are no findings.");
+    }
     HS.byId("findings").append(...data.findings.map((f) => HS.el("li", {}, HS.el("b", { text: f.title }), HS.el("p", { text: f.text }),
       f.view ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => show(f.view) }) : null)));
     HS.byId("notes").append(...data.notes.map((text) => HS.el("p", { class: "note", text })));
@@ -88,7 +92,7 @@ HS.tables = (() => {
   const provenance = () => {
     HS.byId("provenance-list").append(...data.provenance.flatMap(([name, value]) => [HS.el("dt", { text: name }), HS.el("dd", { class: "mono", text: value })]));
     const copy = HS.el("button", { type: "button", text: "Copy", onclick: () => HS.copy(data.citation.bibtex, copy) });
-    HS.byId("citation").append(HS.el("p", { text: data.citation.text }), HS.el("pre", { text: data.citation.bibtex }), copy);
+    HS.byId("citation").append(HS.el("p", { text: data.citation.text }), HS.el("pre", { tabindex: "0", text: data.citation.bibtex }), copy);
   };
 
   const start = () => {

@@ -1,217 +1,237 @@
-// The wiring diagram: layers as columns, heads as rows, shared key/value heads in a strip below.
+// The wiring diagram: columns are places of the residual stream, boxes are heads with a line, lines run from left to right.
 "use strict";
 HS.wiring = (() => {
-  const TOP = 24, LEFT = 34, GAP = 26;
-  let nodes = new Map(); // head -> {group, x, y}
-  let lines = []; // {edge, path, hit}
-  let geometry = null;
-  let svg = null;
-  let layerOfEdges = null;
-  let cursor = null;
+  const HEADER = 26, FOLD = 22, SIDE = 14, IDLE_ROW = 19;
+  let nodes = new Map(); // name -> {group, shape, x, y, column, counts}
+  let lines = []; // {edge, path, hit, mark}
+  let geometry = null, svg = null, world = null, header = null, cursor = null;
 
   const view = () => ({
     metric: HS.state.metric, rule: HS.state.rule, pairings: HS.state.pairings.split(",").filter((p) => HS.data.pairings.includes(p)),
     k: Math.max(0, Math.floor(Number(HS.state.k)) || 0), min: HS.state.min === "" ? -Infinity : Number(HS.state.min), q: Number(HS.state.q), null: HS.state.null,
     used: HS.state.used === "1",
   });
+  const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
 
-  const measure = () => {
-    const layers = HS.data.model.layers;
-    const query = 1 + Math.max(...HS.data.heads.query.map((name) => HS.model.parts(name).index));
-    const kv = HS.model.shared ? 1 + Math.max(...HS.data.heads.kv.map((name) => HS.model.parts(name).index)) : 0;
-    const width = HS.byId("diagram").clientWidth - 14;
-    const column = Math.max(24, Math.min(layers.length < 4 ? 400 : 240, (width - LEFT) / layers.length));
-    const row = Math.max(13, Math.min(38, 620 / (query + kv)));
-    return { layers, query, kv, column, row, box: Math.min(column * 0.46, 42), tall: Math.min(row * 0.66, 24),
-      width: LEFT + column * layers.length, height: TOP + row * (query + kv) + (kv ? GAP : 0) + 8 };
-  };
-
-  const position = (name) => {
-    const { layer, kv, index } = HS.model.parts(name);
-    const g = geometry;
-    const below = kv ? g.query * g.row + GAP : 0;
-    return { x: LEFT + g.column * (g.layers.indexOf(layer) + 0.5), y: TOP + below + g.row * (index + 0.5) };
-  };
-
-  const build = () => {
-    geometry = measure();
-    const g = geometry;
-    svg = HS.svg("svg", { width: g.width, height: g.height, viewBox: `0 0 ${g.width} ${g.height}`, role: "group",
-      "aria-label": "Wiring diagram. Arrow keys move between heads, Enter opens a head, Escape closes it." });
-    const every = Math.max(1, Math.ceil(22 / g.column));
-    g.layers.forEach((layer, i) => {
-      const x = LEFT + g.column * i;
-      if (i % 2 === 0) svg.append(HS.svg("rect", { class: "layer-band", x, y: TOP - 2, width: g.column, height: g.height - TOP }));
-      if (i % every === 0) svg.append(HS.svg("text", { x: x + g.column / 2, y: 14, "text-anchor": "middle", text: `L${layer}` }));
+  // ---------------------------------------------------------------- geometry
+  // Groups of what is shown: a shared key/value head with those of its query heads that have lines.
+  const grouped = (shown) => {
+    const groups = new Map();
+    for (const name of [...HS.model.allHeads, ...HS.model.nodeNames].filter((n) => shown.has(n))) {
+      const kv = HS.model.kvOf(name), key = kv !== name && shown.has(kv) ? kv : name;
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(name);
+    }
+    return [...groups].map(([key, members]) => {
+      const rest = members.filter((name) => name !== key);
+      return { position: HS.model.position(key), members: [key, ...rest], frame: rest.length > 0 };
     });
-    const rowEvery = g.row < 15 ? 4 : 1;
-    for (let i = 0; i < g.query; i += rowEvery) svg.append(rowLabel(TOP + g.row * (i + 0.5), `H${i}`));
-    for (let i = 0; i < g.kv; i += 1) svg.append(rowLabel(TOP + g.query * g.row + GAP + g.row * (i + 0.5), `KV${i}`));
-    layerOfEdges = HS.svg("g");
-    svg.append(layerOfEdges);
-    nodes = new Map();
-    for (const name of HS.model.allHeads) svg.append(makeNode(name));
-    HS.byId("diagram").replaceChildren(svg);
-    cursor = nodes.has(HS.state.head) ? HS.state.head : HS.model.allHeads[0];
-    nodes.get(cursor).group.setAttribute("tabindex", "0");
   };
 
-  const rowLabel = (y, text) => HS.svg("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end", text });
+  // What was arranged before is not arranged anew: a way back is quick.
+  const plans = new Map();
+  const arranged = (what) => {
+    const key = JSON.stringify(what);
+    if (!plans.has(key)) {
+      if (plans.size > 20) plans.clear();
+      plans.set(key, HS.layout.arrange(what));
+    }
+    return plans.get(key);
+  };
 
-  const makeNode = (name) => {
-    const { x, y } = position(name);
+  const measure = (edges) => {
+    const shown = new Set(edges.flatMap((e) => [e.source, e.target]));
+    if (HS.state.head && HS.model.exists(HS.state.head)) shown.add(HS.state.head);
+    const groups = grouped(shown);
+    const everyone = HS.state.idle === "1" || !edges.length ? HS.model.allHeads : []; // never an empty picture
+    const positions = [...new Set([...groups.map((g) => g.position), ...everyone.map(HS.model.position)])].sort((a, b) => a - b);
+    const place = new Map(positions.map((p, i) => [p, i]));
+    const links = [...new Map(edges.map((e) => [`${e.source}>${e.target}`, e])).values()];
+    const plan = arranged({ columns: positions, groups: groups.map((g) => ({ ...g, column: place.get(g.position) })), links: links.map(({ source, target }) => ({ source, target })), numeric: HS.state.order === "number" });
+    const level = (p) => Math.min(Math.floor(p / 2), 1 + HS.data.model.layers.at(-1)); // the unembedding comes after the last layer
+    const folds = positions.map((p, i) => i > 0 && level(p) - level(positions[i - 1]) > 1);
+    const room = Math.max(240, HS.byId("diagram").clientWidth - 2 * SIDE - FOLD * folds.filter(Boolean).length);
+    const column = Math.max(52, Math.min(positions.length < 4 ? 300 : 220, room / Math.max(1, positions.length)));
+    const box = column >= 96 ? 56 : 30;
+    let x = SIDE;
+    const xs = positions.map((_, i) => { x += folds[i] ? FOLD : 0; x += column; return x - column / 2; });
+    const idle = everyone.filter((name) => !shown.has(name));
+    const parked = new Map(), filled = positions.map(() => 0);
+    for (const name of idle) { const c = place.get(HS.model.position(name)); parked.set(name, { column: c, row: filled[c]++ }); }
+    const deep = Math.max(0, ...filled);
+    return { ...plan, positions, xs, folds, column, box, tall: 20, parked, width: x + SIDE, floor: HEADER + 14 + plan.height, total: HEADER + 14 + plan.height + 14 + (deep ? deep * IDLE_ROW + 22 : 0) };
+  };
+
+  const build = (edges) => {
+    geometry = measure(edges);
     const g = geometry;
-    const rect = HS.svg("rect", { x: x - g.box / 2, y: y - g.tall / 2, width: g.box, height: g.tall, rx: Math.min(5, g.tall / 3) });
-    const group = HS.svg("g", { class: "node", "data-head": name, role: "button", tabindex: "-1" }, rect);
-    if (g.box >= 16 && g.tall >= 11) group.append(HS.svg("text", { x, y: y + 4, text: HS.model.parts(name).index }));
-    nodes.set(name, { group, rect, x, y });
+    world = HS.svg("g", { class: "world" });
+    header = HS.svg("g", { class: "header" });
+    g.positions.forEach((position, i) => {
+      world.append(HS.svg("rect", { class: `layer-band${i % 2 ? " odd" : ""}`, x: g.xs[i] - g.column / 2, y: 0, width: g.column, height: g.total }));
+      header.append(HS.svg("text", { "data-x": g.xs[i], y: 17, "text-anchor": "middle", text: HS.model.standName(position, g.column) }));
+      if (!g.folds[i]) return;
+      const between = `${HS.model.standName(g.positions[i - 1] + 2)} to ${HS.model.standName(position - 2)}: no line in this view`;
+      world.append(HS.svg("g", { class: "fold" }, HS.svg("title", { text: between }), HS.svg("rect", { x: g.xs[i] - g.column / 2 - FOLD + 3, y: 0, width: FOLD - 6, height: g.total }),
+        HS.svg("text", { x: g.xs[i] - g.column / 2 - FOLD / 2, y: HEADER + 24, "text-anchor": "middle", text: "⋯" })));
+    });
+    nodes = new Map();
+    const boxes = HS.svg("g"), frames = HS.svg("g");
+    g.stacks.forEach((stack, c) => {
+      for (const item of stack) {
+        if (item.lane) continue;
+        const high = HS.layout.size(item);
+        if (item.frame) frames.append(HS.svg("rect", { class: "group", x: g.xs[c] - g.box / 2 - 7, y: HEADER + 14 + item.y - high / 2, width: g.box + 14, height: high, rx: 8 }));
+        for (const row of item.rows) boxes.append(makeNode(row.name, c, HEADER + 14 + HS.layout.rowY(row), g.tall));
+      }
+    });
+    for (const [name, { column, row }] of g.parked) boxes.append(makeNode(name, column, g.floor + 26 + row * IDLE_ROW, 15, true));
+    if (g.parked.size) world.append(HS.svg("line", { class: "floor", x1: 0, x2: g.width, y1: g.floor + 8, y2: g.floor + 8 }));
+    world.append(frames, HS.svg("g", { class: "lines" }), boxes);
+    svg = HS.svg("svg", { id: "wiring-svg", role: "group", "aria-label": "Wiring diagram. Arrow keys move between heads, Enter opens a head, Escape closes it." },
+      arrowheads(), world, HS.svg("rect", { class: "header-ground", x: 0, y: 0, width: "100%", height: HEADER }), header);
+    HS.byId("diagram").replaceChildren(svg);
+    HS.zoom.fit(svg, world, header, { width: g.width, height: g.total });
+    cursor = nodes.has(HS.state.head) ? HS.state.head : nodes.has(cursor) ? cursor : nodes.keys().next().value ?? null;
+    if (cursor) nodes.get(cursor).group.setAttribute("tabindex", "0");
+  };
+
+  const arrowheads = () => HS.svg("defs", {}, ...["Q", "K", "V", "O", "R"].map((role) =>
+    HS.svg("marker", { id: `arrow-${role}`, class: `arrow to-${role}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, HS.svg("path", { d: "M0 .8 L8 4 L0 7.2 Z" }))));
+
+  // Heads are boxes; other nodes have other shapes of the same size.
+  const outline = (kind, x, y, w, h) => {
+    if (kind === "H") return HS.svg("rect", { class: "shape", x: x - w / 2, y: y - h / 2, width: w, height: h, rx: 5 });
+    if (kind === "KV" || kind === "KR") return HS.svg("rect", { class: "shape kv", x: x - w / 2, y: y - h / 2, width: w, height: h, rx: h / 2 });
+    if (kind === "neuron") return HS.svg("ellipse", { class: "shape", cx: x, cy: y, rx: w / 2, ry: h / 2 });
+    const cut = kind === "direction" ? w / 2 : 7;
+    return HS.svg("path", { class: "shape", d: `M${x - w / 2} ${y} l${cut} ${-h / 2} h${w - 2 * cut} l${cut} ${h / 2} l${-cut} ${h / 2} h${2 * cut - w} Z` });
+  };
+
+  const makeNode = (name, column, y, tall, idle = false) => {
+    const g = geometry, x = g.xs[column], about = HS.model.about(name);
+    const shape = outline(about.kind, x, y, g.box, tall);
+    const group = HS.svg("g", { class: `node${idle ? " idle" : ""}`, "data-head": name, role: "button", tabindex: "-1" }, shape, HS.svg("g", { class: "stripes" }),
+      HS.svg("text", { x, y: y + 4, text: HS.model.boxLabel(name, g.box) }));
+    nodes.set(name, { group, shape, x, y, column, tall, counts: [0, 0] });
     return group;
   };
 
-  // Where a line runs: ends and bend of its curve.
-  const course = (edge) => {
-    const a = nodes.get(edge.source), b = nodes.get(edge.target), half = geometry.box / 2;
-    const x1 = a.x + half, x2 = b.x - half;
-    const bend = Math.max(12, (x2 - x1) * 0.45);
-    // Neighbouring pairings of the same two heads leave at slightly different heights, so that both can be seen.
-    const shift = ("QKVO".indexOf(edge.pairing[1]) - 1) * Math.min(3, geometry.tall / 7);
-    return { x1, x2, bend, y1: a.y + shift, y2: b.y + shift };
+  // ---------------------------------------------------------------- lines
+  // A line leaves and enters its boxes at a height of its own, in the order of where it comes from and goes to.
+  const routes = (edges) => {
+    const g = geometry, way = new Map(g.chains.map((c) => [`${c.source}>${c.target}`, c.chain]));
+    const made = edges.map((edge) => {
+      const chain = way.get(`${edge.source}>${edge.target}`);
+      return { edge, via: chain.slice(1, -1).map((lane) => HEADER + 14 + HS.layout.rowY(lane)), a: nodes.get(edge.source), b: nodes.get(edge.target) };
+    });
+    const spread = (end, next, offset) => {
+      const by = new Map();
+      for (const r of made) { if (!by.has(r[end])) by.set(r[end], []); by.get(r[end]).push(r); }
+      for (const [node, list] of by) {
+        const step = Math.min(4, (node.tall - 6) / Math.max(1, list.length - 1));
+        list.sort((p, q) => next(p) - next(q) || pairKey(p.edge).localeCompare(pairKey(q.edge)));
+        list.forEach((r, i) => { r[offset] = node.y + (i - (list.length - 1) / 2) * step; });
+      }
+    };
+    spread("a", (r) => r.via[0] ?? r.b.y, "y1");
+    spread("b", (r) => r.via.at(-1) ?? r.a.y, "y2");
+    return made;
   };
 
-  const curve = ({ x1, x2, bend, y1, y2 }) => `M${x1} ${y1} C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
-
-  // A dot marks an edge that the model uses. It sits before the target, where lines into one head are still apart.
-  const dot = (edge, { x1, x2, bend, y1, y2 }) => {
-    const mix = (t, a, b, c, d) => a * (1 - t) ** 3 + 3 * b * t * (1 - t) ** 2 + 3 * c * t * t * (1 - t) + d * t ** 3;
-    const wanted = x2 - Math.min(96, 0.4 * (geometry.column - geometry.box));
-    let low = 0, high = 1;
-    for (let i = 0; i < 20; i++) {
-      const middle = (low + high) / 2;
-      if (mix(middle, x1, x1 + bend, x2 - bend, x2) < wanted) low = middle;
-      else high = middle;
-    }
-    return HS.svg("circle", { class: `used-dot to-${edge.pairing[1]}`, "data-used": pairKey(edge), cx: wanted.toFixed(2),
-      cy: mix(low, y1, y1, y2, y2).toFixed(2), r: Math.max(2, Math.min(4, geometry.tall / 5)).toFixed(2) });
+  const curve = (r) => {
+    const g = geometry, half = g.box / 2 + 9;
+    const bow = (x1, y1, x2, y2) => { const bend = (x2 - x1) * 0.48; return `C${(x1 + bend).toFixed(1)} ${y1.toFixed(1)} ${(x2 - bend).toFixed(1)} ${y2.toFixed(1)} ${x2.toFixed(1)} ${y2.toFixed(1)}`; };
+    const beside = ("QKVOR".indexOf(r.edge.pairing[1]) - 1) * 1.6; // two pairings of the same two heads share a lane
+    let x = r.a.x + half, y = r.y1, d = `M${(r.a.x + g.box / 2).toFixed(1)} ${y.toFixed(1)} H${x.toFixed(1)} `;
+    r.via.forEach((lane, i) => {
+      const at = g.xs[r.a.column + 1 + i];
+      d += `${bow(x, y, at - half, lane + beside)} H${(at + half).toFixed(1)} `;
+      [x, y] = [at + half, lane + beside];
+    });
+    return `${d}${bow(x, y, r.b.x - half, r.y2)} H${(r.b.x - g.box / 2 - 1).toFixed(1)}`;
   };
 
   const drawEdges = () => {
     const { edges, cut } = HS.model.choose(view());
-    const largest = {};
-    for (const edge of edges) largest[edge.pairing] = Math.max(largest[edge.pairing] ?? 0, edge.score);
-    lines = edges.map((edge) => {
-      const strength = largest[edge.pairing] > 0 ? Math.max(0, edge.score / largest[edge.pairing]) : 0;
-      const way = course(edge), d = curve(way);
-      const path = HS.svg("path", { class: `edge from-${edge.pairing[0]} to-${edge.pairing[1]}`, d,
-        "stroke-width": (edge.used === false ? 0.8 : 0.8 + 2.2 * strength).toFixed(2),
-        "stroke-opacity": (edge.used === false ? 0.45 : 0.18 + 0.72 * strength ** 1.5).toFixed(2) });
+    const pinned = HS.circuit.edges().filter((pin) => !edges.some((edge) => pairKey(edge) === pairKey(pin)));
+    const all = [...edges, ...pinned];
+    build(all);
+    const isPinned = new Set(HS.circuit.keys());
+    lines = routes(all).map((r) => {
+      const { edge } = r, d = curve(r), s = edge.strength;
+      const kind = `edge from-${edge.pairing[0]} to-${edge.pairing[1]}${isPinned.has(pairKey(edge)) ? " pinned" : ""}`;
+      const path = HS.svg("path", { class: kind, d, "stroke-width": (0.9 + 3.4 * s).toFixed(2), opacity: Math.min(1, 0.14 + 1.05 * s).toFixed(2), "data-strength": s.toFixed(3), "marker-end": `url(#arrow-${edge.pairing[1]})` });
       const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": pairKey(edge) });
-      return { edge, path, hit, mark: edge.used ? dot(edge, way) : null };
+      // A dot marks an edge that the model uses, just before the box that reads.
+      const mark = edge.used ? HS.svg("circle", { class: `used-dot to-${edge.pairing[1]}`, "data-used": pairKey(edge), cx: (r.b.x - geometry.box / 2 - 12).toFixed(1), cy: r.y2.toFixed(1), r: 3 }) : null;
+      return { edge, path, hit, mark };
     });
-    layerOfEdges.replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.mark).filter(Boolean), ...lines.map((l) => l.hit));
-    const touched = new Map();
-    for (const { source, target } of edges) {
-      touched.set(source, [(touched.get(source)?.[0] ?? 0) + 1, touched.get(source)?.[1] ?? 0]);
-      touched.set(target, [touched.get(target)?.[0] ?? 0, (touched.get(target)?.[1] ?? 0) + 1]);
-    }
+    world.querySelector(".lines").replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.hit), ...lines.map((l) => l.mark).filter(Boolean));
+    const touched = new Set();
+    for (const { source, target } of all) { touched.add(source).add(target); nodes.get(source).counts[0] += 1; nodes.get(target).counts[1] += 1; }
     for (const [name, node] of nodes) {
-      const counts = touched.get(name) ?? [0, 0];
       node.group.classList.toggle("active", touched.has(name));
-      node.counts = counts;
-      node.group.setAttribute("aria-label", [name, ...HS.model.labels(name), `${counts[0]} edges out`, `${counts[1]} in`].join(", "));
+      node.group.setAttribute("aria-label", [HS.model.boxLabel(name, geometry.box), name, ...HS.model.labels(name), `${node.counts[0]} edges out`, `${node.counts[1]} in`].join(", "));
     }
-    tellNotes(edges, cut, touched);
-    HS.tables.edges(edges);
+    HS.wiringNotes(view(), edges, cut, touched.size, geometry);
+    HS.tables.edges(all);
+    shade();
     highlight();
   };
 
-  const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
-
-  const tellNotes = (edges, cut, touched) => {
-    let text = `${HS.count(edges.length)} edges between ${HS.count(touched.size)} heads.`;
-    if (edges.some((edge) => edge.used !== null)) text += ` The model uses ${HS.count(edges.filter((edge) => edge.used).length)} of them, measured on ${HS.data.effects.materials.map((m) => HS.materials[m] ?? m).join(" and ")}.`;
-    if (!view().pairings.length) text = "Choose at least one pairing.";
-    else if (!edges.length) text = view().rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : view().used ? "No used edge passes: choose other pairings, or draw the others too." : "No pair passes: lower the minimum score or raise k.";
-    if (cut.length) text += ` More pairs pass in ${cut.join(", ")}; the page draws the strongest ${HS.data.limits.overall} of each pairing.`;
-    if (view().rule === "top-per-target" && view().k > HS.data.limits.per_head) text += ` The page keeps at least the best ${HS.data.limits.per_head} sources of every target.`;
-    HS.byId("wiring-notes").textContent = text;
-    HS.byId("edge-list").firstElementChild.textContent = `Edges in this view (${HS.count(edges.length)})`;
-  };
-
-  // Keep only what belongs to the chosen head or pair.
+  // Keep only what belongs to the chosen head (with the heads that share its keys and values) or pair.
   const highlight = () => {
-    const head = HS.state.head, pair = HS.state.pair;
-    const near = new Set();
+    const head = HS.state.head, pair = HS.state.pair, kin = new Set(head ? HS.model.kin(head) : []);
+    const near = new Set(kin);
     for (const { edge, path, hit, mark } of lines) {
-      const lit = head ? edge.source === head || edge.target === head : pair ? pairKey(edge) === pair : false;
-      path.classList.toggle("lit", lit);
-      hit.classList.toggle("lit", lit);
-      mark?.classList.toggle("lit", lit);
+      const lit = head ? kin.has(edge.source) || kin.has(edge.target) : pair ? pairKey(edge) === pair : false;
+      for (const part of [path, hit, mark]) part?.classList.toggle("lit", lit);
       path.classList.toggle("chosen", pair === pairKey(edge));
       if (lit) { near.add(edge.source); near.add(edge.target); }
     }
     const chosen = HS.chosenPair();
     if (chosen) { near.add(chosen.source); near.add(chosen.target); }
-    HS.byId("wiring-alone").textContent = head && !near.size ? `${head} has no edge in this view; its card lists its best partners.` : "";
+    HS.byId("wiring-alone").textContent = head && !lines.some((l) => l.path.classList.contains("lit")) ? `${head} has no edge in this view; its card lists its best partners.` : "";
     svg.classList.toggle("focused", nodes.has(head));
     svg.classList.toggle("one-pair", Boolean(chosen));
     for (const [name, { group }] of nodes) {
       group.classList.toggle("near", near.has(name));
+      group.classList.toggle("kin", kin.has(name) && name !== head);
       group.classList.toggle("chosen", name === head);
       group.setAttribute("aria-pressed", String(name === head));
     }
   };
 
-  // ---------------------------------------------------------------- shading
+  // A head of several classes is striped in their colours.
   const shade = () => {
-    const [kind, key] = HS.state.shade.split(":");
-    const values = HS.shading(kind, key);
-    for (const [name, { rect, group }] of nodes) {
-      const fill = values(name);
-      rect.style.fill = fill ?? "";
-      group.classList.toggle("filled", kind === "labels" && Boolean(fill));
+    const [kind, key] = HS.state.shade.split(":"), fills = HS.shading(kind, key);
+    for (const [name, { group, shape, x, y, tall }] of nodes) {
+      const colours = fills(name) ?? [], stripes = group.querySelector(".stripes"), wide = geometry.box - 2;
+      shape.style.fill = colours[0] ?? "";
+      stripes.replaceChildren(...colours.slice(1).map((fill, i) => HS.svg("rect", { class: "stripe", x: x - wide / 2 + ((i + 1) * wide) / colours.length, y: y - tall / 2 + 1, width: wide / colours.length, height: tall - 2, rx: 3, fill })));
+      group.classList.toggle("filled", kind === "labels" && colours.length > 0);
     }
     HS.legend();
   };
 
-  // ---------------------------------------------------------------- events
-  const edgeTip = (edge) => {
-    const about = HS.model.metric(edge.metric);
-    const total = HS.model.arrays(edge.metric, edge.pairing).count;
-    const rows = [`${edge.source}.${edge.pairing[0]} → ${edge.target}.${edge.pairing[1]}`,
-      `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}`];
-    if (edge.z !== null) rows.push(`z ${HS.number(edge.z, 1)} against random subspaces`);
-    if (edge.q.reversed !== null) rows.push(`q ${HS.qvalue(edge.q.reversed)} against reversed pairs`);
-    if (edge.effect !== null) rows.push(`effect ${HS.number(edge.effect)}: ${edge.used ? "the model uses it" : "not among those it uses"}`);
-    return rows.join("\n");
-  };
-
-  const headTip = (name) => {
-    const rows = [name];
-    if (HS.model.labels(name).length) rows.push(HS.model.labels(name).join(", "));
-    const [out, into] = nodes.get(name).counts ?? [0, 0];
-    rows.push(`${out} edges out, ${into} in`);
-    for (const [title, scores] of Object.entries(HS.data.behaviour ?? {}))
-      if (name in scores) rows.push(`${title.replaceAll("_", " ")} ${HS.number(scores[name], 3)}`);
-    return rows.join("\n");
-  };
-
+  // ---------------------------------------------------------------- moving and events
   const moveTo = (name, focus) => {
     nodes.get(cursor)?.group.setAttribute("tabindex", "-1");
     cursor = name;
-    const { group } = nodes.get(name);
+    const { group, x, y } = nodes.get(name);
     group.setAttribute("tabindex", "0");
-    if (focus) group.focus();
+    if (focus) { HS.zoom.reveal(x, y); group.focus({ preventScroll: true }); }
   };
 
+  // The next box of the column, or the one at the nearest height of the next column that has any.
   const step = (dx, dy) => {
-    const here = HS.model.parts(cursor);
-    const layers = geometry.layers;
-    const line = (here.kv ? geometry.query : 0) + here.index + dy;
-    const layer = layers[layers.indexOf(here.layer) + dx];
-    const name = line < geometry.query ? `L${layer}H${line}` : `L${layer}KV${line - geometry.query}`;
-    if (nodes.has(name)) moveTo(name, true);
+    const here = nodes.get(cursor), all = [...nodes].map(([name, n]) => ({ name, ...n }));
+    const ahead = all.filter((n) => (dx ? (n.x - here.x) * dx > 1 : n.column === here.column && (n.y - here.y) * dy > 1));
+    const cost = (n) => (dx ? Math.abs(n.x - here.x) * 1000 + Math.abs(n.y - here.y) : Math.abs(n.y - here.y));
+    const next = ahead.sort((a, b) => cost(a) - cost(b))[0];
+    if (next) moveTo(next.name, true);
   };
-
   const keys = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
   const listen = () => {
@@ -219,31 +239,41 @@ HS.wiring = (() => {
     const headOf = (event) => event.target.closest?.(".node")?.dataset.head;
     const lineOf = (event) => lines.find((l) => l.hit === event.target);
     box.addEventListener("click", (event) => {
+      if (HS.zoom.dragged()) return;
       const name = headOf(event), line = lineOf(event);
       if (name) { moveTo(name, false); HS.chooseHead(name); }
       else if (line) HS.choosePair(line.edge.pairing, line.edge.source, line.edge.target);
-      else HS.clear();
+      else if (HS.state.head || HS.state.pair) HS.clear();
     });
     box.addEventListener("mousemove", (event) => {
       const name = headOf(event), line = lineOf(event);
-      HS.tip(name ? headTip(name) : line ? edgeTip(line.edge) : "", event);
+      HS.tip(name ? HS.headTip(name, nodes.get(name).counts) : line ? HS.edgeTip(line.edge) : "", event);
     });
     box.addEventListener("mouseleave", (event) => HS.tip("", event));
     box.addEventListener("keydown", (event) => {
       if (keys[event.key] && headOf(event)) step(...keys[event.key]);
       else if ((event.key === "Enter" || event.key === " ") && headOf(event)) HS.chooseHead(headOf(event));
-      else return;
+      else if (!HS.zoom.key(event.key)) return;
       event.preventDefault();
     });
   };
 
-  const redraw = () => { build(); drawEdges(); shade(); };
+  // A head that has no line is drawn while it is chosen.
+  const choose = () => { if ((HS.state.head && !nodes.has(HS.state.head)) || extra !== "") { extra = nodes.has(HS.state.head) ? "" : HS.state.head; drawEdges(); } else highlight(); };
+  let extra = "";
+
+  // Most of what another similarity costs is its arrangement: made while nothing else is to be done.
+  const prepare = (keys) => {
+    if (keys.length) (window.requestIdleCallback ?? setTimeout)(() => { measure(HS.model.choose({ ...view(), metric: keys[0] }).edges); prepare(keys.slice(1)); });
+  };
+
   const start = () => {
     listen();
-    redraw();
-    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "used"], drawEdges);
-    HS.on(["head", "pair"], highlight);
-    HS.on(["shade", "theme", "metric"], shade);
+    drawEdges();
+    prepare(HS.data.metrics.map((m) => m.key).filter((key) => key !== HS.state.metric));
+    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "used", "order", "idle", "pins"], drawEdges);
+    HS.on(["head", "pair"], choose);
+    HS.on(["shade", "theme"], shade);
   };
-  return { start, redraw, view };
+  return { start, redraw: drawEdges, view, lines: () => lines, geometry: () => geometry };
 })();

@@ -1,0 +1,36 @@
+"""Numbers of single heads that are no scores of a kind: how much they move others, how far they have moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headspan.analysis.effects_result import Effects
+from headspan.scores import Scores
+
+
+def head_values(scores: Scores, measured: Effects | None) -> dict[str, dict[str, Any]]:
+    """By key: a title, and a number for every head that has one."""
+    found: dict[str, dict[str, Any]] = {}
+    for pairing in measured.pairings if measured is not None else ():
+        matrix = measured.matrix(pairing)  # type: ignore[union-attr]
+        for side, heads, values in (("out", matrix.sources, matrix.values), ("in", matrix.targets, matrix.values.T)):
+            with np.errstate(invalid="ignore"):
+                largest = np.where(np.isnan(values), -np.inf, values).max(axis=1)
+            found[f"effect-{side}-{pairing}"] = _entry(f"largest {pairing} effect {side}", heads, largest)
+    drift = scores.annotations.get("drift")
+    if isinstance(drift, Mapping):
+        known = {str(head) for head in scores.ports.heads}
+        numbers = {str(h): float(v) for h, v in drift.items() if str(h) in known and isinstance(v, (int, float))}
+        found["drift"] = {"title": "drift", "values": {h: v for h, v in numbers.items() if math.isfinite(v)}}
+    return {key: entry for key, entry in found.items() if entry["values"]}
+
+
+def _entry(title: str, heads: Sequence[Any], values: np.ndarray) -> dict[str, Any]:
+    return {
+        "title": title,
+        "values": {str(h): round(float(v), 6) for h, v in zip(heads, values, strict=True) if np.isfinite(v)},
+    }

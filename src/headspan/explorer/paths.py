@@ -1,0 +1,53 @@
+"""The strongest paths to what the strongest edges lead to, for the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headspan.analysis.paths import strongest
+from headspan.errors import HeadspanError
+from headspan.heads import FLOW_PAIRINGS, HeadRole
+from headspan.models.weights import AttentionWeights
+from headspan.scores import Scores
+
+DEPTH, MOST = 3, 30  # hops, and paths of each number of them
+TARGETS, FEWER = 10, 4  # weights that paths are followed to
+_SMALL, _LARGE = 10**8, 3.2e8  # squares of heads times dimensions: beyond it fewer targets, or none
+_MEMORY = 3 * 10**8
+
+
+def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[dict[str, Any]] | None:
+    """Paths of two and three hops, best first for each: the heads on them, pairing of the last hop, score and chance.
+
+    They end at the targets of the strongest edges. None where nobody looked: without weights, and in a large model,
+    for which there is ``headspan paths --to``.
+    """
+    if weights is None:
+        return None
+    work = (len(weights.ports.query) * weights.d_head("V")) ** 2
+    targets = _targets(scores, TARGETS if work <= _SMALL else FEWER)
+    if not targets or work > _LARGE:
+        return None
+    try:
+        found = strongest(weights, to=targets, depth=DEPTH, k=MOST, memory=_MEMORY)
+    except HeadspanError:  # attention that no path goes through
+        return None
+    return [
+        {
+            "heads": [str(port) for port in (path.source, *path.via, path.target)],
+            "pairing": str(path.pairing),
+            "score": float(path.score),
+            "chance": float(path.chance),
+            "z": None if path.z is None else float(path.z),
+            "pks": [float(pk) for pk in path.pks],
+        }
+        for path in found
+        if path.hops > 1
+    ]
+
+
+def _targets(scores: Scores, most: int) -> list[HeadRole]:
+    """What the strongest edges lead to, by their excess over chance, each once."""
+    edges = [e for p in FLOW_PAIRINGS if ("pk", p) in scores for e in scores["pk", p].forward().top(TARGETS)]
+    edges.sort(key=lambda edge: -edge.score)
+    return list(dict.fromkeys(HeadRole(edge.target, edge.pairing.target) for edge in edges))[:most]

@@ -1,0 +1,231 @@
+"""A static gallery: the pages of several results in one folder, with an index that has their pictures and key facts.
+
+Nothing in it needs a server or asks for anything: links are relative, pictures are inside the index, and the same
+policy as in every page forbids scripts that are not its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headspan.analysis.given import ScoresLike, WeightsLike, given_scores, given_weights
+from headspan.analysis.labels import GPT2_SMALL
+from headspan.analysis.origin import check_same_model, weights_of
+from headspan.analysis.shipped import with_shipped
+from headspan.analysis.wiring import wiring
+from headspan.errors import HeadspanError, visible
+from headspan.explorer import Report, report
+from headspan.explorer.page import filled, policy_of, static_text
+from headspan.figures import wiring_svg
+from headspan.figures.style import ROLE_COLOURS
+from headspan.heads import FLOW_PAIRINGS, Role
+from headspan.models.identity import short_name
+from headspan.models.weights import AttentionWeights
+from headspan.scores import Scores, is_result
+from headspan.system.arguments import checked
+from headspan.system.outputs import check_folder, is_ours, writing
+from headspan.system.progress import progress_bar
+
+_INDEX = "index.html"
+_EDGES = 12  # of the one pairing in a small picture
+_FINDINGS = 2
+
+
+class Page(NamedTuple):
+    """One page: the name of its model, and its file."""
+
+    name: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """A finished gallery: its folder and its pages."""
+
+    folder: Path
+    pages: list[Page]
+
+    def __repr__(self) -> str:
+        return f"Site of {len(self.pages)} models in {self.folder}: open {self.folder / _INDEX}"
+
+
+@checked
+def site(
+    folder: str | os.PathLike[str],
+    results: Mapping[str, ScoresLike] | Iterable[ScoresLike],
+    *,
+    weights: Iterable[WeightsLike] = (),
+    title: str = "headspan gallery",
+    tokens: int = 10,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Site:
+    """Write ``index.html`` and one page for every result into a folder.
+
+    Parameters
+    ----------
+    folder
+        A new or empty folder, or that of an earlier gallery.
+    results
+        Scores, files of results, or models to score on the spot; a mapping gives them other names than their own.
+    weights
+        Models of some of the results, in any order: their pages get tokens and principal angles.
+    tokens
+        Tokens to list for every head and role, where there are weights.
+    force
+        Write into a folder that has other things in it; a file that is read is never replaced.
+
+    Heads are coloured by their head scores where a result has them, and GPT-2 small by the labels that come with the
+    package.
+    """
+    given = list(results.values() if isinstance(results, Mapping) else results)
+    if not given:
+        raise HeadspanError("a gallery needs at least one result: give files that headspan score wrote, or models")
+    models = [given_weights(one) for one in weights]
+    loaded = [_loaded(one) for one in given]
+    titles = [short_name(str(scores.provenance.get("reference", "arrays"))) for scores, _ in loaded]
+    titles = list(map(str, results)) if isinstance(results, Mapping) else titles
+    names = _file_names(titles)
+    read = [one for one in given if isinstance(one, (str, os.PathLike))]
+    _check_kind(folder, force)
+    check_folder(folder, dict.fromkeys([_INDEX, *names], "page"), inputs=read, force=force)
+    opened = _matched([scores for scores, _ in loaded], [own for _, own in loaded], models)
+    cards = []
+    with progress_bar("making the gallery", progress) as update:
+        for i, ((scores, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
+            update(i, len(names))
+            known = with_shipped(scores)
+            page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda what, done, total: None)
+            _write(Path(folder) / name, page.html, force)
+            cards.append(_card(known, page, name, visible(called)))
+    _write(Path(folder) / _INDEX, _index(title, cards), force)
+    return Site(Path(folder), [Page(card["name"], card["file"]) for card in cards])
+
+
+def _loaded(given: ScoresLike) -> tuple[Scores, AttentionWeights | None]:
+    """Scores, with the weights where a model was given."""
+    if isinstance(given, Scores) or (isinstance(given, (str, os.PathLike)) and is_result(given)):
+        return given_scores(given), None
+    opened = given_weights(given)
+    return given_scores(opened), opened
+
+
+def _matched(
+    scores: Sequence[Scores], own: Sequence[AttentionWeights | None], models: Sequence[AttentionWeights]
+) -> list[AttentionWeights | None]:
+    """The weights of every result, where they are there; a model that belongs to none is an error."""
+    found = list(own)
+    for model in models:
+        fitting = [i for i, one in enumerate(scores) if _belongs(one, model)]
+        if not fitting:
+            raise HeadspanError(
+                f"{model.reference} is not the model of any of these results: leave it out of --weights"
+            )
+        for i in fitting:
+            found[i] = found[i] or weights_of(scores[i], model)
+    return found
+
+
+def _belongs(scores: Scores, model: AttentionWeights) -> bool:
+    """Whether a result was made from these weights, folded or not."""
+    try:
+        opened = weights_of(scores, model)
+        return check_same_model(scores, opened) is None
+    except HeadspanError:
+        return False
+
+
+def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
+    """Refuse a folder in which other things are kept."""
+    place = Path(folder)
+    if force or not place.is_dir() or is_ours(place / _INDEX, "page"):
+        return
+    if any(place.iterdir()):
+        raise HeadspanError(
+            f"cannot write a gallery into {os.fspath(folder)}: it holds other things; choose a new or empty folder, or "
+            "write into it by --force (force=True)"
+        )
+
+
+def _file_names(titles: Sequence[str]) -> list[str]:
+    """A plain file name for every page, all different.
+
+    >>> _file_names(["gpt2", "openai-community/gpt2", "GPT2", "index", "\\u202e/../<b>"])
+    ['gpt2.html', 'openai-community-gpt2.html', 'gpt2-2.html', 'index-2.html', 'b.html']
+    """
+    taken, found = {"index"}, list[str]()
+    for title in titles:
+        stem = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-.")[:80] or "model"
+        name, number = stem, 2
+        while name in taken:
+            name, number = f"{stem}-{number}", number + 1
+        taken.add(name)
+        found.append(f"{name}.html")
+    return found
+
+
+def _labels(scores: Scores) -> str | None:
+    """The labels that a model comes with."""
+    if scores.annotations.get("behaviour"):
+        return "behaviour"
+    return "gpt2" if scores.provenance.get("attention_hash") == GPT2_SMALL else None
+
+
+def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
+    """What the index shows of one result."""
+    table = scores.ports
+    shared = f", {len(table.kv)} shared key/value heads" if table.shared else ""
+    layers = len({head.layer for head in table.query})
+    facts = [
+        f"{layers} layers, {len(table.query)} heads{shared}, d_model {scores.d_model}",
+        f"{', '.join(scores.metrics) or 'nothing'} for {_pairings(scores)}",
+    ]
+    findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
+    if page.payload.get("above_chance") is False:
+        findings = [("Nothing here rises above chance", "No pairing overlaps more than random subspaces would.")]
+    picture, caption = _picture(scores)
+    folded = scores.provenance.get("folding", "none")
+    return {
+        "name": name, "file": file, "facts": facts, "findings": findings, "picture": picture,
+        "caption": caption, "folded": "" if folded == "none" else str(folded), "size": f"{len(page.html) / 1e6:.1f} MB",
+    }  # fmt: skip
+
+
+def _pairings(scores: Scores) -> str:
+    names = list(map(str, scores.pairings))
+    return ", ".join(names) if len(names) <= 4 else f"{len(names)} pairings"
+
+
+def _picture(scores: Scores) -> tuple[str | None, str]:
+    """A small wiring as a data address, and what it shows."""
+    metric = "pk" if "pk" in scores.metrics else next(iter(scores.metrics), "pk")
+    pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
+    if pairing is None:
+        return None, ""
+    small = wiring(scores, pairing, metric, _EDGES, labels=_labels(scores))
+    if not small.edges:
+        return None, ""
+    read = {Role.Q: "queries", Role.K: "keys", Role.V: "values"}[pairing.target]
+    data = base64.b64encode(wiring_svg(small).encode("utf-8")).decode("ascii")
+    caption = f"The {len(small.edges)} strongest {pairing} edges by {metric}: what is written for {read}"
+    return f"data:image/svg+xml;base64,{data}", caption
+
+
+def _index(title: str, cards: list[dict[str, Any]]) -> str:
+    from markupsafe import Markup
+
+    colours = "".join(f"--role-{role}:{colour};" for role, colour in ROLE_COLOURS.items())
+    style = f":root{{{colours}}}\n" + static_text(("base.css", "site.css"))
+    return filled("site.html", title=visible(title), policy=policy_of(style), style=Markup(style), cards=cards)
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path, "page", force=force) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "replace"))

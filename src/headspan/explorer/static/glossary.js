@@ -1,0 +1,44 @@
+// What the words mean: shown where a word is pointed at or focused, and as a list near the end of the page.
+"use strict";
+HS.words = {
+  "residual stream": "The vector that every token carries through the model. Each head reads from it and adds to it; later heads read what earlier heads have added.",
+  "head": "One attention head, written L4H7: layer 4, head 7. It looks from one token at others (queries and keys) and copies something from there (values and output).",
+  "layer": "All heads that work at the same place of the stream. What a layer writes can only be read by later layers.",
+  "subspace": "The directions of the residual stream that a weight can read or write: a small part of all its dimensions.",
+  "Q, K, V, O": "The four weights of a head. Q (query) and K (key) decide where it looks, V (value) what it takes from there, O (output) what it writes into the stream.",
+  "pairing": "Which weights are compared, the source's letter first: OK is what one head writes (O) with what the keys (K) of a later head read.",
+  "principal angle": "Two subspaces are compared direction by direction: the first principal angle is the smallest between a direction of one and a direction of the other, the second the smallest that is left, and so on. 0° is a shared direction, 90° nothing in common.",
+  "Projection Kernel": "PK: the sum of cos² over the principal angles, which counts how many dimensions two subspaces share. It goes from 0 to the smaller number of dimensions, and does not depend on how large the weights are.",
+  "similarity": "A number for how much two weights have to do with each other. Projection Kernel compares what they span; Composition Score, Simple-CS, Linear CKA and Procrustes also weigh by size.",
+  "chance": "What weights that know nothing would score. Two random subspaces of m and m' dimensions among d have a Projection Kernel of m·m'/d on average.",
+  "z": "How far a score is from chance, in standard deviations of random subspaces.",
+  "q": "The share of false discoveries to expect among all pairs that score at least as much: q ≤ 0.05 means about one in twenty. Against random subspaces, or against the pairs in the impossible direction (a later head writing for an earlier one).",
+  "rank": "1 for the largest score among all pairs of the pairing.",
+  "edge": "A pair of heads drawn as a line: what the first writes lies largely in what the second reads. It says that something could flow, not that it does.",
+  "effect": "Measured by running the model: how much the reading head changes when what the source writes is exchanged in its input alone.",
+  "used": "An edge whose effect is among the 1 % largest of its pairing, or takes more than a tenth of a head score from the target. Marked by a dot.",
+  "hub": "A head that many others prefer: its outlet adds up the scores of the targets whose best source it is, its inlet those of the sources whose best target it is. The corrected z asks how far that is from choosing by lot.",
+  "KV head": "Keys and values that a group of query heads shares, written L17KV1. It stands with its query heads in one frame.",
+  "head score": "How much a head attends in one way on random tokens said twice: to the token itself (identity), the one before (previous token), the same one earlier (duplicate token), or the one after that (induction).",
+  "circuit": "Edges that belong together, collected by pinning them one after the other.",
+  "path": "A chain of edges: what the first head writes goes through the heads in between to the last. Its score is that of the whole composed map, not a product.",
+  "drift": "How far a weight's subspace has moved between two models: 0 for the same span, 1 for orthogonal ones.",
+};
+HS.glossary = (() => {
+  const columns = { z: "z", "q, reversed": "q", Rank: "rank", Effect: "effect", Percentile: "effect", Used: "used", Pairing: "pairing", PK: "Projection Kernel", CS: "similarity", "Corrected z": "hub", Sum: "hub", Similarity: "similarity" };
+  const term = (word, text = word) => HS.el("button", { type: "button", class: "term", "data-term": word, text });
+  const start = () => {
+    HS.byId("glossary-list").append(...Object.entries(HS.words).flatMap(([word, meaning]) => [HS.el("dt", { text: word }), HS.el("dd", { text: meaning })]));
+    const wordOf = (event) => event.target.closest?.("[data-term]");
+    const show = (event) => {
+      const node = wordOf(event);
+      if (!node) return;
+      const box = node.getBoundingClientRect();
+      HS.tip(HS.words[node.dataset.term] ?? "", { clientX: box.left, clientY: box.bottom - 8 });
+    };
+    const hide = (event) => { if (wordOf(event)) HS.tip("", event); };
+    for (const name of ["mouseover", "focusin", "click"]) document.addEventListener(name, show);
+    for (const name of ["mouseout", "focusout"]) document.addEventListener(name, hide);
+  };
+  return { start, term, columns };
+})();

@@ -1,0 +1,47 @@
+// What the card shows before anything is chosen: what an edge means, in one drawing and a few sentences, and the tour.
+"use strict";
+HS.intro = (() => {
+  const t = (word, text) => HS.glossary.term(word, text);
+
+  // Two planes through one point, and the angles between their directions.
+  const drawing = () => {
+    const s = HS.svg("svg", { class: "planes", viewBox: "0 0 330 172", role: "img", "aria-label": "Two subspaces drawn as planes, with a small first principal angle and a large second one" });
+    s.append(HS.svg("path", { class: "plane one", d: "M26 128 L196 150 L304 96 L134 74 Z" }), HS.svg("path", { class: "plane two", d: "M96 34 L236 20 L258 132 L118 150 Z" }),
+      HS.svg("path", { class: "ray one", d: "M172 112 L286 101" }), HS.svg("path", { class: "ray two", d: "M172 112 L252 96" }),
+      HS.svg("path", { class: "ray one", d: "M172 112 L64 126" }), HS.svg("path", { class: "ray two", d: "M172 112 L160 34" }),
+      HS.svg("path", { class: "arc", d: "M224 107 A52 52 0 0 0 221 102" }), HS.svg("path", { class: "arc", d: "M132 117 A40 40 0 0 1 166 72" }),
+      HS.svg("circle", { cx: 172, cy: 112, r: 2.6 }),
+      HS.svg("text", { class: "theta", x: 231, y: 108, text: "θ₁" }), HS.svg("text", { class: "theta", x: 122, y: 92, text: "θ₂" }),
+      HS.svg("text", { class: "name one", x: 26, y: 160, text: "what one head writes" }), HS.svg("text", { class: "name two", x: 96, y: 16, text: "what a later head reads" }));
+    return s;
+  };
+
+  const welcome = () => [
+    HS.el("h2", { id: "card-title", text: "What an edge means" }),
+    drawing(),
+    HS.el("p", { class: "hint", text: "θ₁ is small: a direction that both share. θ₂ is large: nothing in common there." }),
+    HS.el("p", {}, "A head can write only along some directions of the ", t("residual stream"), ", and read only along some: each weight spans a ", t("subspace"), ". The ", t("Projection Kernel"),
+      " (PK) counts how many dimensions two of them share: the sum of cos² over their ", t("principal angle", "principal angles"), "."),
+    HS.el("p", {}, "A line in the diagram says: what the left head writes lies in what the right head reads, by more than ", t("chance"), ". It is found from the weights alone",
+      ...(HS.data.effects ? ["; a dot says that running the model ", t("used", "confirmed"), " it."] : [".", " Whether the model uses it, only running it can tell."])),
+    HS.data.tour.length ? HS.el("button", { type: "button", id: "tour-start", class: "primary", text: "Take the tour: three steps", onclick: () => go(1) }) : null,
+    HS.el("p", { class: "card-sub", text: "Choose a head or a line: its numbers appear here. With the keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." }),
+  ];
+
+  const go = (step) => {
+    const stop = HS.data.tour[step - 1];
+    HS.set(stop ? { head: "", pair: "", used: "", ...stop.view, tour: step } : { tour: "", head: "", pair: "" }, true);
+  };
+
+  // The step that is shown, above the card it speaks of.
+  const tour = () => {
+    const step = Number(HS.state.tour), stop = HS.data.tour[step - 1];
+    if (!stop) return [];
+    const last = step === HS.data.tour.length;
+    return [HS.el("div", { class: "tour", role: "region", "aria-label": "Tour" }, HS.el("p", { class: "tour-count", text: `Tour, ${step} of ${HS.data.tour.length}` }), HS.el("h2", { text: stop.title }), HS.el("p", { text: stop.text }),
+      HS.el("div", { class: "tour-bar" }, step > 1 ? HS.el("button", { type: "button", text: "Back", onclick: () => go(step - 1) }) : null,
+        HS.el("button", { type: "button", class: "primary", id: "tour-next", text: last ? "Done" : "Next", onclick: () => go(last ? 0 : step + 1) }),
+        last ? null : HS.el("button", { type: "button", class: "quiet", text: "Leave", onclick: () => go(0) })))];
+  };
+  return { welcome, tour };
+})();

@@ -1,0 +1,68 @@
+"""A tour of three steps, where a result holds the circuit that everybody should see first.
+
+A previous-token head writes which token came before; the keys of an induction head read it. The weights say so, and
+the effects say whether the model uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headspan.analysis.effects_result import effects_in
+from headspan.analysis.labels import Labels
+from headspan.heads import Pairing
+from headspan.scores import Edge, Scores
+from headspan.scoring.metrics import metric_of
+
+_OK = Pairing.parse("OK")
+
+
+def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
+    """Title, text and view of every step; none where there is no such edge, or nobody has run the model."""
+    measured = effects_in(scores)
+    edge = _induction_edge(scores, labels)
+    if edge is None or measured is None or _OK not in measured.pairings:
+        return []
+    matrix = measured.matrix(_OK)
+    place = matrix.sources.index(edge.source), matrix.targets.index(edge.target)
+    used = bool(measured.used(_OK)[place])
+    ranks = scores.ranks("O")[scores.heads("O").index(edge.source)], scores.ranks("K")[place[1]]
+    metric = metric_of("pk")
+    chance = float(metric.chance(scores.d_model, *ranks)[0])
+    pair = f"{edge.source}.O-{edge.target}.K"
+    base = {"metric": "pk", "pairings": "OK", "rule": "top", "k": "20"}
+    verdict = (
+        f"Exchanging what {edge.source} writes in the keys of {edge.target} alone changes its attention by "
+        f"{matrix.values[place]:.2f} (0 to 1): " + ("the model uses this edge." if used else "little; it is not used.")
+    )
+    return [
+        {
+            "title": f"{edge.source} looks at the token before",
+            "text": f"Run on text, {edge.source} attends to the previous token, so what it writes tells which token "
+            "came before. Whoever reads that can find where a token was followed by something.",
+            "view": base | {"head": str(edge.source)},
+        },
+        {
+            "title": f"{edge.target} reads what {edge.source} writes",
+            "text": f"Found from the weights alone: what {edge.source} writes and what the keys of {edge.target} read "
+            f"share {edge.score:.2f} of {metric.largest(*map(float, ranks)):.0f} dimensions, {chance:.2f} by chance. "
+            f"So {edge.target} can look for the token that came after the present one last time: an induction head.",
+            "view": base | {"pair": pair},
+        },
+        {
+            "title": "Running the model confirms it" if used else "Running the model does not confirm it",
+            "text": f"{verdict} Dots mark all edges that it uses. An edge without a dot is an overlap that nothing was "
+            "seen to flow through.",
+            "view": base | {"head": str(edge.target)},
+        },
+    ]
+
+
+def _induction_edge(scores: Scores, labels: Labels | None) -> Edge | None:
+    """The strongest OK edge from a previous-token head to an induction head."""
+    if labels is None or ("pk", _OK) not in scores:
+        return None
+    for edge in scores["pk", _OK].forward().top(20):
+        if "previous_token" in labels.of(edge.source) and "induction" in labels.of(edge.target):
+            return edge
+    return None
