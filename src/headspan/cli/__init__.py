@@ -19,7 +19,21 @@ from headspan.errors import HeadspanError, visible
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _STOPPED = 130
-_MODULES = ("info", "results", "change", "science", "reading", "behaviour", "effects", "pictures", "report")
+_MODULES = (
+    "info",
+    "results",
+    "change",
+    "science",
+    "reading",
+    "nodes",
+    "paths",
+    "behaviour",
+    "effects",
+    "pictures",
+    "report",
+    "site",
+    "cache",
+)
 
 
 class _App(typer.Typer):

@@ -22,7 +22,6 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.errors import HeadspanError
-from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
     from headspan.analysis.behaviour import BehaviourScores
@@ -109,6 +108,8 @@ def behaviour(
 
 def read_text(path: Path) -> str:
     """A text file, or one sentence on why it cannot be read."""
+    from headspan.sources.untrusted import reason
+
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -20,9 +20,9 @@ A command that lists something returns a `Listing` and is registered as ``app.co
 JSON and CSV show all of them in full; the table shows ``shown`` (or all) of them, or the command's own ``tables``.
 
 Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
-`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`. Old and plural
-spellings go into ``ALIASES``: they work and are not shown. What a reference, a label list or a file stands for is known
-by `headspan.analysis.given`.
+`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; those that name nodes
+in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work and are not shown. What a reference, a
+label list or a file stands for is known by `headspan.analysis.given`.
 
 A command that writes calls `headspan.system.outputs.check_output` before any work, with what it reads and ``force``.
 
@@ -103,7 +103,6 @@ NullOption = Annotated[
         help="random subspaces, or reversed: pairs in the direction no information can flow. [default: random]",
     ),
 ]
-
 # Spellings of version 0.1 that still work, where a command does not use the word for something else.
 ALIASES = {"--metrics": "--metric", "--pairings": "--pairing"}
 
@@ -151,6 +150,7 @@ class Listing:
     shown: the columns of the table where it has fewer; formats: a format spec per column, for the table only.
     tables: other tables (title, rows, formats) to show a reader instead of the one of ``rows``.
     head, remarks: lines above and below the table; with --json and --csv remarks go to stderr.
+    tail: lines about the table itself, below it, which --json and --csv do without.
     code: the exit code. written: all of it went to files, so that a table would only be in the way.
     """
 
@@ -161,6 +161,7 @@ class Listing:
     shown: Sequence[str] = ()
     tables: Sequence[Table] = ()
     head: Sequence[str] = ()
+    tail: Sequence[str] = ()
     remarks: Sequence[str] = ()
     code: int = 0
     written: bool = False
@@ -182,6 +183,24 @@ class Listing:
             if i:
                 print()
             print_table(rows, title, formats)
+        print_lines(self.tail)
+
+
+def with_options(
+    run: Callable[..., Any], command: Callable[..., Any], added: Mapping[str, tuple[Any, Any]], instead_of: str = ""
+) -> None:
+    """Let ``run`` take the parameters of ``command`` and some more (annotation, default), the way Typer asks for them.
+
+    instead_of: the parameter whose place the new ones take; behind all others without one.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[n]) for n, p in inspect.signature(command).parameters.items()]
+    place = next((i for i, p in enumerate(own) if p.name == instead_of), len(own))
+    kind = own[place].kind if place < len(own) else inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(n, kind, default=d, annotation=a) for n, (a, d) in added.items()]
+    parameters = [*own[:place], *more, *(p for p in own[place:] if p.name != instead_of)]
+    run.__annotations__ = {**{p.name: p.annotation for p in parameters}, "return": None}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
 def listing(command: Callable[..., Listing]) -> Callable[..., None]:
@@ -196,23 +215,18 @@ def listing(command: Callable[..., Listing]) -> Callable[..., None]:
         if found.code:
             raise typer.Exit(found.code)
 
-    added = {"as_json": Json, "as_csv": Csv}
-    run.__annotations__ = {**get_type_hints(command, include_extras=True), **added, "return": None}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [p.replace(annotation=run.__annotations__[n]) for n, p in inspect.signature(command).parameters.items()]
-    outputs = [inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in added.items()]
-    run.__signature__ = inspect.Signature([*own, *outputs])  # type: ignore[attr-defined]
+    with_options(run, command, {"as_json": (Json, False), "as_csv": (Csv, False)})
     return run
 
 
 # ---------------------------------------------------------------------------------------------- opening, telling
 
 
-def open_model(reference: str, fold: bool = False, tell: bool = False) -> AttentionWeights:
+def open_model(reference: str, fold: bool = False, tell: bool = False, download: bool = False) -> AttentionWeights:
     """The weights of a model, folded if asked for; ``tell`` prints what is remarkable about it."""
     from headspan.analysis.given import given_weights
 
-    weights = given_weights(reference, fold)
+    weights = given_weights(reference, fold, download)
     for sentence in weights.notes if tell else ():
         note(sentence)
     return weights

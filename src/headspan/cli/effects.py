@@ -30,7 +30,7 @@ _SHORT = {
     "percentile": "pct", "change_identity": "Δid", "change_previous_token": "Δprev",
     "change_duplicate_token": "Δdup", "change_induction": "Δind",
 }  # fmt: skip
-_COLUMNS = ["spearman", "within", "within_low", "within_high", "ap", "ap_low", "ap_high", "hits", "habit_ap"]
+_MEASURED, _SHOWN = 200, 20  # edges per pairing, unless -k or --all says otherwise
 _STOPPED = 130
 
 
@@ -44,7 +44,9 @@ def effects(
         Path | None, typer.Argument(metavar="[RESULT]", help="Measure only the best PK edges of this result.")
     ] = None,
     pairing: Pairings = None,
-    k: Annotated[int, k_option("Edges per pairing.")] = 200,
+    k: Annotated[
+        int | None, k_option("Edges per pairing. [default: 200 are measured, the table shows 20 of them]")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure and list every edge.")] = False,
     text: Annotated[list[Path] | None, typer.Option("--text", help="Run on this text file; repeatable.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Run on random tokens said twice.")] = False,
@@ -111,7 +113,7 @@ def effects(
             model,
             scores,
             pairing=pairings,
-            k=k if limited else None,
+            k=(k or _MEASURED) if limited else None,
             text=texts,
             random=True if random else None,
             ablate=ablate,
@@ -135,8 +137,8 @@ def effects(
     if summary:
         return _summary(model, found, metrics, code)
     known = scores or store or _scored(model, found)
-    rows = found.records(known, k=None if every else k, by="score" if limited else "effect")
-    return _edges(model, found, rows, code)
+    rows = found.records(known, k=None if every else k or _MEASURED, by="score" if limited else "effect")
+    return _edges(model, found, rows, len(rows) if every or k else _SHOWN, code)
 
 
 def _scored(model: str, found: Effects) -> Scores:
@@ -146,14 +148,18 @@ def _scored(model: str, found: Effects) -> Scores:
     return given_scores(model, ["pk"], found.pairings)
 
 
-def _edges(model: str, found: Effects, rows: list[dict[str, Any]], code: int) -> Listing:
+def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, code: int) -> Listing:
+    """All edges for a program; for a reader the first ``most`` of each pairing, and how to see the others."""
+    chosen = [row for pairing in found.pairings for row in [r for r in rows if r["pairing"] == str(pairing)][:most]]
+    left = f"{len(chosen)} of {len(rows)} edges are shown: --all lists every edge, -k how many of each pairing"
     empty = {key for key in (rows[0] if rows else ()) if all(row[key] is None for row in rows)}
     hidden = empty | {name for m in found.materials for name in (f"effect_{m}", f"{m}_largest")}
-    shown = [{_SHORT.get(key, key): v for key, v in row.items() if key not in hidden} for row in rows]
+    shown = [{_SHORT.get(key, key): v for key, v in row.items() if key not in hidden} for row in chosen]
     formats = {"score": ".3f", "effect": ".4f", "pct": ".0f"}
     formats |= {name: "+.2f" for name in _SHORT.values() if name.startswith("Δ")}
     title = f"Edges of {model}, measured on {' and '.join(found.materials)}"
-    return Listing(rows, tables=[(title, shown, formats)], code=code)
+    remarks = [left] if len(chosen) < len(rows) else []
+    return Listing(rows, tables=[(title, shown, formats)], tail=remarks, code=code)
 
 
 def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
@@ -169,9 +175,21 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
         mine = [row for row in told.rows if row["material"] == material]
         used = ", ".join(f"{n} {p}" for p, n in dict.fromkeys((row["pairing"], row["used"]) for row in mine))
         title = f"{model} on {material}: finding the {used} edges of largest effect (k = {told.k})"
-        columns = _COLUMNS if material == "random" else [name for name in _COLUMNS if name != "habit_ap"]
-        rows = [{name: row[name] for name in ("pairing", "predictor", *columns)} for row in mine]
-        tables.append((title, rows, dict.fromkeys(columns, ".2f") | {"hits": ".0f"}))
+        tables.append((title, [_told(row) for row in mine], {"spearman": ".2f", "hits": ".0f", "habit_ap": ".2f"}))
     formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))
     return Listing(told.rows, tables=tables, code=code)
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the summary that fits a terminal: every number together with its 95 % interval."""
+    told = {name: row[name] for name in ("pairing", "predictor", "spearman")}
+    told |= {f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high"))) for name in ("within", "ap")}
+    told["hits"] = row["hits"]
+    return told | ({"habit_ap": row["habit_ap"]} if row["material"] == "random" else {})
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    """0.59 -0.06…0.91, as far as there are numbers."""
+    one, *ends = ("–" if number is None else f"{number:.2f}" for number in (value, low, high))
+    return one if ends == ["–", "–"] else f"{one} {'…'.join(ends)}"

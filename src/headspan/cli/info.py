@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headspan.cli.common import Json, ModelRef, print_json, progress
-from headspan.errors import visible
+from headspan.cli.common import Json, ModelRef, print_json, print_lines, progress
 
 
 def register(app: typer.Typer) -> None:
@@ -38,4 +37,4 @@ def info(
     if as_json:
         print_json(facts)
     else:
-        print("\n".join(map(visible, facts.lines())))
+        print_lines(facts.lines(), indent=14)

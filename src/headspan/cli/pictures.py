@@ -51,6 +51,9 @@ def wiring(
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
     used: Annotated[bool, typer.Option("--used", help="Only edges that the model uses (headspan effects).")] = False,
+    circuit: Annotated[
+        str | None, typer.Option(help="A JSON file of edges, saved by the page or headspan paths, to show instead.")
+    ] = None,
     out: Annotated[
         list[Path] | None, out_option("Write to .graphml, .json, .csv, .png, .pdf or .svg; may be repeated.")
     ] = None,
@@ -67,12 +70,13 @@ def wiring(
       headspan wiring demo
       headspan wiring gpt2.safetensors --labels gpt2 --out wiring.png --out wiring.graphml
       headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
+      headspan wiring gpt2.safetensors --circuit induction.json --out induction.svg
     """
     from headspan.analysis.wiring import EDGE_COLUMNS
     from headspan.analysis.wiring import wiring as choose
     from headspan.system.outputs import check_outputs
 
-    check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels], force=force)
+    check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels, circuit], force=force)
     chosen = choose(
         reference,
         pairing or "flow",
@@ -84,14 +88,15 @@ def wiring(
         minimum,
         labels,
         used=used,
+        circuit=circuit,
         say=note,
     )
     for sentence in chosen.notes:
         note(sentence)
     for path in out or []:
         _export(chosen, path, ellipse, dpi, force)
-        note(f"{path}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads")
-    title = f"{metric}, {chosen.rule}: {len(chosen.edges)} edges between {len(chosen.nodes)} heads"
+        note(f"{path}: {len(chosen.edges)} edges between {chosen.counted}")
+    title = f"{metric}, {chosen.rule}: {len(chosen.edges)} edges between {chosen.counted}"
     rows = chosen.rows()
     hidden = {"metric"} | ({"effect"} if all(row["effect"] is None for row in rows) else set())
     shown = [c for c in EDGE_COLUMNS if c not in hidden and (labels or not c.endswith("_labels"))]
@@ -121,13 +126,16 @@ def figures(
     reference: ResultRef,
     out: Annotated[Path, out_option("Directory for the figures.")],
     only: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             help="Comma-separated: wiring, grid, two-layer, scatter, use, identity, head-scores, kl, norms, "
-            "unembedding, random, folded-wiring, mse."
+            "unembedding, random, folded-wiring, mse; may be repeated. [default: all]"
         ),
-    ] = "all",
-    formats: Annotated[str, typer.Option("--format", help="png, pdf, svg or a list of them.")] = "png",
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="png, pdf, svg or a list of them; may be repeated. [default: png]"),
+    ] = None,
     k: Annotated[int, k_option("Edges per pairing in wiring diagrams.")] = 20,
     labels: LabelsOption = None,
     weights: WeightsOption = None,
@@ -148,7 +156,8 @@ def figures(
     from headspan.figures import draw, file_names, parse_formats, parse_names
     from headspan.system.outputs import check_folder
 
-    names, endings = parse_names(only), parse_formats(formats)  # a wrong name must not wait for the scores
+    # A wrong name must not wait for the scores.
+    names, endings = parse_names(",".join(only or ["all"])), parse_formats(",".join(formats or ["png"]))
     check_folder(out, file_names(names, k, endings), inputs=[reference, labels, weights, behaviour], force=force)
     context = _context(reference, weights, behaviour, labels, run)
     context.k = k

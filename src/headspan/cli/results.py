@@ -24,6 +24,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
+from headspan.cli.node_options import NO_NODES, NodeWords, node_options
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("score")(score)
+    app.command("score")(node_options(score))
     app.command("top")(listing(top))
     app.command("compare")(listing(compare))
 
@@ -44,37 +45,62 @@ def score(
     pairs: Annotated[
         str, typer.Option(help="default (forward, and same-type for QQ KK VV OO), forward, same-type or all.")
     ] = "default",
+    screen: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Only the K strongest pairs of each pairing by pk, for very large models.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="With --screen: how improbable a wrong certificate must be. [default: 0.01]")
+    ] = None,
+    nodes: NodeWords = NO_NODES,
     fold: Fold = False,
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps; cuda+bf16 multiplies in bfloat16.")] = "cpu",
     route: Annotated[str | None, typer.Option(help="gram or direct. [default: the cheaper one]")] = None,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Of a hub model bring whole files, not only the attention tensors.")
+    ] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run of the same plan.")] = True,
     force: Force = False,
 ) -> None:
     """Score all pairs of heads and write a result file.
 
+    Nodes (--nodes, --sae, --adapter, --neurons, --tokens; 2,000 at most) are scored with the heads: OR, WQ, WK, WV, WR.
+
     \b
     Examples:
       headspan score gpt2 --out gpt2.safetensors
       headspan score model.gguf --out r.safetensors --metric all --pairing flow
+      headspan score gpt2 --out r.safetensors --nodes probe.npy@8 --neurons L3:17
+      headspan score meta-llama/Llama-3.1-70B --out r.safetensors --screen 100 --pairing flow
     """
     import numpy as np
 
     from headspan.scoring.run import score as run
+    from headspan.scoring.screening import DELTA
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
+    if delta is not None and screen is None:
+        raise HeadspanError("--delta belongs to the certificate of --screen: add it, for example --screen 100")
     check_result_name(out)
-    check_output(out, "result", inputs=[model], force=force)
-    weights = open_model(model, fold, tell=True)
+    check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
+    weights = open_model(model, fold, tell=True, download=download)
     with progress("scoring") as update:
         scores = run(
             weights,
-            metric or ("pk", "cs"),
+            metric or ("pk" if screen else ("pk", "cs")),
             pairing or "all",
             pairs,  # type: ignore[arg-type]
+            nodes=nodes.given(),
+            screen=screen,
+            delta=DELTA if delta is None else delta,
             out=out,
             force=force,
             resume=resume,
@@ -142,7 +168,7 @@ def top(
     rows = with_effects(_with_z(rows, scores), scores)
     if classes is not None and label is None:
         for row in rows:
-            row |= {f"{end}_labels": ";".join(classes.of(row[end])) for end in ("source", "target")}
+            row |= {f"{end}_labels": classes.joined(row[end]) for end in ("source", "target")}
     columns = [c for c in (rows[0] if rows else ()) if c != "metric"]
     return Listing(rows, title, {"score": ".4f", "z": ".2f", "effect": ".4f"}, shown=columns)
 

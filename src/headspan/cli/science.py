@@ -68,7 +68,7 @@ def hubs(
     assert isinstance(found, HubLists)
     rows = found.rows(k, corrected)
     if classes is not None:
-        rows = [row | {"labels": ";".join(classes.of(row["head"]))} for row in rows]
+        rows = [row | {"labels": classes.joined(row["head"])} for row in rows]
     return Listing(rows, f"hubs by {metric}", {"score": ".2f", "corrected": ".1f"})
 
 
@@ -136,7 +136,8 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
     if not rows:
         raise HeadspanError(f"{chosen[0]} has no pairs in this result: the baseline needs heads in two layers")
     title = f"pk against the {null} null: {', '.join(counts)} at a false-discovery rate of {q:g}"
-    return Listing(rows, title, {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}, remarks=remarks)
+    tail = ["a p of 0 is one too small for a number of double precision"] if any(r["p"] == 0 for r in rows) else []
+    return Listing(rows, title, {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}, tail=tail, remarks=remarks)
 
 
 def evaluate(

@@ -38,11 +38,15 @@ def print_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> None:
     print(text.getvalue(), end="")
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Lines of text; those longer than the terminal is wide are broken between words, never inside a number."""
+def print_lines(lines: Iterable[str], indent: int = 0) -> None:
+    """Lines of text; those longer than the terminal is wide are broken between words, never inside a number.
+
+    indent: blanks in front of what goes on in another line.
+    """
     for line in lines:
-        whole = visible(line)
-        print("\n".join(textwrap.wrap(whole, _columns(), break_long_words=False, break_on_hyphens=False)) or whole)
+        whole, rest = visible(line), " " * indent
+        parts = textwrap.wrap(whole, _columns(), subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+        print("\n".join(parts) or whole)
 
 
 def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[str, str] | None = None) -> None:

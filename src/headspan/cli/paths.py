@@ -1,0 +1,86 @@
+"""``headspan paths``: the strongest ways through heads, from what one writes to what another reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headspan.cli.common import (
+    Fold,
+    Force,
+    Listing,
+    Pairings,
+    ResultRef,
+    WeightsOption,
+    k_option,
+    listing,
+    note,
+    open_model,
+    out_option,
+    progress,
+)
+from headspan.cli.node_options import NO_NODES, NodeWords, node_options
+from headspan.errors import HeadspanError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("paths")(listing(node_options(paths)))
+
+
+def paths(
+    reference: ResultRef,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The end: a head (L5H1), a port of it (L5H1.K) or a node.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--from", help="The beginning: a head or a node.")] = None,
+    depth: Annotated[int, typer.Option(help="Most hops of a path, 1 to 4.")] = 3,
+    k: Annotated[int, k_option("Paths of every number of hops.")] = 10,
+    pairing: Pairings = None,
+    weights: WeightsOption = None,
+    nodes: NodeWords = NO_NODES,
+    fold: Fold = False,
+    memory: Annotated[str, typer.Option(help="Memory for partial paths.")] = "1GB",
+    out: Annotated[Path | None, out_option("Write the hops of all paths as a circuit, to a .json file.")] = None,
+    force: Force = False,
+) -> Listing:
+    """List the strongest paths: a head writes, others carry it on by their values, a head reads it at last.
+
+    The score is that of the composed map, ‖U_bᵀ·M_a·U_s‖², and PK for one hop. Beside it stand what the PKs of the
+    hops alone make expect (product), its mean by chance, and how many standard deviations it lies above (z).
+    --pairing says what the last hop may be. Nodes are named as for score; a result does not hold their vectors, so name
+    those of a result again. A plain neuron and a feature of a transcoder carry on what they read, others are ends.
+
+    \b
+    Examples:
+      headspan paths gpt2 --to L5H1 --depth 3
+      headspan paths gpt2.safetensors --weights gpt2 --from L4H11 --pairing OQ --json
+      headspan paths gpt2 --to L5H1.K --out circuit.json
+      headspan paths ./gpt2 --nodes probe.npy@8 --to probe --neurons L5:17 --depth 2
+    """
+    from headspan.analysis.paths import PATH_COLUMNS
+    from headspan.analysis.paths import paths as find
+    from headspan.scores import is_result
+    from headspan.system.outputs import check_output
+
+    if out is not None:
+        check_output(out, "json", inputs=[reference, weights, *nodes.inputs()], force=force, ending=".json")
+    saved = is_result(reference)
+    if saved and fold:
+        raise HeadspanError("a saved result is folded or not already: give --fold with a model, or score it anew")
+    model = reference if saved or weights is not None else open_model(reference, fold)
+    with progress("following paths") as update:
+        found = find(
+            model, to, start, depth, k, pairing,
+            weights=weights, nodes=nodes.given(), memory=memory, progress=update, say=note,
+        )  # fmt: skip
+    if out is not None:
+        circuit = found.to_circuit()
+        circuit.save(out, force=force)
+        and_nodes = " and nodes" if nodes.given() else ""
+        note(f"{out}: {len(circuit.edges)} edges between {len(circuit.nodes)} heads{and_nodes}")
+    shown = ("hops", "rank", "path", "score", "product", "chance", "z")
+    formats = {"score": ".3f", "product": ".3f", "chance": ".3g", "z": ".1f"}
+    title = " ".join(["strongest paths", *(["from", start] if start else []), *(["to", to] if to else [])])
+    return Listing(found.rows(), title, formats, PATH_COLUMNS, shown, remarks=found.notes, written=out is not None)
