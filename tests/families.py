@@ -12,6 +12,7 @@ import numpy as np
 from headspan.heads import ROLES
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.sources import open_source
+from headspan.sources.live import by_modules
 
 TOLERANCE = 1e-5
 BASE: dict[str, Any] = {
@@ -34,6 +35,10 @@ LINEAR = WIDE | {
     "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 2,
     "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
 }  # fmt: skip
+GEMMA4 = WIDE | {
+    "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "attention_k_eq_v": True, "global_head_dim": 12, "num_global_key_value_heads": 1,
+}  # fmt: skip
 ROUTED = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
           "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
 MASKED = ("bert", "camembert", "distilbert", "electra", "esm", "eurobert", "modernbert", "mpnet", "roberta",
@@ -50,6 +55,14 @@ class Family:
     d_head: int = 6
     place: str = "pre"
     layers: tuple[int, ...] = (0, 1)
+    counts: tuple[tuple[int, int], ...] = ()  # query and key/value heads of each layer, where they differ
+    sizes: tuple[tuple[int, int], ...] = ()  # of queries and of values in each layer, where they differ
+
+    def heads(self, place: int) -> tuple[int, int]:
+        return self.counts[place] if self.counts else (4, self.n_kv_heads)
+
+    def widths(self, place: int) -> tuple[int, int]:
+        return self.sizes[place] if self.sizes else (self.d_head, self.d_head)
 
 
 FAMILIES: dict[str, Family] = {
@@ -60,6 +73,19 @@ FAMILIES: dict[str, Family] = {
          "vocab_size": 50, "max_position_embeddings": 64}, 4,
     ),
     "gptj": Family("gptj", GPT2 | {"rotary_dim": 4, "n_embd": 32}, 4, 8),
+    "codegen": Family("codegen", GPT2 | {"rotary_dim": 4, "n_embd": 32, "n_ctx": 64}, 4, 8),
+    "gpt-sw3": Family("gpt-sw3", GPT2, 4),
+    "openai-gpt": Family("openai-gpt", GPT2, 4, place="post"),
+    "gpt_neox_japanese": Family("gpt_neox_japanese", BASE | {"hidden_size": 32}, 4, 8),
+    "flint": Family("flint", WIDE | MOE, d_head=8),
+    "cohere2_moe": Family("cohere2_moe", WIDE | {"num_experts": 2, "num_experts_per_tok": 1}, d_head=8),
+    "aria_text": Family(
+        "aria_text", WIDE | {"moe_num_experts": 2, "moe_topk": 1, "moe_num_shared_experts": 1}, d_head=8
+    ),
+    "hy_v3": Family("hy_v3", WIDE | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+                                     "num_local_experts": 2}, d_head=8),
+    "mellum": Family("mellum", WIDE | MOE, d_head=8),
+    "solar_open": Family("solar_open", WIDE | ROUTED, d_head=8),
     "gpt_neox": Family("gpt_neox", BASE | {"hidden_size": 32}, 4, 8),
     "gpt_neox-sequential": Family("gpt_neox", BASE | {"hidden_size": 32, "use_parallel_residual": False}, 4, 8),
     "gpt_bigcode": Family("gpt_bigcode", GPT2, 1),
@@ -162,12 +188,119 @@ FAMILIES: dict[str, Family] = {
     "camembert": Family("camembert", BASE, 4, place="post"),
     "esm": Family("esm", BASE | {"mask_token_id": 4}, 4),
     "modernbert": Family("modernbert", BASE | {"hidden_size": 32}, 4, 8, place="partial"),
+    "afmoe": Family(
+        "afmoe", WIDE | MOE | {"num_dense_layers": 1, "num_shared_experts": 1, "mup_enabled": True}, d_head=8,
+        place="sandwich",
+    ),
+    "beam": Family(
+        "beam", WIDE | MOE | {"num_experts": 4, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"]},
+        d_head=8, place="sandwich",
+    ),
+    "kolibri1": Family(
+        "kolibri1", WIDE | MOE | {"shared_expert_intermediate_size": 16}, d_head=8, place="sandwich"
+    ),
+    "hyperclovax": Family("hyperclovax", WIDE | {"use_post_norm": False}, d_head=8),
+    "hyperclovax-post-norm": Family("hyperclovax", WIDE | {"use_post_norm": True}, d_head=8, place="sandwich"),
+    "granite_swa": Family("granite_swa", GQA),
+    "granitemoe_swa": Family("granitemoe_swa", GQA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "cohere_compass_text": Family(
+        "cohere_compass_text",
+        GQA | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4,
+                                                      "mrope_section": [1, 1, 1]}}},
+    ),
+    "minimax_m3_vl_text": Family(
+        "minimax_m3_vl_text",
+        WIDE | {"num_local_experts": 2, "num_experts_per_tok": 1, "dense_intermediate_size": 32, "rotary_dim": 4,
+                "shared_intermediate_size": 16, "mlp_layer_types": ["dense", "sparse"], "index_head_dim": 8,
+                "index_n_heads": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]}, d_head=8,
+    ),
+    "laguna": Family(
+        "laguna", WIDE | MOE | {"num_attention_heads_per_layer": [4, 6], "shared_expert_intermediate_size": 16},
+        counts=((4, 2), (6, 2)), d_head=8,
+    ),
+    "gemma4": Family(
+        "gemma4_text", GEMMA4 | {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 50},
+        counts=((4, 2), (4, 1), (4, 1)), sizes=((8, 8), (12, 12), (12, 12)), layers=(0, 1, 2), place="sandwich",
+    ),
+    "gemma4_unified": Family(
+        "gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False},
+        counts=((4, 2),) * 3, sizes=((8, 8), (12, 12), (12, 12)), layers=(0, 1, 2), place="sandwich",
+    ),
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        WIDE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "v_head_dim": 5,
+                "num_key_value_heads": 1, "num_hidden_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        counts=((4, 1), (4, 2), (4, 1)), sizes=((8, 5),) * 3, layers=(0, 1, 2),
+    ),
+    "ctrl": Family("ctrl", GPT2 | {"dff": 32}, 4),
+    "dbrx": Family(
+        "dbrx", {"d_model": 24, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 50,
+                 "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+                 "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 24}},
+    ),
+    "falcon_h1": Family(
+        "falcon_h1", GQA | {"hidden_size": 32, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8,
+                            "mamba_d_state": 8, "attention_out_multiplier": 0.5}, d_head=8,
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        {k: v for k, v in WIDE.items() if k != "num_hidden_layers"}
+        | {"layer_types": ["linear_attention", "full_attention", "mlp", "full_attention", "moe"],
+           "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "n_routed_experts": 2,
+           "num_experts_per_tok": 1, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16},
+        d_head=8, layers=(1, 3),
+    ),
+    "olmo_hybrid": Family(
+        "olmo_hybrid", {k: v for k, v in LINEAR.items() if k != "head_dim"}, place="output", layers=(1, 3)
+    ),
+    "recurrent_gemma": Family(
+        "recurrent_gemma",
+        GQA | {"num_hidden_layers": 4, "block_types": ["recurrent", "attention"], "lru_width": 24,
+               "intermediate_size": 64}, layers=(1, 3),
+    ),
     "bert": Family("bert", BASE, 4, place="post"),
     "roberta": Family("roberta", BASE, 4, place="post"),
     "distilbert": Family(
         "distilbert",
         {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "vocab_size": 50, "max_position_embeddings": 64},
         4, place="post",
+    ),
+}  # fmt: skip
+
+MLA = BASE | {"num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6,
+              "qk_rope_head_dim": 4, "v_head_dim": 5}  # fmt: skip
+SPARSE = {"index_topk": 50, "index_head_dim": 8, "index_n_heads": 2}  # picks every token
+LATENT: dict[str, Family] = {
+    "deepseek_v3": Family("deepseek_v3", MLA | ROUTED | {"attention_bias": True}, 4),
+    "deepseek_v3-dense-query": Family("deepseek_v3", MLA | ROUTED | {"q_lora_rank": None}, 4),
+    "deepseek_v2": Family("deepseek_v2", MLA | ROUTED, 4),
+    "deepseek_v32": Family("deepseek_v32", MLA | ROUTED | SPARSE, 4),
+    "glm_moe_dsa": Family("glm_moe_dsa", MLA | ROUTED | SPARSE, 4),
+    "glm4_moe_lite": Family("glm4_moe_lite", MLA | ROUTED, 4),
+    "axk1": Family("axk1", MLA | ROUTED, 4),
+    "mistral4": Family("mistral4", MLA | ROUTED, 4),
+    "youtu": Family("youtu", MLA, 4),
+    "minicpm3": Family("minicpm3", MLA, 4),
+    "minicpm3-wide-rotary": Family("minicpm3", MLA | {"qk_rope_head_dim": 8, "q_lora_rank": None}, 4),
+    "longcat_flash": Family(
+        "longcat_flash",
+        {k: v for k, v in MLA.items() if k not in ("num_hidden_layers", "intermediate_size")}
+        | {"num_layers": 1, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "n_routed_experts": 2, "moe_topk": 2,
+           "zero_expert_num": 1, "head_dim": 4}, 4,
+    ),
+    "kimi_linear": Family(
+        "kimi_linear",
+        MLA | {"q_lora_rank": None, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+               "linear_head_dim": 8, "linear_num_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1,
+               "moe_intermediate_size": 16}, 4, layers=(1, 3),
+    ),
+    "bailing_hybrid": Family(
+        "bailing_hybrid",
+        {k: v for k, v in MLA.items() if k != "q_lora_rank"}
+        | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 8,
+           "num_local_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
+           "moe_intermediate_size": 16}, 4, layers=(1, 3),
     ),
 }  # fmt: skip
 
@@ -182,7 +315,11 @@ def build(family: Family, seed: int = 0) -> Any:
     config = transformers.AutoConfig.for_model(family.model_type, **family.config)
     masked = family.model_type in MASKED
     auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager").eval()
+    if family.model_type == "mistral4":  # its automatic class is the one with pictures
+        config._attn_implementation = "eager"
+        model = transformers.Mistral4ForCausalLM(config).eval()
+    else:
+        model = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -214,10 +351,12 @@ class Run:
         self.model = build(family)
         self.model.save_pretrained(folder)
         self.weights = CheckpointWeights(open_source(str(folder)))
-        where = self.weights._map
+        where = self.where = CheckpointWeights(by_modules(self.model))._map  # files of some families keep other names
         modules = {f"{role}{layer}": where.module(role, layer) for role in ROLES for layer in self.weights.layers}
         if where.entry.final_norm:
             modules["final"] = where.in_body(where.entry.final_norm)
+        if where.entry.output_norm:
+            modules |= {f"added{n}": where.in_layer(n, where.entry.output_norm[0]) for n in self.weights.layers}
         hooked = {label: self.model.get_submodule(name) for label, name in modules.items()}
         hooked["logits"] = self.model.get_output_embeddings()
         import torch
@@ -234,12 +373,23 @@ class Run:
         self.attention = dict(zip(self.weights.layers, attentions, strict=True))
         self.logits = out.logits.numpy()[0]
 
+    def block(self, layer: int) -> Any:
+        return self.model.get_submodule((self.where.prefix + self.where.entry.layer.format(layer)).rstrip("."))
+
     def project(self, role: str, layer: int) -> np.ndarray:
         """(token, head, d_head) vectors from our weights and the model's own attention input."""
         x = self.seen[f"{role}{layer}"][0]
         vectors = np.einsum("td,hdm->thm", x, self.weights.read(role, layer))
         bias = self.weights.bias(role, layer)
-        return vectors if bias is None else vectors + bias
+        return (vectors if bias is None else vectors + bias)[..., : self.width(role, layer)]
+
+    def width(self, role: str, layer: int) -> int:
+        """Columns of the weights of one layer, which may be filled up with zeros to those of others."""
+        return int(self.weights.widths(role)[self.weights.ports.span(role, layer)][0])
+
+    def per_query(self, layer: int, vectors: np.ndarray) -> np.ndarray:
+        """Vectors (token, head, m) of key/value heads, once for each query head."""
+        return np.repeat(vectors, len(self.weights.heads_in("Q", layer)) // vectors.shape[1], axis=1)
 
 
 def _parameters(model: Any) -> Any:

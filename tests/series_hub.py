@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
+
+from local_hub import Answering, LocalHub, process, serving
 
 REPO = "someone/series"
 CONFIG = {
@@ -54,34 +51,20 @@ def write(folder: Path, step: float) -> Path:
     return folder
 
 
-class SeriesHub(ThreadingHTTPServer):
+class SeriesHub(LocalHub):
     """Revisions by name; counts what is downloaded, and breaks off when told."""
 
     def __init__(self, revisions: dict[str, dict[str, bytes]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.revisions = revisions
         self.commits = {name: hashlib.sha1(name.encode()).hexdigest() for name in revisions}
         self.downloaded: list[tuple[str, str]] = []
         self.broken: set[str] = set()  # revisions that do not come through
         self.unlisted: set[str] = set()  # revisions that are listed but gone
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     server: SeriesHub
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
 
     def answer(self, with_body: bool) -> None:
         path = self.path.partition("?")[0]
@@ -114,40 +97,16 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": hub.commits[revision]}
         self.reply(200, body, with_body, headers)
 
-    def reply(self, code: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def served(revisions: dict[str, dict[str, bytes]]) -> Iterator[SeriesHub]:
-    server = SeriesHub(revisions)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def served(revisions: dict[str, dict[str, bytes]]) -> AbstractContextManager[SeriesHub]:
+    return serving(SeriesHub(revisions))
 
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh process: the hub's settings are read when its package is imported."""
-    variables = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    variables |= {"HF_HOME": str(home), "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     start = (
         "import os, sys\nimport headspan as hs\nfrom headspan.errors import HeadspanError\n"
         "def told(*args, **options):\n"
         "    try:\n        return print(hs.track(*args, **options))\n"
         "    except HeadspanError as error:\n        print('refused:', error)\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", start + code], env=variables | environment, capture_output=True, text=True, timeout=120
-    )
+    return process(start + code, home, address, **environment)

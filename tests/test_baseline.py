@@ -64,6 +64,8 @@ def test_a_subspace_that_fills_the_space_leaves_nothing_to_chance() -> None:
     assert moments(7, 7).variance == 0
     assert moments(1, 1).variance == 0
     np.testing.assert_allclose(sample_pk(5, 7, 7, 3), 3)
+    np.testing.assert_allclose(sample_pk(5, 7, 1, 7), 1)
+    assert squared_entry_density(0.0, 5) == np.inf
 
 
 def test_moments_take_arrays_and_are_symmetric() -> None:
@@ -77,6 +79,25 @@ def test_moments_take_arrays_and_are_symmetric() -> None:
 def test_impossible_dimensions_are_refused(bad: tuple[int, int, int]) -> None:
     with pytest.raises(HeadspanError, match="m ≤ d"):
         moments(*bad)
+
+
+@pytest.mark.parametrize(("place", "bad"), [(0, 0), (0, 3), (1, -1), (1, 9), (2, -1), (2, 9)])
+def test_one_impossible_dimension_among_many_is_refused(place: int, bad: int) -> None:
+    given = [np.array([8, 8, 8]), np.array([4, 4, 4]), np.array([4, 4, 4])]
+    moments(*given)
+    given[place][1] = bad
+    with pytest.raises(HeadspanError, match="m ≤ d"):
+        moments(*given)
+    with pytest.raises(HeadspanError, match="m ≤ d"):  # no subspace is too large for a space that is none
+        moments(np.array([8, 0]), np.array([4, 0]), np.array([4, 0]))
+
+
+def test_the_smallest_dimensions_there_are() -> None:
+    """An empty subspace shares nothing, a line all of itself."""
+    for m, m2 in ((0, 4), (4, 0), (0, 0)):
+        assert [float(x) for x in moments(8, m, m2)[:2]] == [0.0, 0.0]
+    assert [float(x) for x in moments(1, 1, 1)[:2]] == [1.0, 0.0]
+    assert [float(x) for x in moments(1, 0, 1)[:2]] == [0.0, 0.0]
 
 
 def test_fixing_one_subspace_changes_nothing() -> None:
@@ -211,6 +232,31 @@ def test_the_reversed_null_finds_planted_wiring() -> None:
     assert significance(scores, "KO", null="reversed").count(0.05) == 0
 
 
+def test_reversed_z_is_counted_in_standard_deviations_of_the_reversed_pairs() -> None:
+    scores = random_scores(5, ("OK", "KO"), layers=4, heads=3)
+    control = scores["pk", "KO"].pairs()[2].astype(np.float64)
+    rows, columns, values = scores["pk", "OK"].pairs()
+    found = significance(scores, "OK", null="reversed")
+    np.testing.assert_allclose(found.z[rows, columns], stats.zmap(values.astype(np.float64), control))
+    assert np.isnan(found.z).sum() == found.z.size - len(values)
+
+
+def test_reversed_pairs_that_never_vary_give_a_z_of_0() -> None:
+    n = 6
+    values = {("pk", "OK"): np.arange(float(n * n)).reshape(n, n), ("pk", "KO"): np.full((n, n), 0.5)}
+    scores = make_scores(values, layers=3, heads=2)
+    found = significance(scores, "OK", null="reversed")
+    present = ~np.isnan(scores["pk", "OK"].values)
+    assert (found.z[present] == 0).all() and np.isnan(found.z[~present]).all()
+
+
+def test_five_per_cent_is_the_rate_that_counts_where_none_is_asked_for() -> None:
+    scores = make_scores({("pk", "OK"): np.linspace(0.6, 2.4, 1600).reshape(40, 40)}, layers=2, heads=20)
+    found = significance(scores, "OK")
+    q = found.q[~np.isnan(found.q)]
+    assert found.count() == np.count_nonzero(q <= 0.05) < np.count_nonzero(q <= 0.1)
+
+
 def test_reversed_p_is_the_rank_among_reversed_pairs() -> None:
     scores = random_scores(12, ("OK", "KO"), layers=4, heads=3)
     result = significance(scores, "OK", null="reversed", metric="pk")
@@ -317,6 +363,14 @@ def test_the_bins_of_kl_end_at_the_largest_pk_that_any_pair_can_have() -> None:
         expected = expected + np.diff(stats.norm(random.mean, random.sd).cdf(edges)) / 3
     only = np.histogram(1.5, edges)[0] > 0
     assert kl_divergence(scores, "OK") == pytest.approx(float(expected[only][0] * np.log(expected[only][0])))
+
+
+def test_one_head_that_fills_the_space_leaves_no_kl() -> None:
+    scores, *_ = unequal_scores(np.full((6, 6), 0.5))
+    divergence(scores, "OK")
+    scores.role_ranks[hs.Role.O][0] = scores.d_model
+    with pytest.raises(HeadspanError, match="fill the whole space"):
+        divergence(scores, "OK")
 
 
 def test_loose_variance_is_that_of_independent_entries() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
+from base64 import b64decode
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from conftest import unavailable
 from headspan.analysis.drift import Diff
+from headspan.analysis.random_subspaces import moments
 from headspan.analysis.series import Series
 from headspan.cli import app
 from headspan.explorer.change import change_page
 from headspan.figures.canvas import theme
 from headspan.figures.change import drift_figure, save_change, series_figure
-from headspan.heads import ROLES, Role
+from headspan.heads import FLOW_PAIRINGS, ROLES, Role
+from report_browser import violations
 
 
 def model(share: float, kv: int = 4) -> dict[str, np.ndarray]:
@@ -101,21 +102,6 @@ def test_commands_write_all_forms(tmp_path: Path) -> None:
     assert "its name must end in" in str(refused.exception)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        unavailable("playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        unavailable("there is no Chromium on this machine")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
 def opened(browser: Any, path: Path, problems: list[str], fragment: str = "") -> Any:
     page = browser.new_page(viewport={"width": 1300, "height": 900})
     page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
@@ -163,11 +149,25 @@ def test_the_slider_moves_the_wiring(browser: Any, series: Series, tmp_path: Pat
     assert problems == []
 
 
+def wirings(change: Diff) -> tuple[set[str], set[str]]:
+    """The strongest k of every pairing, before and after, by the scores themselves."""
+    found = []
+    for scores in (change.before, change.after):
+        edges = [edge for p in FLOW_PAIRINGS for edge in scores["pk", p].forward().top(change.k)]
+        found.append({f"{e.source}.{e.pairing.source}-{e.target}.{e.pairing.target}" for e in edges})
+    return found[0], found[1]
+
+
 def test_the_page_of_two_models(browser: Any, change: Diff, tmp_path: Path) -> None:
     change_page(change).save(tmp_path / "d.html")
     problems: list[str] = []
     page = opened(browser, tmp_path / "d.html", problems)
     names = {f"{e.source}.{e.pairing.source}-{e.target}.{e.pairing.target}": e for e in change.edges}
+    before, after = wirings(change)
+    assert edges_of(page) == set(names) | (before & after)
+    dashed = set(page.eval_on_selector_all('.edge-hit[data-look="lost"]', "all => all.map(e => e.dataset.pair)"))
+    assert dashed == {name for name, edge in names.items() if edge.change < 0}
+    page.click('button[data-value="kept"]')
     assert edges_of(page) == set(names)
     page.click('button[data-value="weakened"]')
     assert edges_of(page) == {name for name, edge in names.items() if edge.kind != "weakened"}
@@ -178,3 +178,96 @@ def test_the_page_of_two_models(browser: Any, change: Diff, tmp_path: Path) -> N
     page.click("#theme")
     assert page.get_attribute("html", "data-theme") == "dark"
     assert problems == []
+
+
+def test_two_wirings_side_by_side(browser: Any, change: Diff, tmp_path: Path) -> None:
+    """Each side has the strongest edges of its model; heads have the same places; what is on one side stands out."""
+    change_page(change).save(tmp_path / "d.html")
+    problems: list[str] = []
+    page = opened(browser, tmp_path / "d.html", problems, "#view=beside")
+    for side, expected, other, look in zip(
+        ("before", "after"), wirings(change), wirings(change)[::-1], ("lost", "gained"), strict=True
+    ):
+        edges = page.eval_on_selector_all(f"#{side} .edge-hit", "all => all.map(e => [e.dataset.pair, e.dataset.look])")
+        assert {pair for pair, _ in edges} == expected
+        assert {pair for pair, shown in edges if shown == look} == expected - other
+    places = [
+        page.eval_on_selector_all(f"#{side} .node text", "all => all.map(t => [t.textContent, t.getAttribute('y')])")
+        for side in ("before", "after")
+    ]
+    assert places[0] == places[1] and len(places[0]) > 4
+    for width in (1440, 1024, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.select_option("#control-view", "over")
+    assert page.locator("#before").count() == 0 and page.evaluate("location.hash") == ""
+    assert problems == []
+
+
+def test_a_step_against_another(browser: Any, series: Series, tmp_path: Path) -> None:
+    """Edges that came and went between two steps; heads stay where they are while the slider moves."""
+    change_page(series).save(tmp_path / "s.html")
+    problems: list[str] = []
+    page = opened(browser, tmp_path / "s.html", problems, "#top=3&with=first")
+
+    def among(step: int) -> set[str]:
+        chosen = (series.edges[i] for i in range(len(series.edges)) if 0 < series.ranks[step, i] <= 3)
+        return {f"{e.source}.{e.pairing.source}-{e.target}.{e.pairing.target}" for e in chosen}
+
+    for step in (4, 2, 0):
+        page.eval_on_selector("#step", "(s, v) => { s.value = v; s.dispatchEvent(new Event('input')); }", str(step))
+        edges = page.eval_on_selector_all(".edge-hit", "all => all.map(e => [e.dataset.pair, e.dataset.look])")
+        assert {pair for pair, look in edges if look == "gained"} == among(step) - among(0)
+        assert {pair for pair, look in edges if look == "lost"} == among(0) - among(step)
+        assert {pair for pair, look in edges if look == "kept"} == among(step) & among(0)
+    where = "all => all.map(t => [t.textContent, t.getAttribute('x'), t.getAttribute('y')])"
+    first = page.eval_on_selector_all("#wiring .node text", where)
+    page.eval_on_selector("#step", "(s) => { s.value = 4; s.dispatchEvent(new Event('input')); }")
+    assert page.eval_on_selector_all("#wiring .node text", where) == first
+    assert among(4) != among(0) and problems == []
+
+
+def test_shared_heads_stand_with_their_group(browser: Any, tmp_path: Path) -> None:
+    change_page(hs.diff(model(0.0, kv=2), model(0.8, kv=2), k=6)).save(tmp_path / "d.html")
+    problems: list[str] = []
+    page = opened(browser, tmp_path / "d.html", problems)
+    assert page.locator(".node .shape.kv").count() > 0 and page.locator(".diagram .group").count() > 0
+    assert problems == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (420, "dark")])
+def test_axe_finds_nothing(
+    width: int, scheme: str, browser: Any, axe: str, change: Diff, series: Series, tmp_path: Path
+) -> None:
+    change_page(change).save(tmp_path / "d.html")
+    change_page(series).save(tmp_path / "s.html")
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    for address in ("d.html", "d.html#view=beside", "s.html", "s.html#step=2&with=last"):
+        page.goto("about:blank")
+        page.goto(f"{tmp_path.as_uri()}/{address}")
+        page.wait_for_selector("html[data-ready=true]")
+        assert violations(page, axe) == [], address
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert violations(page, axe) == []
+    context.close()
+
+
+def test_lines_are_as_strong_as_they_rise_above_chance(change: Diff, series: Series) -> None:
+    level = moments(32, 4)
+    start = float(level.mean + 3 * level.sd)
+
+    def expected(values: Any) -> np.ndarray:
+        values = np.nan_to_num(np.asarray(values, dtype=np.float64))
+        return np.sqrt(np.clip((values - start) / (4 - start), 0, 1))
+
+    edges = change_page(change).payload["edges"]
+    for name in ("before", "after"):
+        found = [edge[f"{name}_strength"] for edge in edges]
+        np.testing.assert_allclose(found, expected([edge[name] for edge in edges]), atol=6e-5)
+    payload = change_page(series).payload
+    found = np.frombuffer(b64decode(payload["strengths"]), dtype="<f4").reshape(series.scores.shape)
+    np.testing.assert_allclose(found, expected(series.scores), atol=1e-6)
+    assert change_page(replace(series, provenance={})).payload["strengths"] is None, "a file of an earlier version"

@@ -43,6 +43,10 @@ COMMANDS = {
     "figures": "figures {ref} --out {out}",
     "report": "report {ref} --out {out}.html",
     "reproduce": "reproduce {ref}",
+    "paths": "paths {ref} --to L1H2",
+    "nodes": "nodes {ref} --unembedding",
+    "site": "site {out} {ref}",
+    "cache": "cache",
 }
 Run = Callable[..., tuple[int, str, str]]
 
@@ -201,7 +205,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "cache"])  # which takes no model
 @pytest.mark.parametrize("fault", ["missing path", "junk safetensors", "unknown architecture", "config without heads"])
 def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
@@ -227,9 +231,10 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c not in ("info", "tokens", "reproduce", "behaviour", "effects")]
-)
+READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "cache", "nodes")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in READ_NO_KEYS])
 def test_a_weight_of_nan_is_named(run: Run, files: Path, command: str) -> None:
     path = files / "gpt2" / "model.safetensors"
     tensors = load_file(path)
@@ -432,6 +437,13 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint(sorted(set({HEAVY}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_needs_no_numpy() -> None:
+    script = "import sys\nsys.argv = ['headspan', '--help']\nfrom headspan.cli import main\n"
+    script += "try:\n    main()\nexcept SystemExit: pass\nprint('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def registered() -> list[str]:

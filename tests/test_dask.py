@@ -206,6 +206,39 @@ def test_what_a_cluster_cannot_do_is_said() -> None:
                 score(hs.open("demo"), "pk", dask=address)
 
 
+@pytest.mark.slow
+def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: hs.AttentionWeights) -> None:
+    """As with several GPUs: every worker has a device, here torch's CPU."""
+    pytest.importorskip("torch")
+    for _ in range(2):
+        cluster.worker()
+    options = {"metrics": ["pk", "procrustes"], "pairings": "flow"}
+    here = score(many_tiles, **options)
+    there = score(many_tiles, **options, dask=cluster.address, device="torch:cpu")
+    for key in here.arrays:
+        np.testing.assert_allclose(there[key].values, here[key].values, rtol=1e-5)
+
+
+def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
+    from dataclasses import replace
+
+    from headspan.scoring import metrics
+    from headspan.scoring.plan import make_plan
+
+    looked = []
+    real = metrics.subspace_ranks
+    monkeypatch.setattr(metrics, "subspace_ranks", lambda *given: looked.append(1) or real(*given))
+    plan = make_plan(many_tiles, ("procrustes",), (hs.Pairing.parse("OK"),), "default", 10**9)
+    about = many_tiles.reference, "none", many_tiles.provenance["fingerprint"]
+    dask_module._open_here.cache_clear()
+    for tile in plan.tiles:
+        done = dask_module._work(*about, replace(plan, tiles=[tile]), "cpu")
+        assert all((ranks == 8).all() for name, ranks in done.arrays.items() if name.startswith("rank-"))
+    assert len(plan.tiles) > 2 and len(looked) == 2 * 12  # O and K of every layer
+    dask_module._open_here.cache_clear()
+
+
 def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: hs.AttentionWeights) -> None:
     """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
     from headspan.scoring.plan import make_plan

@@ -61,3 +61,25 @@ def test_the_tour_runs(tmp_path: Path) -> None:
     assert (tmp_path / "demo-report.html").stat().st_size > 10_000
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("text/html" in output.get("data", {}) for output in shown)
+
+
+def test_the_check_of_the_site_finds_what_is_wrong(tmp_path: Path) -> None:
+    """A missing page, a missing anchor, a way out of the folder, a script and a picture from elsewhere."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from make_site import problems
+    finally:
+        sys.path.pop(0)
+    links = '<a href="b.html#there">1</a><a href="b.html#head=L4H7">2</a><a href="https://x.org">3</a><h1 id="top">'
+    (tmp_path / "a.html").write_text(f'{links}<a href="#top">4</a><img src="data:image/png;base64,">')
+    (tmp_path / "b.html").write_text('<p id="there"></p><a href="a.html">a</a>')
+    assert problems(tmp_path) == []
+    wrong = {
+        '<a href="c.html">': "c.html, which is not there", '<a href="b.html#nowhere">': "no such place",
+        '<a href="../x.html">': "which is not there", '<script src="https://x.org/x.js">': "loads https://x.org/x.js",
+        '<img src="//x.org/x.png">': "loads //x.org/x.png", '<link rel="stylesheet" href="no.css">': "no.css, which",
+    }  # fmt: skip
+    for text, words in wrong.items():
+        (tmp_path / "a.html").write_text(text)
+        found = problems(tmp_path)
+        assert len(found) == 1 and words in found[0], (text, found)

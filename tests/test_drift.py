@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,30 @@ def test_rounding_stays_under_the_floor_and_twice_that_does_not(dtype: Any, cond
     twice = hs.diff(base, rounded(base, dtype, times=2), fold=fold)
     below = [line.drift / line.floor for line in once.drift]
     assert max(below) < 1 and np.mean(below) > 0.4  # the floor is near, not far above
+    assert not any(line.moved for line in once.drift)
+    floors = {(line.head, line.role): line.floor for line in once.drift}
+    assert min(line.drift / floors[line.head, line.role] for line in twice.drift) > 1
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("queries", [40, None], ids=["query-latent", "dense-query"])
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+def test_the_same_for_products_behind_a_latent(kind: str, queries: int | None, fold: bool) -> None:
+    """Rounding every stored factor (matrices and the gains between them) stays under the floor of their product."""
+    torch = pytest.importorskip("torch")
+    from families import LATENT, build
+
+    sizes = {"hidden_size": 96, "q_lora_rank": queries, "kv_lora_rank": 40, "qk_nope_head_dim": 12,
+             "qk_rope_head_dim": 8, "v_head_dim": 10}  # fmt: skip
+    model = build(replace(LATENT["deepseek_v3"], config=LATENT["deepseek_v3"].config | sizes))
+    dtype, config = getattr(torch, kind), model.config.to_dict()
+    base = {name: value.clone() for name, value in model.state_dict().items() if "experts" not in name}
+    errors = {name: value.to(dtype).to(torch.float32) - value for name, value in base.items()}
+    once = hs.diff((base, config), ({n: v.to(dtype) for n, v in base.items()}, config), fold=fold)
+    twice = hs.diff((base, config), ({n: v + 2 * errors[n] for n, v in base.items()}, config), fold=fold)
+    below = {f"{line.head}.{line.role}": line.drift / line.floor for line in once.drift}
+    assert {"L0H0.Q", "L1H3.K", "L1KR.K", "L0H2.V"} <= set(below)
+    assert max(below.values()) < 1 and np.mean(list(below.values())) > 0.4
     assert not any(line.moved for line in once.drift)
     floors = {(line.head, line.role): line.floor for line in once.drift}
     assert min(line.drift / floors[line.head, line.role] for line in twice.drift) > 1

@@ -151,7 +151,7 @@ def test_clean_head_scores_are_those_of_behaviour() -> None:
 # -- shared directions ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "olmo", "falcon-rw"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "olmo", "falcon-rw", "olmo2", "gemma3", "glm4"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_all_of_the_ports_subspace_carries_all_of_the_effect(name: str, frozen: bool) -> None:
     model = build(FAMILIES[name])

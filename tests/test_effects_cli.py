@@ -73,6 +73,16 @@ def test_the_table_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Δind" in text and max(map(len, text.splitlines())) < 100
 
 
+def test_a_reader_sees_the_strongest_and_how_to_see_all(capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = (printed(capsys, ["effects", "demo", *more, *QUICK]).splitlines() for more in ([], ["--all"]))
+    assert short[-1] == "60 of 192 edges are shown: --all lists every edge, -k how many of each pairing"
+    listed = [[line for line in lines if line[:2] in ("OQ", "OK", "OV")] for lines in (short, long)]
+    assert [len(lines) for lines in listed] == [60, 192]
+    assert listed[0] == [line for start in (0, 64, 128) for line in listed[1][start : start + 20]]
+    whole = printed(capsys, ["effects", "demo", "--csv", *QUICK])
+    assert len(whole.splitlines()) == 193 and "shown" not in whole
+
+
 def test_effects_live_in_the_result(filled: Path, result: Path) -> None:
     before, after = hs.load(result), hs.load(filled)
     assert effects_in(before) is None
@@ -136,8 +146,22 @@ def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         if row["ap"] is not None and row["ap_low"] is not None:
             assert 0 <= row["ap_low"] <= row["ap_high"] <= 1
-    text = printed(capsys, ["effects", "demo", "--summary", *QUICK])
-    assert "differences" in text and "layer distance" in text
+
+
+@pytest.mark.parametrize("materials", [QUICK, []])
+def test_the_summary_fits_80_columns_and_has_every_number(
+    materials: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["effects", "demo", "--summary", *materials]
+    text, rows = printed(capsys, options), json.loads(printed(capsys, [*options, "--json"]))
+    assert max(map(len, text.splitlines())) <= 80 and "differences" in text
+    lines = [line for line in text.splitlines() if line[:2] in ("OQ", "OK", "OV")]
+    for line, row in zip(lines, rows, strict=False):
+        assert line.startswith(f"{row['pairing']}       {row['predictor']}")
+        numbers = [row[name] for name in ("spearman", "within", "within_low", "within_high", "ap", "ap_low", "ap_high")]
+        found = line.replace("…", " ").split()
+        assert all(f"{number:.2f}" in found for number in numbers if number is not None)
 
 
 def test_a_perfect_predictor_and_a_useless_one() -> None:

@@ -14,12 +14,14 @@ from headspan.errors import HeadspanError
 from headspan.heads import Role
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.sources import open_source
+from headspan.sources.live import by_modules
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 TOKENS = [[5, 10, 15, 20, 25, 30, 35, 40], [7, 3, 44, 3, 12, 48, 9, 21]]
 REFUSED = {name for name, family in FAMILIES.items() if family.place in ("post", "residual")}
+UNEVEN = {name for name, family in FAMILIES.items() if len({*family.counts}) > 1 or len({*family.sizes}) > 1}
 
 
 def two_attention_layers(name: str) -> Family:
@@ -33,7 +35,12 @@ def two_attention_layers(name: str) -> Family:
     return replace(family, config=family.config | more[name]) if name in more else family
 
 
-CASES = {name: two_attention_layers(name) for name in FAMILIES if name not in REFUSED} | {
+# Refused in words of their own: what their blocks do to the stream.
+CHANGED = {
+    "beam": "does not pass the stream on unchanged",  # it is scaled down at every addition
+}
+NOT_COMPARED = REFUSED | UNEVEN | set(CHANGED)
+CASES = {name: two_attention_layers(name) for name in FAMILIES if name not in NOT_COMPARED} | {
     "granite-scaled": Family("granite", GQA | {"residual_multiplier": 0.4}),
     "falcon-alibi": Family("falcon", BASE | {"alibi": True, "bias": True, "multi_query": True}, 1),
     "gemma2-capped": Family("gemma2", GQA | {"head_dim": 8, "attn_logit_softcapping": 0.5, "sliding_window": 3}),
@@ -42,7 +49,6 @@ CASES = {name: two_attention_layers(name) for name in FAMILIES if name not in RE
     "gpt2-scaled": Family("gpt2", {"n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 50, "n_positions": 64,
                                    "scale_attn_by_inverse_layer_idx": True}, 4),
 }  # fmt: skip
-OUTPUT_NORMS = {"glm4": "post_self_attn_layernorm"}
 
 
 class Oracle:
@@ -51,7 +57,7 @@ class Oracle:
     def __init__(self, model: Any, folder: Any, ablate: str = "resample") -> None:
         model.save_pretrained(folder)
         self.model, self.weights = model, CheckpointWeights(open_source(str(folder)))
-        self.where = self.weights._map
+        self.where = CheckpointWeights(by_modules(model))._map
         self.clean = [self.run(ids) for ids in TOKENS]
         self.ablate = ablate
 
@@ -88,12 +94,12 @@ class Oracle:
             whole, part, nothing = (project(torch.from_numpy(x)).numpy() for x in (z, alone, 0 * z))
         written = part - nothing
         if self.weights.norm_place in ("output", "sandwich"):
-            name = OUTPUT_NORMS.get(self.weights.architecture, "post_attention_layernorm")
-            norm = self.model.get_submodule(self.where.in_layer(layer, name))
+            norm = self.model.get_submodule(self.where.in_layer(layer, self.where.entry.output_norm[0]))
             gain = norm.weight.detach().numpy() + (1 if self.where.entry.one_plus else 0)
             eps = self.model.config.rms_norm_eps
             written = written * gain / np.sqrt(np.square(whole).mean(-1, keepdims=True) + eps)
-        return written * getattr(self.model.config, "residual_multiplier", 1.0)
+        config = self.model.config
+        return written * getattr(config, "residual_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
 
     def replacement(self, sequence: int, layer: int, head: int) -> np.ndarray | float:
         writes = [self.write(run, layer, head) for run in self.clean]
@@ -208,3 +214,15 @@ def test_families_without_direct_edges_are_refused_by_name(name: str) -> None:
     model = build(FAMILIES[name])
     with pytest.raises(HeadspanError, match=r"no effects for .* reaches no later head directly"):
         effects(model, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("name", sorted(UNEVEN))
+def test_uneven_layers_are_refused(name: str) -> None:
+    with pytest.raises(HeadspanError, match="between layers of one shape only"):
+        effects(build(FAMILIES[name]), tokens=TOKENS)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED))
+def test_a_stream_that_blocks_change_is_refused(name: str) -> None:
+    with pytest.raises(HeadspanError, match=CHANGED[name]):
+        effects(build(FAMILIES[name]), tokens=TOKENS)

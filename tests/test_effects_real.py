@@ -34,13 +34,29 @@ def test_all_edges_of_smollm2(smollm2_gguf: Path, capfd: pytest.CaptureFixture[s
     assert set(best) & set(previous)
 
 
-def test_gemma_begins_with_its_token() -> None:
-    """Without it seven heads seem to attend to the previous token, with it two."""
+@pytest.fixture
+def gemma3_gguf() -> str:
     path = os.environ.get("HEADSPAN_GEMMA3_GGUF")
     if not path or not Path(path).exists():
         unavailable("HEADSPAN_GEMMA3_GGUF does not name the Gemma-3-270m GGUF file")
+    return str(path)
+
+
+def test_gemma_folds_both_of_its_gains_and_no_strong_edge_stays(gemma3_gguf: str) -> None:
+    weights = hs.open(gemma3_gguf)
+    folded = hs.fold(weights)
+    assert "on the attention output" in folded.folded_norms and "in front of attention" in folded.folded_norms
+    raw, both = (hs.score(w, ["pk"], "flow") for w in (weights, folded))
+    for pairing in ("OQ", "OK", "OV"):
+        before, after = ({(e.source, e.target) for e in scores["pk", pairing].top(20)} for scores in (raw, both))
+        assert not before & after
+    assert both.provenance["folded_norms"] == folded.folded_norms
+
+
+def test_gemma_begins_with_its_token(gemma3_gguf: str) -> None:
+    """Without it seven heads seem to attend to the previous token, with it two."""
     counts = {}
-    with running(path) as model:
+    with running(gemma3_gguf) as model:
         assert model.start_token("auto") == 2 and model.start_token("no") is None
         for bos in ("no", "auto"):
             scores = hs.behaviour(model, sequences=4, length=50, bos=bos)

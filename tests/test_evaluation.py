@@ -190,6 +190,20 @@ def test_pk_against_cs() -> None:
     assert np.isnan(metric_agreement(flat, "OK")).all()
 
 
+def test_two_pairs_are_enough_to_agree_or_not() -> None:
+    arrays = {
+        ("pk", "OK"): np.array([[0, 1], [0, 2], [0, 0], [0, 0]]),
+        ("cs", "OK"): np.array([[0, 5], [0, 4], [0, 0], [0, 0]]),
+    }
+    assert metric_agreement(make_scores(arrays, layers=2, heads=2, kv_heads=1), "OK")[0] == pytest.approx(-1)
+    one = {("pk", "OK"): np.eye(2), ("cs", "OK"): np.eye(2)}
+    with pytest.raises(HeadspanError, match="cannot correlate 1 pk with 1 cs"):
+        metric_agreement(make_scores(one, layers=2, heads=1), "OK")
+    arrays["cs", "OK"] = np.array([[0, 5], [0, np.nan], [0, 0], [0, 0]])
+    with pytest.raises(HeadspanError, match="cannot correlate 2 pk with 1 cs"):
+        metric_agreement(make_scores(arrays, layers=2, heads=2, kv_heads=1), "OK")
+
+
 def deals(n: int, positives: int) -> list[np.ndarray]:
     return [np.isin(np.arange(n), chosen) for chosen in combinations(range(n), positives)]
 

@@ -117,13 +117,14 @@ def test_both_wiring_diagrams_show_exactly_the_chosen_edges(context: Context, me
             assert sorted(drawn) == sorted(edges | nodes)
 
 
-def test_opacity_follows_the_score(context: Context) -> None:
+def test_opacity_follows_the_excess_over_chance(context: Context) -> None:
     chosen = context.wiring("pk")
     with theme():
         figure = grid_figure(chosen)
     drawn = {a.get_gid(): a.get_alpha() for a in figure.findobj() if (a.get_gid() or "").startswith("edge:")}
     for edge, strength in zip(chosen.edges, chosen.strengths(), strict=True):
-        assert drawn[f"edge:{edge.pairing}:{edge.source}:{edge.target}"] == pytest.approx(max(strength, 0.15))
+        opacity = drawn[f"edge:{edge.pairing}:{edge.source}:{edge.target}"]
+        assert opacity == pytest.approx(min(1, 0.14 + 1.05 * strength)), "as the page draws it"
 
 
 def test_titles_count_heads_inside_and_outside(context: Context) -> None:
@@ -295,6 +296,7 @@ def test_ticks_are_thinned() -> None:
 
 # Machado, Oliveira & Fernandes 2009, severity 1, for linear RGB.
 DEFICIENCIES = {
+    "none": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
@@ -319,6 +321,21 @@ def test_pairings_and_labels_stay_apart_for_colour_blind_readers(deficiency: str
         for first, second in combinations(group, 2):
             distance = np.linalg.norm(seen(first, deficiency) - seen(second, deficiency))
             assert distance > least, f"{first} and {second} look alike with {deficiency}"
+
+
+def test_classes_have_their_colours_by_name_and_never_that_of_an_edge() -> None:
+    names = ["zebra", "induction", "name_mover", "my own", "previous_token"]
+    colours = style.label_colours(names)
+    assert colours == style.label_colours(names[::-1]) and len(set(colours.values())) == len(names)
+    assert list(colours) == names
+    for name in names:  # alone it has the same colour, unless another had it first
+        assert style.label_colours([name])[name] == colours[name] or name in ("zebra", "my own")
+    assert style.label_colours(["Previous-token"])["Previous-token"] == colours["previous_token"]
+    many = style.label_colours([f"class {i}" for i in range(25)])
+    assert max(list(many.values()).count(colour) for colour in many.values()) == 3
+    for fill in (*style.LABEL_COLOURS, style.UNLABELLED):
+        for line in style.ROLE_COLOURS.values():
+            assert np.linalg.norm(seen(fill, "none") - seen(line, "none")) > 33
 
 
 # ----------------------------------------------------------------------- files

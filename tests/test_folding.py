@@ -9,7 +9,7 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run, close, normalise
-from headspan.heads import ROLES
+from headspan.heads import ROLES, Role
 from headspan.models.folding import FoldedWeights, fold
 from headspan.models.weights import Norm
 
@@ -20,16 +20,19 @@ FOLDABLE = (
     "gpt2", "gpt_bigcode", "bloom", "falcon-40b", "mpt", "olmo", "cohere", "starcoder2", "phi", "gptj", "nemotron",
     "llama", "qwen2", "qwen3", "gemma", "gpt_oss", "granite", "phi3", "olmoe", "lfm2",
 )  # fmt: skip
+# A norm behind attention, alone or beside the one in front; a first layer without a norm.
+OTHER_PLACES = tuple(name for name, family in FAMILIES.items() if family.place in ("output", "sandwich", "partial"))
 
 
-@pytest.fixture(scope="module", params=FOLDABLE)
+@pytest.fixture(scope="module", params=FOLDABLE + OTHER_PLACES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(FAMILIES[request.param], tmp_path_factory.mktemp("model"))
 
 
 def bare(norm: Norm | None, stream: np.ndarray) -> np.ndarray:
-    """The normalised stream, no gain and no bias, by the definition of the norm."""
-    assert norm is not None
+    """The normalised stream, no gain and no bias, by the definition of the norm; the stream itself without a norm."""
+    if norm is None:
+        return stream
     return normalise(replace(norm, gain=np.ones_like(norm.gain), bias=None), stream)
 
 
@@ -55,27 +58,70 @@ def test_queries_and_keys(run: Run) -> None:
     for layer in run.weights.layers:
         z = bare(run.weights.norm(layer), run.stream[layer])
         for role in "QK":
-            vectors = np.einsum("td,hdm->thm", z, folded.read(role, layer))
+            vectors = np.einsum("td,hdm->thm", z, folded.read(role, layer)[..., : run.width(role, layer)])
             close(plus(vectors, folded.bias(role, layer)), run.project(role, layer))
 
 
 def test_attention_output(run: Run) -> None:
+    """What is added to the stream, as the model's own module behind attention gives it; its division is a number."""
     folded = fold(run.weights)
     for layer in run.weights.layers:
         z = bare(run.weights.norm(layer), run.stream[layer])
-        theirs = run.seen[f"O{layer}"][1]
+        theirs = run.seen.get(f"added{layer}", run.seen[f"O{layer}"])[1]
         if run.weights.norm_kind == "layer":
             theirs = theirs - theirs.mean(-1, keepdims=True)
-        close(folded_attention(folded, z, run.attention[layer], layer), theirs)
+        if not run.weights._map.entry.own_gate and run.weights.architecture != "gemma4":
+            ours = folded_attention(folded, z, run.attention[layer], layer)
+        else:  # what heads hand to their outputs, as the model gated or normalised it
+            written = folded.read("O", layer)[..., : run.width("O", layer)]
+            ours = np.einsum("ihm,hdm->id", run.seen[f"O{layer}"][0].reshape(len(z), len(written), -1), written)
+        if run.weights.norm_place in ("output", "sandwich"):
+            number = (ours * theirs).sum(-1, keepdims=True) / np.square(ours).sum(-1, keepdims=True)
+            assert (number > 0).all()
+            assert np.ptp(number) > 1e-3  # another one for every token
+            ours = ours * number
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("role", "QKV")
+def test_the_norm_in_front_is_one_positive_number_a_token(run: Run, role: str) -> None:
+    """Folded weights on the raw stream see what the model's own projections see, times one number a token."""
+    folded = fold(run.weights)
+    for layer in run.weights.layers:
+        bias = folded._input_bias(Role.parse(role), layer)
+        ours = np.einsum("td,hdm->thm", run.stream[layer], folded.read(role, layer)[..., : run.width(role, layer)])
+        theirs = run.project(role, layer) - (0 if bias is None else bias)
+        number = (ours * theirs).sum((1, 2), keepdims=True) / np.square(ours).sum((1, 2), keepdims=True)
+        assert (number > 0).all()
+        close(ours * number, theirs)
 
 
 def test_logits_up_to_a_constant(run: Run) -> None:
     folded = fold(run.weights)
     z = bare(run.weights.final_norm(), run.seen["final"][0])
     logits = plus(z @ folded.unembedding().T, folded.unembedding_bias())
+    if run.weights.architecture == "modernbert":
+        check_head_of_its_own(run, logits)
+        return
     config = run.model.config
     scale = (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
-    close(log_softmax(logits * scale), log_softmax(run.logits))
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = np.tanh(logits / cap) * cap if cap else logits * scale
+    close(log_softmax(logits), log_softmax(run.logits))
+
+
+def check_head_of_its_own(run: Run, logits: np.ndarray) -> None:
+    """A dense layer stands in front of this unembedding: folding is exact for what is in front of and behind it."""
+    import torch
+
+    final, unembedding, bias = run.weights.final_norm(), run.weights.unembedding(), run.weights.unembedding_bias()
+    assert final is not None
+    normed = normalise(final, run.seen["final"][0])
+    close(log_softmax(logits), log_softmax(plus(normed @ unembedding.T, bias)))
+    with torch.no_grad():
+        behind = run.model.head(torch.tensor(normed, dtype=torch.float32)).numpy()
+    close(plus(behind @ unembedding.T, bias), run.logits)
+    assert any("a layer of its own stands between" in note for note in run.weights.notes)
 
 
 def test_whole_gpt2_from_folded_weights(tmp_path) -> None:
@@ -122,8 +168,12 @@ def test_value_bias_moves_to_the_output_only_where_attention_sums_to_one(run: Ru
 
 def test_sizes_and_provenance(run: Run) -> None:
     folded = fold(run.weights)
-    assert folded.provenance == run.weights.provenance | {"folding": "folded"}
-    assert run.weights.provenance["folding"] == "none"
+    changed = {"folding": "folded", "folded_norms": folded.folded_norms}
+    assert folded.provenance == run.weights.provenance | changed
+    assert (run.weights.provenance["folding"], run.weights.provenance["folded_norms"]) == ("none", [])
+    behind = run.weights.norm_place in ("output", "sandwich")
+    assert ("on the attention output" in folded.folded_norms) == behind == (run.weights.output_norm(1) is not None)
+    assert any("front of attention" in norm for norm in folded.folded_norms) == (run.weights.norm(1) is not None)
     assert folded.ports == run.weights.ports
     for role in ROLES:
         assert folded.read(role, 1).shape == run.weights.read(role, 1).shape
@@ -137,8 +187,7 @@ def test_folding_twice_is_refused(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bert", "post-norm"), ("opt-post", "post-norm"), ("olmo2", "unnormalised"), ("gemma2", "sandwich"),
-     ("glm4", "sandwich"), ("bloom-residual", "continues from the normalised stream")],
+    [("bert", "post-norm"), ("opt-post", "post-norm"), ("bloom-residual", "continues from the normalised stream")],
 )  # fmt: skip
 def test_not_foldable(name: str, reason: str, tmp_path) -> None:
     run = Run(FAMILIES[name], tmp_path)

@@ -63,6 +63,8 @@ def test_good_words_are_answered(commands: Commands) -> None:
         "tokens": "gpt2 L0H1", "pair": "gpt2 L0H1.O L1H3.K", "behaviour": "gpt2 --sequences 1 --length 4",
         "effects": "gpt2 --sequences 2 --length 4 --random", "wiring": "used.safetensors --out new.graphml",
         "figures": "used.safetensors --only wiring --out made", "report": "used.safetensors --out new.html",
+        "paths": "gpt2 --to L1H3 --depth 1", "site": "gallery used.safetensors",
+        "cache": "", "nodes": "gpt2 --tokens a -k 2",
     }  # fmt: skip
     assert {*lines, "reproduce"} == set(arguments.POSITIONAL)
     refused = {name: commands.run(Line([name, *words.split()], None)) for name, words in lines.items()}

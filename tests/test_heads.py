@@ -28,7 +28,10 @@ from headspan.heads import (
     same_type_mask,
 )
 
-heads = st.builds(Head, st.integers(0, 999_999), st.integers(0, 999_999), st.sampled_from(HEAD_KINDS))
+layers = st.integers(0, 999_999)
+heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(sorted({*HEAD_KINDS} - {"KR"}))) | st.builds(
+    Head, layers, st.just(0), st.just("KR")
+)
 
 
 @given(heads, st.sampled_from(ROLES))

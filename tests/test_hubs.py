@@ -59,6 +59,19 @@ def test_shared_kv_heads_count_once() -> None:
         assert found.outlet.of(head) == pytest.approx(value)
 
 
+def test_records_name_kind_pairing_rank_head_score_and_whom_a_shared_head_serves() -> None:
+    values = np.random.default_rng(2).exponential(size=(12, 6))
+    inlet = hubs(make_scores({("pk", "OK"): values}, layers=3, heads=4, kv_heads=2)).inlet
+    records = inlet.rows()
+    assert [set(record) for record in records] == [{"kind", "pairing", "rank", "head", "score", "serves"}] * 4
+    best = max((h for h in inlet.heads if h.layer > 0), key=inlet.of)
+    expected = {"kind": "inlet", "pairing": "OK", "rank": 1, "head": str(best), "score": inlet.of(best)}
+    group = range(2 * best.index, 2 * best.index + 2)
+    assert records[0] == expected | {"serves": ";".join(f"L{best.layer}H{i}" for i in group)}
+    plain = hubs(random_scores(1, ("OK",), layers=3, heads=2)).outlet
+    assert "serves" not in plain.rows()[0]
+
+
 def test_corrected_hubs_of_exchangeable_scores_have_mean_0_and_variance_1_in_every_layer() -> None:
     layers, heads, times = 6, 4, 800
     raw, corrected = [], []
@@ -101,6 +114,7 @@ def test_top_of_and_rank_of() -> None:
     assert found.outlet.of("L0H1") == 1.5
     assert found.inlet.rank_of("L1H1") == 2
     assert len(found.inlet.top(1)) == 1
+    assert found.inlet.top(0) == []
     assert np.isnan(found.inlet.of("L0H0"))
     with pytest.raises(HeadspanError, match="L0H0 has no inlet score"):
         found.inlet.rank_of("L0H0")
@@ -108,6 +122,18 @@ def test_top_of_and_rank_of() -> None:
         found.inlet.of("L9H9")
     with pytest.raises(HeadspanError, match="cannot list -1"):
         found.inlet.top(-1)
+
+
+def test_records_are_in_the_order_of_the_sums_unless_the_corrected_ones_are_asked_for() -> None:
+    lists = hubs(random_scores(6, ("OQ", "OK"), layers=6, heads=4), ["OQ", "OK"])
+    for corrected, order in ((None, "score"), (False, "score"), (True, "corrected")):
+        given = {} if corrected is None else {"corrected": corrected}
+        rows = lists.rows(**given)
+        assert rows == [row for found in lists.values() for row in found.rows(**given)]
+        for kind in ("inlet", "outlet"):
+            listed = [row[order] for row in rows if (row["pairing"], row["kind"]) == ("OK", kind)]
+            assert len(listed) > 10 and listed == sorted(listed, reverse=True)
+    assert [row["rank"] for row in lists.rows(2)] == [1, 2] * 4
 
 
 def test_equally_good_targets_all_receive_the_score() -> None:

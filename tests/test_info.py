@@ -148,3 +148,14 @@ def test_a_weight_that_is_not_finite_is_found_by_check(model: Path) -> None:
     result = CliRunner().invoke(app, ["info", str(model), "--check"])
     assert isinstance(result.exception, hs.HeadspanError)
     assert "K of head L1H1" in str(result.exception)
+
+
+def test_facts_go_on_below_themselves_where_the_terminal_is_narrow() -> None:
+    narrow, wide = (
+        CliRunner(env={"COLUMNS": columns}).invoke(app, ["info", "demo"]).stdout.splitlines()
+        for columns in ("80", "200")
+    )
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide))
+    assert " ".join(narrow).split() == " ".join(wide).split()
+    folded = next(i for i, line in enumerate(narrow) if line.startswith("folding"))
+    assert narrow[folded + 1].startswith(" " * 14) and narrow[folded + 1][14] != " "

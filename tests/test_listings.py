@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -30,12 +31,15 @@ LISTINGS = {
     "tokens of all heads": "tokens {model} --all --role O -k 2",
     "norms": "tokens {model} --norms",
     "wiring": "wiring {result} -k 3 --labels {labels}",
+    "paths": "paths {model} --to L1H2 --depth 1 -k 3",
+    "paths of a result": "paths {result} --weights {model} --from L0H3 --depth 1 -k 3",
+    "nodes": "nodes {model} --add {vectors}@1 --unembedding -k 2",
     "diff": "diff {model} {model} -k 2",
     "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
-OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track"}
+OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track", "site", "cache"}
 Run = Callable[..., str]
 
 
@@ -47,7 +51,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     hs.score("demo", "all").save(folder / "demo.safetensors")
     heads = [f"L{layer}H{i},{'a' if i < 3 else 'previous_token_and_more'}" for layer in (0, 1) for i in range(6)]
     (folder / "labels.csv").write_text("head,label\n" + "\n".join(heads) + "\n")
-    return {"result": str(folder / "demo.safetensors"), "model": "demo", "labels": str(folder / "labels.csv")}
+    np.save(folder / "vectors.npy", np.random.default_rng(0).normal(size=(3, 256)))
+    return {
+        "vectors": str(folder / "vectors.npy"),
+        "result": str(folder / "demo.safetensors"),
+        "model": "demo",
+        "labels": str(folder / "labels.csv"),
+    }
 
 
 @pytest.fixture
@@ -88,7 +98,7 @@ def test_tables_fit_and_nothing_is_cut(run: Run, what: str, columns: int) -> Non
         records = json.loads(run(LISTINGS[what], "--json"))
         for name in ("head", "source", "target"):
             for record in records:
-                assert re.search(rf"(^|\s){record.get(name, '')}(\s|$)", text)
+                assert re.search(rf"(^|\s){record.get(name, '')}(\s|\.|$)", text)
 
 
 def test_every_command_is_a_listing_or_known_not_to_be() -> None:

@@ -54,6 +54,26 @@ def test_tiny_and_huge_weights(scale: float, dtype: type) -> None:
     np.testing.assert_allclose(procrustes, all_scores(plain)["procrustes", "OK"].values, atol=1e-5)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_huge_weights_of_one_sign(sign: int) -> None:
+    """The largest entry by size sets the scale: not the largest, nor the least, where all have one sign or are zero."""
+    plain = {k: sign * np.abs(a) for k, a in random_arrays(1).items()}
+    for array in plain.values():
+        array[..., 0, 0] = 0
+    check({k: a * 1e200 for k, a in plain.items()}, plain)
+
+
+@pytest.mark.parametrize("metric", ["linear_cka", "procrustes"])
+def test_what_compares_columns_refuses_heads_with_other_numbers_of_them(metric: str) -> None:
+    arrays = random_arrays(4)
+    arrays |= {role: arrays[role][..., :3] for role in "VO"}
+    weights = hs.open(arrays)
+    with pytest.raises(HeadspanError, match=f"{metric} compares weights column by column, but O has 3 .* and Q has 4"):
+        hs.score(weights, metric, "OQ")
+    assert hs.score(weights, metric, "OV")[metric, "OV"].pairs()[2].size == 4
+    assert hs.score(weights, ["pk", "cs", "simple_cs"], "OQ")["pk", "OQ"].pairs()[2].size == 4
+
+
 def test_scales_that_differ_between_heads() -> None:
     """From the smallest to the largest that float32 holds, all in one model."""
     plain = random_arrays(2)

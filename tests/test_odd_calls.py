@@ -70,6 +70,7 @@ def small_things() -> dict[str, Any]:
     weights = hs.open(
         {role: rng.normal(size=(2, 2, 8, 2)) for role in "QKVO"} | {"unembedding": rng.normal(size=(9, 8))}
     )
+    other = hs.open({role: rng.normal(size=(2, 2, 8, 2)) for role in "QKVO"})
     scores = hs.score(weights)
     labels = hs.Labels.from_pairs([("L0H0", "a"), ("L0H1", "a"), ("L1H0", "b"), ("L1H1", "b")])
     return {
@@ -78,14 +79,13 @@ def small_things() -> dict[str, Any]:
         "matrix": np.eye(3), "name": "gpt2-ioi", "pairs": [("L0H0", "a")], "role": "O", "label": "a", "value": "Q",
         "base": weights, "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
         "head_role": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
+        "folder": "gallery", "results": [scores], "other": other, "refs": [weights, other],
     }  # fmt: skip
 
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Public functions, and constructors by name, that can be called on tiny things."""
-    left_out = {"track", "effects", "diff", "reproduce"}  # they run or open more than a tiny thing: below
     found = {name: getattr(hs, name) for name in hs.__all__ if inspect.isfunction(getattr(hs, name))}
-    found = {name: function for name, function in found.items() if name not in left_out}
     parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.HeadRole)}
     makers = {"Labels.load": hs.Labels.load, "Labels.from_pairs": hs.Labels.from_pairs, "Scores.load": hs.Scores.load}
     return found | parsers | makers | {"detection": detection, "classification": classification, "Role": role}
@@ -101,12 +101,13 @@ def methods(things: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     owners = {
         "scores": scores, "matrix": scores["pk", "OK"], "labels": labels, "hubs": hub, "inlet": hub.inlet,
         "wiring": hs.wiring(scores, k=2), "significance": hs.significance(scores, "OK"), "weights": weights,
-        "around": scores.around("L1H0"), "edges": scores.top("OK", 2),
+        "around": scores.around("L1H0"), "edges": scores.top("OK", 2), "ports": weights.ports,
     }  # fmt: skip
     found: dict[str, Callable[..., Any]] = {}
     for owner, thing in owners.items():
         for name, method in inspect.getmembers(thing, inspect.ismethod):
             own = not name.startswith("_") and name not in list.__dict__ and name not in dict.__dict__
+            own = own and not (owner == "ports" and inspect.isclass(method.__self__))  # how readers of models make it
             if own and len(inspect.signature(method).parameters):
                 found[f"{owner}.{name}"] = method
         if hasattr(type(thing), "__getitem__") and not isinstance(thing, (list, dict)):

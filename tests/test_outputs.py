@@ -39,11 +39,13 @@ FILES = {
     "behaviour out": ("behaviour model --text text.txt --out {place}", ".json"),
     "behaviour labels": ("behaviour model --text text.txt --labels-out {place}", ".csv"),
     "diff": ("diff model model --out {place}", ".safetensors"),
+    "paths": ("paths model --to L1H2 --depth 1 --out {place}", ".json"),
 }
 FOLDERS = {
     "figures": ("figures r.safetensors --only scatter --out {place}", "scatter.png"),
     "figures pdf": ("figures model --only scatter --format pdf --out {place}", "scatter.pdf"),
     "reproduce": ("reproduce model --out {place}", "ours.json"),
+    "site": ("site {place} r.safetensors --tokens 0", "demo.html"),
 }
 
 
@@ -263,6 +265,7 @@ WRITERS: dict[str, tuple[str, Callable[[hs.Scores, Path, bool], object]]] = {
     "score": (".safetensors", lambda s, p, f: hs.score(hs.open("model"), "pk", "OK", out=p, force=f)),
     "report": (".html", lambda s, p, f: hs.report(s, None, p, tokens=0, force=f)),
     "Report.save": (".html", lambda s, p, f: hs.report(s, tokens=0).save(p, force=f)),
+    "Circuit.save": (".json", lambda s, p, f: hs.Circuit("mine", "demo", ()).save(p, force=f)),
     "Wiring.to_json": (".json", lambda s, p, f: hs.wiring(s).to_json(p, force=f)),
     "Wiring.to_csv": (".csv", lambda s, p, f: hs.wiring(s).to_csv(p, force=f)),
     "Wiring.to_graphml": (".graphml", lambda s, p, f: hs.wiring(s).to_graphml(p, force=f)),

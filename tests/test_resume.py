@@ -102,14 +102,14 @@ def flip(tile: Path, bit: int) -> None:
     tile.write_bytes(content)
 
 
-def forge(tile: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """A tile with other numbers and a hash that fits them."""
+def forge(tile: Path, change: Callable[[np.ndarray], np.ndarray], kind: str = "f") -> None:
+    """A tile with other scores, or ranks, and a hash that fits them."""
     from safetensors.numpy import load_file
 
     raw = tile.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     about = json.loads(header["__metadata__"]["tile"])
-    arrays = {name: change(a) if a.dtype.kind == "f" else a for name, a in load_file(tile).items()}
+    arrays = {name: change(a) if a.dtype.kind == kind else a for name, a in load_file(tile).items()}
     tile.write_bytes(tiles._sealed(arrays, about["plan"], about["tile"]))
 
 
@@ -141,6 +141,9 @@ DAMAGE: dict[str, Callable[[list[Path]], object]] = {
     "numbers where there are no pairs": lambda kept: forge(kept[0], lambda a: np.nan_to_num(a)),
     "of another shape": lambda kept: forge(kept[0], lambda a: a[1:]),
     "integers": lambda kept: forge(kept[0], lambda a: np.nan_to_num(a).astype(np.int64)),
+    "ranks below 0": lambda kept: forge(kept[0], lambda a: a - 100, "i"),
+    "ranks of other heads": lambda kept: forge(kept[0], lambda a: a[1:], "i"),
+    "ranks of another kind": lambda kept: forge(kept[0], lambda a: a.astype(np.int64), "i"),
     "a pipe": lambda kept: become(kept[0], os.mkfifo),
     "a directory": lambda kept: become(kept[0], Path.mkdir),
     "a link to another tile": lambda kept: become(kept[0], lambda path: path.symlink_to(kept[1])),
@@ -162,6 +165,19 @@ def test_a_damaged_tile_is_computed_again(damage: str, checkpoint: Path, tmp_pat
     whole = score(weights, **options)
     for key in whole.arrays:
         np.testing.assert_array_equal(hs.load(out)[key].values, whole[key].values)
+
+
+def test_a_large_tile_with_a_head_of_rank_0_is_taken_over(tmp_path: Path, cache: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {role: rng.normal(size=(4, 100, 8, 1)) for role in "QKVO"}
+    arrays["O"][0, 0] = 0
+    weights, out, said = hs.open(arrays), tmp_path / "r.safetensors", []
+    options = {"metrics": ["pk", "cs"], "pairings": "OK"}
+    (kept,) = stopped_before("cs", weights, out, cache, **options)
+    assert kept.stat().st_size > 1.2e6
+    found = score(weights, out=out, say=said.append, **options)
+    assert found.ranks("O").tolist() == [0] + [1] * 399
+    assert "1 of 2 tiles are done" in said[0] and not any("computed again" in sentence for sentence in said)
 
 
 def test_any_bit_of_a_tile_counts() -> None:
@@ -232,13 +248,28 @@ def test_old_work_goes_but_not_while_it_is_held(tmp_path: Path, cache: Path) -> 
         return store
 
     young, old, held = left("young"), left("old"), left("held")
-    for store in (old, held):
-        os.utime(store.folder, (0, 0))
+    day = 24 * 3600
+    for store, days in ((young, 29.5), (old, 30.5)):
+        os.utime(store.folder, (time.time() - days * day,) * 2)
     with held:
         os.utime(held.folder, (0, 0))
         with tiles.TileStore(tmp_path / "other.safetensors", "key"):
             pass
         assert young.folder.exists() and held.folder.exists() and not old.folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
+def test_looking_for_unfinished_runs_leaves_no_file_open(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "r.safetensors"
+    with suppress(KeyboardInterrupt), tiles.TileStore(out, "one") as first:
+        first.save("pk-00000", {"O0-K0": np.zeros((2, 2))})
+        raise KeyboardInterrupt
+    before = os.listdir("/proc/self/fd")
+    with tiles.TileStore(out, "another") as store:
+        assert store.other_runs() == [first.folder.name]
+        (store.folder.parent / "notes").mkdir()
+        assert store.other_runs() == [first.folder.name]
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
@@ -249,6 +280,7 @@ def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Pa
     said: list[str] = []
     score(weights, ["pk", "procrustes"], "OK", out=out, say=said.append)
     assert sum("cannot be kept" in sentence for sentence in said) == 1 and out.exists()
+    assert any("(Not a directory)" in sentence or "(File exists)" in sentence for sentence in said)
 
 
 def test_a_changed_plan_starts_anew_and_says_so(
@@ -270,6 +302,9 @@ def test_a_changed_plan_starts_anew_and_says_so(
     result = score(weights, "procrustes", "flow", out=out, say=said.append)
     assert any("another plan or model" in s for s in said)
     assert set(map(str, result.pairings)) == {"OQ", "OK", "OV"} and files(tmp_path) == ["r.safetensors"]
+    said.clear()
+    score(weights, "pk", "OK", out=tmp_path / "another.safetensors", say=said.append)
+    assert said == []  # an unfinished run to another file is no news
 
 
 @pytest.mark.slow

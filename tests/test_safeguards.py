@@ -12,7 +12,13 @@ import pytest
 import headspan as hs
 from families import FAMILIES, Run
 from headspan.scoring.contraction import Job, cheaper_route, contract, route_cost
-from headspan.scoring.subspaces import orthonormal_bases
+from headspan.scoring.subspaces import (
+    orthonormal_bases,
+    orthonormal_basis,
+    rank_tolerance,
+    sketched_bases,
+    subspace_ranks,
+)
 
 
 def bfloat16(weights: np.ndarray) -> np.ndarray:
@@ -33,8 +39,78 @@ def test_storage_noise_does_not_fill_a_missing_dimension(deficient: int) -> None
     assert ranks.tolist() == expected.tolist()
     for basis, rank in zip(bases, ranks, strict=True):
         np.testing.assert_allclose(basis.T @ basis, np.diag(np.arange(64) < rank).astype(float), atol=1e-8)
+    assert subspace_ranks(stored, "bfloat16").tolist() == expected.tolist()
     # The same numbers in double precision are what they seem: 64 directions.
     assert orthonormal_bases(stored, "float64")[1].tolist() == [64] * 4
+    assert subspace_ranks(stored, "float64").tolist() == [64] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_ranks_without_bases_are_those_of_the_singular_values(dtype: str) -> None:
+    """Smallest singular values from far below the noise to far above it, on both sides of its bound."""
+    rng = np.random.default_rng(2)
+    left, right = (np.linalg.qr(rng.normal(size=shape))[0] for shape in ((96, 12), (12, 12)))
+    values = np.append(np.ones(11), 0.0)
+    tolerance = orthonormal_basis((left * values) @ right.T, dtype).tolerance
+    heads, expected = [], []
+    for factor in (1e-4, 0.5, 0.99, 1.01, 1.5, 2.5, 10.0, 1e3):
+        values[-1] = factor * tolerance
+        heads.append((left * values) @ right.T)
+        expected.append(12 if factor > 1.005 else 11)
+    heads.append(np.zeros((96, 12)))
+    for scale in (1.0, 1e-30, 1e30):
+        assert subspace_ranks(np.stack(heads) * scale, dtype).tolist() == [*expected, 0]
+    for head, rank in zip(heads, [*expected, 0], strict=True):  # alone, where no other head asks for a closer look
+        assert subspace_ranks(head[None], dtype).tolist() == [rank]
+
+
+def test_a_head_that_writes_to_few_rows_has_its_full_rank() -> None:
+    """Not every row of a weight is looked at when the ones that are suffice; here they are all zero."""
+    rng = np.random.default_rng(3)
+    heads = np.zeros((3, 128, 8))
+    heads[0] = rng.normal(size=(128, 8))
+    heads[1, 1:16:2] = rng.normal(size=(8, 8))
+    heads[2, 1:14:2] = rng.normal(size=(7, 8))
+    assert subspace_ranks(heads, "float32").tolist() == [8, 8, 7]
+    assert subspace_ranks(heads * 1e-170, "float64").tolist() == [8, 8, 7]  # whose squares are not numbers any more
+    assert subspace_ranks(heads * 1e170, "float64").tolist() == [8, 8, 7]
+    assert subspace_ranks(rng.normal(size=(2, 5, 8)), "float64").tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_the_tolerance_of_a_rank_is_what_rounding_makes(dtype: str) -> None:
+    """Never less than the rounding of a weight, by its spacing next to 1, and of the order of it in coarse types."""
+    exact = np.random.default_rng(4).normal(size=(200, 20))
+    stored = exact.astype(getattr(ml_dtypes, dtype, dtype)).astype(np.float64)
+    norm = float(np.linalg.norm(stored))
+    tolerance = float(rank_tolerance(stored.shape, np.float64(norm), dtype))
+    error = np.linalg.norm(stored - exact, 2) if dtype != "float64" else 0.0
+    assert error < tolerance
+    spacing = float(ml_dtypes.finfo(dtype).eps)
+    if spacing > 1e-4:
+        assert tolerance < 6 * error
+    # Entries of one size, each wrong by half its spacing and by what float32 arithmetic adds to it.
+    rounding = (spacing / 2 + 8 * min(spacing, 2.0**-23)) * (np.sqrt(200) + np.sqrt(20)) / np.sqrt(200 * 20)
+    least = np.finfo(float).eps * 200  # numpy's own rule
+    assert tolerance / norm == pytest.approx(max(rounding, least), rel=1e-9, abs=0)
+
+
+def test_quantised_weights_are_judged_like_the_half_precision_of_their_scales() -> None:
+    assert rank_tolerance((64, 8), np.float64(3), "Q4_1") == rank_tolerance((64, 8), np.float64(3), "float16")
+
+
+def test_sketches_are_those_of_the_bases() -> None:
+    rng = np.random.default_rng(5)
+    weights, sketch = rng.normal(size=(4, 24, 5)), rng.normal(size=(9, 24)).astype(np.float32)
+    for deficient in (None, 2):
+        if deficient is not None:
+            weights[deficient, :, 4] = weights[deficient, :, 0]
+        bases, ranks = orthonormal_bases(weights, "float64")
+        found, found_ranks = sketched_bases(weights, sketch, "float64")
+        assert found_ranks.tolist() == ranks.tolist()
+        for mine, basis in zip(found, bases, strict=True):  # bases of one span differ by a rotation
+            np.testing.assert_allclose(mine @ mine.T, sketch @ basis @ basis.T @ sketch.T, atol=1e-4)
+        assert not found[ranks < 5, :, 4].any()
 
 
 @pytest.mark.parametrize("route", ["gram", "direct"])

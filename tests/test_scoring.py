@@ -125,15 +125,40 @@ def test_routes_agree_and_torch_agrees() -> None:
             np.testing.assert_allclose(other[key].values, base[key].values, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("route", ["gram", "direct"])
+def test_products_in_bfloat16_stay_within_their_bound(route: str) -> None:
+    weights = random_model(layers=4, heads=6, kv=6, d=40, m=8)
+    exact = score(weights, "pk", "flow", route=route)["pk", "OQ"].values
+    rounded = score(weights, "pk", "flow", route=route, device="torch:cpu+bf16")
+    error = np.abs(rounded["pk", "OQ"].values - exact)
+    bound = 3 * 2.0**-9 * 8 if route == "gram" else 6.1 * 2.0**-9 * np.sqrt(exact) * 8
+    assert (error <= bound)[~np.isnan(exact)].all()
+    assert np.nanmax(error) > 1e-5  # else nothing was rounded
+    assert rounded.provenance["products"] == "bfloat16"
+
+
+@pytest.mark.parametrize("device", ["cpu+bf16", "torch:cpu+fp8", "torch:cpu+bf16+bf16", "torch:cpu+"])
+def test_unknown_precisions_are_refused(device: str) -> None:
+    with pytest.raises(hs.HeadspanError, match="is no device"):
+        score(random_model(), "pk", "OQ", device=device)
+
+
+@pytest.mark.parametrize("grouping", ["blocks", "before", "roles"])
 @pytest.mark.parametrize("layers_per_block", [1, 2, 3, 5])
-def test_any_tile_plan_gives_the_same_result(layers_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_tile_plan_gives_the_same_result(
+    layers_per_block: int, grouping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headspan.scoring import plan
 
     weights = random_model(layers=5, heads=3, kv=3)
     base = score(weights, list(METRICS), "all", "all")
     monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: _cut(layers, layers_per_block))
+    keys = {"blocks": plan._GROUPINGS["blocks"]} | {grouping: plan._GROUPINGS[grouping]}
+    monkeypatch.setattr(plan, "_GROUPINGS", keys)
+    monkeypatch.setattr(plan, "_making_cost", lambda weights, plan, metric, blocks, name: name != grouping)
     other = score(weights, list(METRICS), "all", "all")
     assert other.provenance["blocks"]["pk"] == -(-5 // layers_per_block)
+    assert other.provenance["groupings"]["pk"] == grouping
     for key in base.arrays:
         np.testing.assert_allclose(other[key].values, base[key].values, rtol=2e-6)
     for role in ROLES:
@@ -155,6 +180,14 @@ def test_small_memory_gives_more_tiles_and_the_same_numbers() -> None:
         np.testing.assert_allclose(small["pk", pairing].values, base["pk", pairing].values, rtol=2e-6)
     with pytest.raises(hs.HeadspanError, match="too little for this model"):
         score(weights, "pk", "flow", memory="100MB")
+
+
+def test_progress_goes_up_and_reaches_all_at_the_end() -> None:
+    steps: list[tuple[int, int]] = []
+    score(random_model(), ["pk", "procrustes"], "all", progress=lambda done, total: steps.append((done, total)))
+    shares = [done / total for done, total in steps]
+    assert shares == sorted(shares) and shares[0] < 0.5
+    assert shares.count(1.0) == 1 and shares[-1] == 1.0
 
 
 def test_cost_model_chooses_by_the_stated_rule() -> None:

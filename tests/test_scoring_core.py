@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -12,10 +13,12 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.heads import ROLES, Pairing, Role
+from headspan.heads import ROLES, Pairing, PairSet, PortTable, Role, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights
-from headspan.scoring import metrics, plan
+from headspan.scoring import metrics, plan, run
+from headspan.scoring.contraction import Job, route_cost
 from headspan.scoring.metrics import METRICS, LayerWeight, Metric, metric_of
+from headspan.scoring.plan import Panel
 from headspan.scoring.run import score
 
 
@@ -133,6 +136,22 @@ def test_ranks_of_roles_that_are_not_compared_are_not_invented() -> None:
         scores.ranks("V")
 
 
+@pytest.mark.parametrize("metric", ["pk", "cs"])
+def test_each_rank_is_found_once_when_work_is_done_tile_by_tile(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where factors do not fit they are made again for every tile, ranks are not."""
+    found: Counter = Counter()
+    real = metrics.subspace_ranks
+    count = lambda own, dtype: (found.update([own.tobytes()]), real(own, dtype))[1]  # noqa: E731
+    monkeypatch.setattr(metrics, "subspace_ranks", count)
+    monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: [(layer,) for layer in layers])
+    made = plan.make_plan(hs.open(arrays()), (metric,), parse_pairings("all"), "default", 2**30)
+    made.together = False
+    monkeypatch.setattr(run, "make_plan", lambda *given: made)
+    scores = score(hs.open(arrays()), metric)
+    assert len(made.tiles) > 3 and all((scores.ranks(role) == 5).all() for role in ROLES)
+    assert set(found.values()) <= {1} and len(found) == (16 if metric == "cs" else 0)
+
+
 # ---------------------------------------------------------------------------------------------------- reads
 
 
@@ -166,6 +185,7 @@ def test_blocks_are_not_read_again_for_their_neighbour(monkeypatch: pytest.Monke
     """Four blocks in too little memory for all of them: the block that two tiles share is kept between them."""
     weights = hs.open(arrays())
     monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: [(layer,) for layer in layers])
+    monkeypatch.setattr(plan, "_GROUPINGS", {"blocks": plan._GROUPINGS["blocks"]})
     made = plan.make_plan(weights, ("pk",), (Pairing.parse("OK"),), "default", 2**30)
     made.together = False
     from headspan.scoring.factors import FactorStore
@@ -173,11 +193,150 @@ def test_blocks_are_not_read_again_for_their_neighbour(monkeypatch: pytest.Monke
     reads, store = counted(weights, monkeypatch), FactorStore(weights, made)
     for tile in made.tiles:
         store.of(tile)
+        assert {item.panel for item in store._kept} == set(tile.panels)  # and nothing that only other tiles need
     assert len(made.tiles) == 6
     assert reads[Role.O, 0] == 1 and reads[Role.O, 1] == 1
 
 
+class Shape:
+    """The sizes of a large model, without its weights: all that a plan asks for."""
+
+    d_model, held_bytes = 4096, 0
+    places = tuple(range(32))
+    ports = PortTable.regular(range(32), 32, 32)
+
+    def d_head(self, role: Role) -> int:
+        return 128
+
+    def heads_in(self, role: Role, layer: int) -> tuple[hs.Head, ...]:
+        return self.ports.of(role)[self.ports.span(role, layer)]
+
+
+def made_twice(memory: int, pairings: str) -> tuple[plan.Plan, float]:
+    """The plan of a 7B shape, and the Gram matrices that its tiles make over the ones there are."""
+    made = plan.make_plan(Shape(), ("pk",), parse_pairings(pairings), "default", memory)  # type: ignore[arg-type]
+    rows = [made.rows("pk", panel) for tile in made.tiles for panel in tile.panels]
+    return made, sum(r.stop - r.start for r in rows) / sum(len(made.ports.of(role)) for role in made.roles)
+
+
+def test_the_plan_makes_little_twice_in_the_memory_it_is_given() -> None:
+    made, ratio = made_twice(9 * 10**9, "flow")
+    assert made.groupings == {"pk": "before"} and ratio < 1.2
+    assert made_twice(16 * 10**9, "all")[1] == 1.0
+    less = [made_twice(memory * 10**9, "all")[1] for memory in (3, 5, 9, 12, 16)]
+    assert less == sorted(less, reverse=True)
+
+
+def test_layers_are_taken_two_by_two_where_every_pair_is_compared_by_itself() -> None:
+    made = plan.make_plan(hs.open(arrays(layers=6)), ("procrustes",), parse_pairings("OK"), "default", 2**30)
+    assert made.blocks == {"procrustes": [(0, 1), (2, 3), (4, 5)]}
+
+
+@pytest.mark.parametrize("pairs", ["default", "forward", "same-type", "all"])
+@pytest.mark.parametrize("grouping", plan._GROUPINGS)
+def test_tiles_hold_every_pair_once_and_nothing_else(
+    pairs: PairSet, grouping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: [(layer,) for layer in layers])
+    monkeypatch.setattr(plan, "_GROUPINGS", {"blocks": plan._GROUPINGS[grouping]})
+    for heads, name in itertools.product((1, 2), ("QK", "OK", "QQ")):
+        weights = hs.open(arrays(layers=3, heads=heads))
+        if pairs == "same-type" and name != "QQ":
+            continue
+        pairing = Pairing.parse(name)
+        made = plan.make_plan(weights, ("pk",), (pairing,), pairs, 2**30)
+        jobs = [job for tile in made.tiles for job in made.jobs(tile)]
+        assert all(job.needed.any() for job in jobs)
+        asked = pair_mask(pairing, weights.heads(name[0]), weights.heads(name[1]), pairs)
+        once = np.triu(asked | asked.T) if pairing.same_type else asked
+        assert sum(int(job.needed.sum()) for job in jobs) == once.sum()
+
+
+def test_making_counts_gram_matrices_of_every_tile_and_new_factors() -> None:
+    """By hand: d²·m for the Gram matrix of a head in a tile, 12·d·m² for a factor that the tile before had not."""
+    weights = hs.open(arrays(layers=3, heads=2, d=24, m=5))
+    made = plan.make_plan(weights, ("pk",), parse_pairings("OK"), "default", 2**30)
+    single = [(0,), (1,), (2,)]
+    tiles = plan._tile_pairs(made, "pk", single, "blocks")
+    panels = [{panel for pair in pairs for panel in pair} for pairs in tiles]  # O0 K1, then O0 K2, then O1 K2
+    assert [sorted((str(p.role), p.block) for p in tile) for tile in panels] == [
+        [("K", 1), ("O", 0)],
+        [("K", 2), ("O", 0)],
+        [("K", 2), ("O", 1)],
+    ]
+    shapes = {Panel(role, 0): (6, 24, 5) for role in (Role.O, Role.K)}
+    costs = route_cost(shapes, [Job(*shapes, np.kron(np.triu(np.ones((3, 3)), 1), np.ones((2, 2))) > 0)])
+    assert made.operations == min(costs.values())
+    expected = 2 * (6 * 24**2 * 5 + 4 * 12 * 24 * 5**2)
+    assert plan._making_cost(weights, made, METRICS["pk"], single, "blocks") == expected
+
+
 # --------------------------------------------------------------------------------------------------- memory
+
+
+class Uneven(Shape):
+    """Roles that differ in the number of heads and of columns."""
+
+    d_model, held_bytes = 256, 0
+    places = tuple(range(16))
+    ports = PortTable.regular(range(16), 8, 2)
+
+    def d_head(self, role: Role) -> int:
+        return 64 if role in (Role.Q, Role.K) else 32
+
+
+class Many(Shape):
+    """So many heads, and so small, that their scores are most of the work."""
+
+    d_model, held_bytes = 8, 0
+    ports = PortTable.regular(range(32), 64, 64)
+
+    def d_head(self, role: Role) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "pairings", "most", "workers", "together"),
+    [
+        (Uneven(), "flow", 300, {1, 2, 3}, {True, False}),
+        (Uneven(), "all", 300, {1, 2, 3}, {True, False}),
+        (Many(), "OK", 360, {3}, {True}),
+    ],
+)
+def test_what_a_plan_holds_at_once_fits_into_its_memory(
+    weights: Shape, pairings: str, most: int, workers: set[int], together: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by hand: the interpreter, the scores, what makes factors, the largest tile, and space to work in."""
+    monkeypatch.setattr(plan, "cores", lambda: 3)
+    chosen, d = parse_pairings(pairings), weights.d_model
+    heads = {role: len(weights.ports.of(role)) for role in ROLES if any(role in pairing for pairing in chosen)}
+    layer = [8 * heads[role] // len(weights.places) * d * weights.d_head(role) for role in heads]
+    held = 200 * 10**6 + sum(4 * heads[p.source] * heads[p.target] for p in chosen) + sum(layer)
+    plans: list[plan.Plan] = []
+    refused = 0
+    for memory in (*range(207_000_000, 231_000_000, 700_000), *range(231_000_000, most * 10**6, 6_000_000)):
+        try:
+            made = plan.make_plan(weights, ("pk",), chosen, "default", memory)  # type: ignore[arg-type]
+        except hs.HeadspanError:
+            assert not plans, "what fits into less memory fits"
+            refused += 1
+            continue
+        plans.append(made)
+        size = {
+            panel: (made.rows("pk", panel).stop - made.rows("pk", panel).start, 4 * d * weights.d_head(panel.role))
+            for tile in made.tiles
+            for panel in tile.panels
+        }
+        values = [sum(17 * size[a][0] * size[b][0] for a, b in tile.pairs) for tile in made.tiles]
+        tiles = [sum(n * bytes for n, bytes in map(size.__getitem__, tile.panels)) for tile in made.tiles]
+        whole = sum(n * bytes for n, bytes in size.values()) + max(values)
+        largest = whole if made.together else max(map(sum, zip(values, tiles, strict=True)))
+        assert held + made.workers * 6 * max(layer) + made.work_bytes + largest <= memory
+        if not made.together:
+            assert held + made.workers * 6 * max(layer) + made.work_bytes + whole > memory
+    assert {made.together for made in plans} == together
+    assert {made.workers for made in plans} == workers
+    assert len({len(made.tiles) for made in plans}) > 2 and refused
 
 
 def test_files_written_in_pieces_are_what_the_library_writes(tmp_path) -> None:

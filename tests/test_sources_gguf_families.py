@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headspan.heads import ROLES
+from headspan.heads import ROLES, Role
+from headspan.models.mlp import Mlps
 from headspan.models.weights import open as open_weights
 from headspan.sources import open_source
 
@@ -95,14 +96,36 @@ def write(path: Path, architecture: str, directory: Path, change: str, kv: int) 
     writer.add_value_length(D_HEAD)
     writer.add_layer_norm_eps(1e-5)
     source = open_source(directory)
+    for name, array in stacked_experts(source).items():
+        writer.add_tensor(name, array)
     for name in source.names():
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        bare = name.removeprefix("transformer.")  # as Bloom's converter reads them
+        theirs = next(
+            (found for n in (name, bare) if (found := names.get_name(n, try_suffixes=(".weight", ".bias")))), None
+        )
         if theirs and ".experts." not in name and source.dtype(name) == "float32":
             writer.add_tensor(theirs, np.ascontiguousarray(convert(name, source.read(name), change, kv)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stacked_experts(source: Any) -> dict[str, np.ndarray]:
+    """The experts of each layer in one tensor, as the converter writes them."""
+    found: dict[str, np.ndarray] = {}
+    for layer in range(2):
+        for ours, theirs in {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}.items():
+            names = [f"model.layers.{layer}.mlp.experts.{expert}.{ours}.weight" for expert in range(4)]
+            if names[0] in source.names():
+                found[f"blk.{layer}.ffn_{theirs}_exps.weight"] = np.stack([source.read(name) for name in names])
+    for name in source.names() if "model.layers.0.mlp.experts.gate_up_proj" in source.names() else ():
+        if name.endswith("experts.gate_up_proj"):  # gpt-oss: by turns, (expert, in, out)
+            start, both = f"blk.{name.split('.')[2]}.ffn_", source.read(name).transpose(0, 2, 1)
+            found |= {f"{start}gate_exps.weight": both[:, ::2].copy(), f"{start}up_exps.weight": both[:, 1::2].copy()}
+            down = source.read(name.replace("gate_up_proj", "down_proj")).transpose(0, 2, 1)
+            found[f"{start}down_exps.weight"] = down.copy()
+    return found
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -120,8 +143,28 @@ def test_gguf_and_directory_have_the_same_heads(tmp_path, architecture):
             assert (ours is None) == (theirs is None)
             if ours is not None and theirs is not None:
                 np.testing.assert_array_equal(ours, theirs)
-        ours, theirs = stored.norm(layer), original.norm(layer)
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None:
-            np.testing.assert_allclose(ours.gain, theirs.gain, rtol=1e-6)
+        norms = (stored.norm, original.norm), (stored.output_norm, original.output_norm)
+        for ours, theirs in ((first(layer), second(layer)) for first, second in norms):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                np.testing.assert_allclose(ours.gain, theirs.gain, rtol=1e-6)
     assert stored.foldable == original.foldable
+    check_neurons(stored, original)
+
+
+def check_neurons(stored: Any, original: Any) -> None:
+    ours, theirs = Mlps(stored), Mlps(original)
+    assert ours.parallel == theirs.parallel
+    for layer in range(2):
+        pairs = list(zip(ours.parts(layer), theirs.parts(layer), strict=True))
+        assert pairs
+        for mine, other in pairs:
+            assert (mine.experts, mine.neurons) == (other.experts, other.neurons)
+            for role in (Role.R, Role.W):
+                for expert in range(mine.experts):
+                    found = ours.read(layer, mine, role, expert)
+                    np.testing.assert_array_equal(found, theirs.read(layer, other, role, expert))
+        for first, second in ((ours.norm, theirs.norm), (ours.output_norm, theirs.output_norm)):
+            assert (first(layer) is None) == (second(layer) is None)
+            if first(layer) is not None:
+                np.testing.assert_allclose(first(layer).gain, second(layer).gain, rtol=1e-6)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -20,33 +16,23 @@ from safetensors.numpy import save_file
 from headspan.errors import HeadspanError
 from headspan.sources import open_source
 from headspan.sources.hub import HubReference
+from local_hub import Answering, LocalHub, process, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "someone/tiny"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(LocalHub):
     """Serves one repository in the hub's protocol and keeps a list of the files that were downloaded."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.repository = files
         self.downloaded: list[str] = []
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
 
     def answer(self, with_body: bool) -> None:
         path = self.path.partition("?")[0]
@@ -66,18 +52,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(404, b"{}", with_body, {"X-Error-Code": "RepoNotFound"})
 
-    def reply(self, code: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
@@ -89,23 +63,13 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     weight_map = {name: shard for shard, name in shards.items()}
     files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
     files["vocab.json"] = b'{"x": 0, "y": 1}'
-    server = Hub(files)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub(files)) as server:
+        yield server
 
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh process: the hub's settings are read when its package is imported."""
-    variables = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    variables |= {"HF_HOME": str(home), "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     start = "from headspan.sources import open_source\nfrom headspan.errors import HeadspanError\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + code], env=variables | environment, capture_output=True, text=True, timeout=120
-    )
+    return process(start + code, home, address, **environment)
 
 
 def test_only_needed_files_are_downloaded_and_then_work_offline(hub, tmp_path):

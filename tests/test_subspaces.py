@@ -137,6 +137,74 @@ def test_a_zero_space_has_no_angles() -> None:
     assert principal_angles(nothing, np.eye(4)).size == 0
 
 
+# --------------------------------------------------------------------- the public functions, for any two matrices
+
+
+@pytest.mark.parametrize(("d", "m", "m2"), [(12, 4, 3), (6, 1, 9)])
+@pytest.mark.parametrize("scale", [1.0, 1e200, 1e-200])
+def test_public_functions_equal_scipy(d: int, m: int, m2: int, scale: float) -> None:
+    a, b = random_pair(d, m, m2)
+    left = np.linalg.svd(a)[0]
+    expected = np.sort(scipy.linalg.subspace_angles(a, b))
+    np.testing.assert_allclose(hs.principal_angles(a * scale, b), expected, atol=3e-8)
+    assert hs.projection_kernel(a * scale, b) == pytest.approx(np.sum(np.cos(expected) ** 2))
+    for rank in range(1, m + 1):  # the strongest directions, however many are asked for
+        basis = hs.subspace(a * scale, rank=rank)
+        assert basis.shape == (d, rank)
+        np.testing.assert_allclose(np.abs(left[:, :rank].T @ basis), np.eye(rank), atol=1e-10)
+        other = scipy.linalg.orth(b)[:, :rank]
+        angles = np.sort(scipy.linalg.subspace_angles(left[:, :rank], other))
+        if rank <= min(d, m2):
+            np.testing.assert_allclose(hs.principal_angles(a * scale, b, rank=rank), angles, atol=3e-8)
+
+
+def test_the_dtype_of_a_matrix_says_what_is_rounding() -> None:
+    import ml_dtypes
+
+    rng = np.random.default_rng(6)
+    product = rng.normal(size=(64, 3)) @ rng.normal(size=(3, 8))
+    for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
+        assert hs.subspace(product.astype(dtype)).shape == (64, 3)
+    assert hs.subspace(product.astype(np.float16).astype(np.float64)).shape == (64, 8)
+    whole = np.diag([10**12, 1])
+    assert hs.subspace(whole).shape == hs.subspace(whole.astype(np.float64)).shape == (2, 2)  # integers are exact
+    assert hs.subspace(whole > 0).shape == (2, 2)
+    assert hs.subspace(np.zeros((3, 2)), rank=2).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "rank", "words"),
+    [
+        (np.zeros((3, 2)), None, "spans nothing"),
+        (np.eye(3), 0, "rank cannot be 0"),
+        (np.eye(3)[:, :2], 3, "has 1 to 2 directions"),
+        (np.eye(3), True, "rank must be a whole number"),
+        (np.eye(3), 1.5, "rank must be a whole number"),
+        (np.ones(3), None, "but this one has shape"),
+        (np.ones((1, 2, 3)), None, "but this one has shape"),
+        (np.ones((3, 0)), None, "but this one has shape"),
+        ([[1.0, np.nan]], None, "NaN or infinity"),
+        ([[1.0, np.nan]], 1, "NaN or infinity"),
+        ([[1.0, 1j]], None, "it holds complex128"),
+        ([["a"]], None, "it holds <U1"),
+        (np.zeros((2, 2), dtype=[("x", "f8")]), None, "it holds"),
+    ],
+)
+def test_public_functions_say_what_is_no_subspace(matrix: object, rank: object, words: str) -> None:
+    with pytest.raises(HeadspanError, match=words):
+        hs.subspace(matrix, rank)  # type: ignore[arg-type]
+    with pytest.raises(HeadspanError, match=words):
+        hs.projection_kernel(np.eye(3), matrix, rank)  # type: ignore[arg-type]
+
+
+def test_spaces_of_different_matrices_are_of_one_width() -> None:
+    with pytest.raises(HeadspanError, match=r"\(4, 2\) and \(5, 2\): d differs"):
+        hs.principal_angles(np.eye(4)[:, :2], np.eye(5)[:, :2])
+
+
+# ----------------------------------------------------------------------------------------- real GPT-2 small
+
+
 def test_gpt2_small_has_144_heads_of_full_rank(gpt2_dir: Path) -> None:
     with hs.open(gpt2_dir) as weights:
         ranks = {

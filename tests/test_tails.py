@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -36,6 +38,29 @@ def test_anderson_darling_is_scipys() -> None:
     excess = np.sort(np.random.default_rng(3).exponential(size=80))
     ours = _anderson_darling(excess, np.array(0.0), np.array(excess.mean()))
     assert ours == pytest.approx(stats.anderson(excess, "expon").statistic)
+
+
+def test_the_fit_of_a_small_sample_has_its_unbiased_l_moments() -> None:
+    """Second L-moment of n numbers: half the mean distance of two of them; shape 2 − λ₁/λ₂, scale λ₁(λ₁/λ₂ − 1)."""
+    excess = np.array([1.0, 2.0, 4.0, 30.0])
+    first = excess.mean()
+    second = np.mean([abs(a - b) for a, b in combinations(excess, 2)]) / 2
+    shape, scale = _l_moment_fit(excess)
+    assert shape == pytest.approx(2 - first / second) and shape > 0
+    assert scale == pytest.approx(first * (first / second - 1))
+
+
+def test_a_number_that_a_distribution_excludes_is_far_and_not_infinitely_far() -> None:
+    """A cumulative probability of 1, or one that float64 cannot tell from it, would make the distance NaN or inf."""
+    near, far = (_anderson_darling(np.array([0.5, 1.0, x]), np.array(-0.5), np.array(1.0)) for x in (1.9, 2.5))
+    assert np.isfinite([near, far]).all() and far > near + 5
+
+
+def test_a_perfect_sample_fits_with_p_1() -> None:
+    """No draw is nearer to its distribution than the quantiles themselves; the fit counts as one of the draws."""
+    quantiles = (np.arange(4000) + 0.5) / 4000
+    tail = fit_tail(stats.genpareto.ppf(quantiles, 0.0))
+    assert isinstance(tail, Tail) and tail.fit == 1.0
 
 
 def fits(draw, times: int = 80) -> float:

@@ -15,6 +15,7 @@ import headspan as hs
 from headspan.analysis.baseline import significance
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
+from headspan.analysis.random_subspaces import moments
 from headspan.analysis.wiring import Wiring, wiring
 from headspan.cli import app
 from headspan.errors import HeadspanError
@@ -97,10 +98,18 @@ def test_labels_and_hub_values_are_attached(scores: Scores) -> None:
     assert chosen.head_counts(Labels.from_pairs([("L1H1", "x")])).in_class == 1
 
 
-def test_strengths_are_relative_to_the_best_of_the_pairing(scores: Scores) -> None:
-    chosen = wiring(scores, k=5)
-    for edge, strength in zip(chosen.edges, chosen.strengths(), strict=True):
-        assert strength == edge.score / chosen.between(edge.pairing)[0].score
+def test_strengths_are_excess_over_chance_whatever_else_is_drawn(scores: Scores) -> None:
+    few, many = (wiring(scores, k=k) for k in (5, 12))
+    drawn = dict(zip(((e.pairing, e.source, e.target) for e in many.edges), many.strengths(), strict=True))
+    for edge, strength in zip(few.edges, few.strengths(), strict=True):
+        ends = zip(edge.pairing, (edge.source, edge.target), strict=True)
+        first, second = (int(scores.ranks(role)[scores.heads(role).index(head)]) for role, head in ends)
+        mean, variance = moments(scores.d_model, first, second)
+        start = float(mean + 3 * variance**0.5)
+        share = (edge.score - start) / (min(first, second) - start)
+        assert strength == pytest.approx(max(0.0, min(1.0, share)) ** 0.5)
+        assert strength == drawn[edge.pairing, edge.source, edge.target]
+    assert 0 < max(drawn.values()) <= 1 and wiring(scores, k=0).strengths() == []
 
 
 def test_shared_key_value_heads_are_nodes_of_their_own() -> None:

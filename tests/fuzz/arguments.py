@@ -29,14 +29,25 @@ POSITIONAL: dict[str, list[str]] = {
     "diff": ["MODEL", "MODEL"], "track": ["MODEL", "MODEL"], "hubs": ["EITHER"], "baseline": ["EITHER"],
     "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "wiring": ["EITHER"], "figures": ["EITHER"],
-    "report": ["EITHER"],
+    "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"], "site": ["SITE", "EITHER", "EITHER"],
+    "cache": ["RESULT"],
 }  # fmt: skip
-WORDS = {"MODEL": MODELS, "RESULT": RESULTS, "EITHER": RESULTS * 2 + MODELS, "HEAD": HEADS, "PORT": PORTS}
+SITES = ["made", "nowhere/made", "gallery"]
+WORDS = {
+    "SITE": SITES,
+    "MODEL": MODELS,
+    "RESULT": RESULTS,
+    "EITHER": RESULTS * 2 + MODELS,
+    "HEAD": HEADS,
+    "PORT": PORTS,
+}
 GOOD: dict[str, list[str]] = {
     "metric": ["pk", "cs", "simple_cs", "linear_cka", "procrustes", "all", "pk,cs"],
-    "pairing": ["OK", "OQ", "KO", "KK", "flow", "all"], "pairs": ["default", "forward", "same-type", "all"],
+    "pairing": ["OK", "OQ", "KO", "KK", "OR", "WK", "nodes", "flow", "all"],
+    "pairs": ["default", "forward", "same-type", "all"],
     "labels": ["labels.csv", "behaviour", "gpt2", "gpt2-ioi"], "label": ["copy", "induction"], "head": HEADS,
-    "layer": ["0", "1"], "k": ["0", "1", "3", "20"], "memory": ["300MB", "1GB"], "device": ["cpu"],
+    "layer": ["0", "1"], "k": ["0", "1", "3", "20"], "screen": ["1", "5", "100000"], "delta": ["0.01", "0.5", "1e-300"],
+    "memory": ["300MB", "1GB"], "device": ["cpu"],
     "route": ["gram", "direct"], "null": ["random", "reversed"], "q": ["0.05", "1"], "minimum": ["0.5"],
     "rule": ["top", "top-per-target", "significance", "threshold"], "formats": ["png", "svg", "pdf"],
     "only": ["wiring", "grid", "two-layer", "scatter", "use", "identity", "head-scores", "kl", "norms", "unembedding",
@@ -48,7 +59,10 @@ GOOD: dict[str, list[str]] = {
     "preprocess": ["centre-normalise", "centre", "normalise", "identity"], "role": ["Q", "K", "V", "O"],
     "ablate": ["resample", "mean", "zero"], "shared": ["1", "2"], "batch": ["1"], "bootstrap": ["0", "5"],
     "table": ["drift", "edge", "hub", "all", "trajectory", "head"], "steps": ["0,1", "0"], "last": ["1"],
-    "reference": MODELS, "dask": ["local"],
+    "reference": MODELS, "dask": ["local"], "to": HEADS, "start": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
+    "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "probes.npz:b@0"],
+    "sae": ["sae", "sae:0,2-3"],
+    "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
 FITTING: dict[str, list[str]] = {
@@ -56,6 +70,7 @@ FITTING: dict[str, list[str]] = {
     "wiring": ["new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml"], "reproduce": ["made"],
     "diff": ["new.html", "new.png", "new.safetensors"], "track": ["new.safetensors", "new.html", "new.png"],
     "behaviour": ["new.json"], "into": ["result.safetensors", "used.safetensors"], "labels_out": ["new.csv"],
+    "paths": ["new.json", "circuit.json"],
 }  # fmt: skip
 OUTPUTS = [
     "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "made",
@@ -165,7 +180,8 @@ def _with(option: Option, value: str) -> list[str]:
 
 
 def outputs_of(words: list[str], options: list[Option]) -> list[str]:
-    """The values of all options that write."""
+    """The values of all options that write; a gallery's folder has none."""
+    folder = words[1:2] if words[0] == "site" else []
     spellings = {option.spelling for option in options if option.name in WRITES}
     found = [value for name, value in pairwise(words) if name in spellings]
-    return found + [w.partition("=")[2] for w in words if w.partition("=")[0] in spellings and "=" in w]
+    return folder + found + [w.partition("=")[2] for w in words if w.partition("=")[0] in spellings and "=" in w]

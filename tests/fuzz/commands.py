@@ -64,10 +64,10 @@ class Commands:
         return Line(words, damaged, chance.randrange(IN_A_PROCESS) == 0)
 
     def _damaged(self, chance: random.Random) -> Case:
-        target = chance.choice(["behaviour.json", "text.txt", "labels.csv", "result", "", "", ""])
-        if target == "behaviour.json":
+        target = chance.choice(["behaviour.json", "circuit.json", "text.txt", "labels.csv", "result", "", "", ""])
+        if target in ("behaviour.json", "circuit.json"):
             tree = json.loads((self.seed / target).read_bytes())
-            return Case(target, json_bytes(change_tree(tree, chance), chance), "behaviour")
+            return Case(target, json_bytes(change_tree(tree, chance), chance), target.partition(".")[0])
         if target == "text.txt":
             return Case(target, damage((self.seed / target).read_bytes() * chance.choice([1, 0, 40]), chance), "text")
         for _ in range(200):

@@ -179,7 +179,9 @@ def write_seeds(folder: Path) -> None:
     (folder / "llama.gguf").write_bytes(gguf_parts().emit())
     import headspan as hs
 
-    hs.score(hs.open(gpt2), ["pk", "cs"], ["OQ", "OK", "KO", "KK"]).save(folder / "result.safetensors")
+    scores = hs.score(hs.open(gpt2), ["pk", "cs"], ["OQ", "OK", "KO", "KK"])
+    scores.provenance["reference"] = "gpt2"  # the same bytes wherever the folder is
+    scores.save(folder / "result.safetensors")
     (folder / "labels.csv").write_text("# classes\nhead,label\nL0H1,copy\nL0H1,other\nL1H3,induction\n")
 
 
@@ -209,4 +211,13 @@ def write_extras(folder: Path) -> None:
     scores.extra.clear()
     scores.arrays.clear()
     scores.save(folder / "empty.safetensors")
+    np.save(folder / "probe.npy", rng.normal(size=(3, D)))
+    np.savez(folder / "probes.npz", a=rng.normal(size=D), b=rng.normal(size=(D, 2)))
+    (folder / "sae").mkdir()
+    (folder / "sae" / "cfg.json").write_text(json.dumps({"hook_name": "blocks.1.hook_resid_pre"}))
+    features = {"W_enc": rng.normal(size=(D, 30)), "W_dec": rng.normal(size=(30, D))}
+    save_file({n: a.astype(np.float32) for n, a in features.items()}, folder / "sae" / "sae_weights.safetensors")
     (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")
+    edge = {"source": "L0H1.O", "target": "L1H3.K", "metric": "pk", "score": 1.0}
+    circuit = {"format": "headspan circuit", "version": 1, "name": "c", "model": "gpt2", "nodes": ["L0H1"]}
+    (folder / "circuit.json").write_text(json.dumps(circuit | {"edges": [edge]}))

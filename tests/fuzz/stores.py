@@ -62,7 +62,9 @@ class Stores:
         metrics, pairings = PLANS[case.plan]
         options: dict[str, Any] = {"metrics": metrics, "pairings": pairings}
         said: list[str] = []
-        blocks = mock.patch("headspan.scoring.plan._blocks", lambda w, p, m, spare: even_blocks(w.places, case.block))
+        blocks = mock.patch(
+            "headspan.scoring.plan._cut", lambda w, *rest: (even_blocks(w.places, case.block), "blocks")
+        )
         try:
             with blocks, environment(self.folder, HEADSPAN_CACHE_DIR=str(self.cache)):
                 if (case.plan, case.block) not in self.whole:
