@@ -1,0 +1,110 @@
+"""The numbers of docs/nodes.md: run ``python docs/make_nodes_examples.py SmolLM2-135M-Instruct.Q4_1.gguf``.
+
+1. Which heads write the unembedding of some words more than that of random words with a capital letter, found on half
+   of the words and looked at on the other half.
+2. A difference of means from running the demo model: what the stream holds behind one token and not behind another. The
+   heads whose weights can write it, what each of them really writes of it, and whose keys the next layer uses.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+import headspan as hs
+from headspan.models.running import running
+from headspan.models.token_nodes import token_id
+
+WORDS = (
+    "France", "Germany", "Italy", "Spain", "Japan", "China", "Russia", "India",
+    "Canada", "Brazil", "Mexico", "Egypt", "Greece", "Turkey", "Poland", "Iran",
+)  # fmt: skip
+RANDOM_TOKENS, LISTS = 1000, 10_000
+
+
+def head_shares(weights: Any, ids: list[int]) -> tuple[list[str], np.ndarray]:
+    """The share of every token's unembedding row in O of every head: names of ports, (tokens, ports)."""
+    names = [f"<id {i}>" for i in ids]
+    report = hs.nodes(weights, tokens=names, k=len(weights.heads("O")))
+    ports = [f"{head}.O" for head in weights.heads("O")]
+    column, line = {port: i for i, port in enumerate(ports)}, {}
+    shares = np.zeros((len(ids), len(ports)))
+    for row in report.by_node():
+        if row["side"] == "written by":
+            shares[line.setdefault(row["node"], len(line)), column[row["partner"]]] = row["share"]
+    return ports, shares
+
+
+def words(model: str) -> dict[str, object]:
+    """Heads found on the first half of the words, and their p on the second half."""
+    weights = hs.fold(hs.open(model))
+    rng = np.random.default_rng(0)
+    chosen = [token_id(weights, f" {word}") for word in WORDS]
+    readable = weights.vocabulary().readable
+    capital = [i for i in range(weights.vocab_size or 0) if re.fullmatch("_[A-Z][a-z]{2,}", readable(i))]
+    pool = np.setdiff1d(capital, chosen)
+    ports, own = head_shares(weights, chosen)
+    _, other = head_shares(weights, rng.choice(pool, RANDOM_TOKENS, replace=False).tolist())
+    half = len(WORDS) // 2
+    lists = np.array([other[rng.choice(len(other), half, replace=False)].mean(axis=0) for _ in range(LISTS)])
+    p = [(1 + (lists >= part.mean(axis=0)).sum(axis=0)) / (1 + LISTS) for part in (own[:half], own[half:])]
+    found = np.flatnonzero(p[0] <= 1 / len(ports))
+    best = sorted(found, key=lambda i: (p[0][i], -own[:half, i].mean()))
+    return {
+        "heads": len(ports), "random words to draw from": len(pool),
+        "chance": weights.d_head("O") / weights.d_model, "random words": float(other.mean()),
+        "found": len(found), "again at 0.05": int((p[1][found] <= 0.05).sum()),
+        "best": [(ports[i], float(own[:half, i].mean()), float(own[half:, i].mean()), float(other[:, i].mean()),
+                  float(p[0][i]), float(p[1][i])) for i in best[:5]],
+    }  # fmt: skip
+
+
+PLACE, LENGTH, TEXTS = 20, 40, 400
+
+
+def means() -> dict[str, Any]:
+    """The direction from half of the texts, its writers by weights, and their parts of the difference in the others."""
+    import torch
+
+    weights = hs.open("demo")
+    rng = np.random.default_rng(0)
+    with running("demo") as live:
+        pool = [i for i in range(live.vocab_size) if i not in live.special_ids]
+        texts = rng.choice(pool, (2, TEXTS // 2, LENGTH))
+        texts[:, :, PLACE - 1] = rng.choice(pool, 2, replace=False)[
+            :, None
+        ]  # the token before the one that is looked at
+        inner: list[torch.Tensor] = []
+        hook = live.model.h[0].attn.c_proj.register_forward_pre_hook(lambda module, given: inner.append(given[0]))
+        with torch.inference_mode():
+            flat = torch.from_numpy(texts.reshape(TEXTS, LENGTH))
+            stream = live.model(flat, output_hidden_states=True).hidden_states[1][:, PLACE].numpy()
+        hook.remove()
+    heads = inner[0][:, PLACE].numpy().reshape(TEXTS, weights.n_heads, -1)
+    written = np.einsum("nhm,hdm->nhd", heads, weights.read("O", 0))
+
+    def difference(values: np.ndarray, part: slice) -> np.ndarray:
+        first, second = values.reshape(2, TEXTS // 2, *values.shape[1:])[:, part]
+        return first.mean(axis=0) - second.mean(axis=0)
+
+    half, rest = slice(0, TEXTS // 4), slice(TEXTS // 4, None)
+    direction = difference(stream, half)
+    report = hs.nodes(weights, hs.Node(direction, "previous", layer=1, writes=False), k=weights.n_heads)
+    unit = direction / np.linalg.norm(direction)
+    parts = difference(written, rest) @ unit / (difference(stream, rest) @ unit)
+    effects = hs.effects("demo", pairing="OK", random=True, sequences=8).of("OK")  # (source, target)
+    used = np.nanmean(effects[: weights.n_heads], axis=1)
+    return {
+        row["partner"]: (row["share"], row["p"], float(parts[i]), float(used[i]))
+        for row in report.rows()
+        for i in [hs.HeadRole.parse(row["partner"]).head.index]
+    }
+
+
+if __name__ == "__main__":
+    results = [words(sys.argv[1])] if len(sys.argv) > 1 else []
+    for found in (*results, means()):
+        print(*(f"{key}: {value}" for key, value in found.items()), "", sep="\n")
