@@ -5,6 +5,7 @@
 # make lint    ruff and pyright
 # make bench   the benchmarks of benchmarks/RESULTS.md
 # make docs    the command reference, from --help, and the map of the modules
+# make site    docs, API reference and pages of models as one static folder, out/site
 
 PYTHON ?= python3
 # The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
@@ -12,7 +13,7 @@ TORCH ?= torch==2.13.0
 BIN = .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test extras lint bench docs coverage clean
+.PHONY: demo test extras lint bench docs site coverage clean
 
 .venv/core.done: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -52,6 +53,10 @@ bench: .venv/dev.done
 docs: .venv/dev.done
 	$(BIN)/python docs/make_cli_reference.py
 	$(BIN)/python docs/make_module_graph.py
+	$(BIN)/python docs/make_models_page.py
+
+site: .venv/dev.done
+	$(BIN)/python docs/make_site.py out/site
 
 clean:
 	rm -rf .venv out dist build .pytest_cache .ruff_cache .hypothesis

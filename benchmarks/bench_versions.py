@@ -3,7 +3,8 @@
     python benchmarks/bench_versions.py OLD_SRC MODEL [--times 5]
 
 OLD_SRC is the ``src`` folder of the other version (``git archive v0.1 src | tar -x -C old``). Every command runs in a
-process of its own; what counts is the least of several runs, in seconds of the clock and of the processor.
+process of its own, with its modules compiled as they are once installed; what counts is the least of several runs, in
+seconds of the clock and of the processor.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ WORK = {
     "pk, OQ OK OV": ["--metric", "pk", "--pairing", "flow"],
     "cs, OQ OK OV": ["--metric", "cs", "--pairing", "flow"],
     "pk and cs, 16 pairings": [],
+    "procrustes, 16 pairings": ["--metric", "procrustes"],
     "five similarities, 16 pairings": ["--metric", "all"],
 }
 
 
-def run(source: Path, model: str, options: list[str]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor of one score."""
+def run(source: Path, model: str, options: list[str], compiled: str) -> tuple[float, float]:
+    """Seconds of the clock and of the processor of one score; ``compiled`` is where Python keeps compiled modules."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headspan", "score", model, *options, "--out", f"{folder}/r.safetensors"]
         env = {**os.environ, "PYTHONPATH": str(source), "HEADSPAN_CACHE_DIR": f"{folder}/cache"}
+        env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": compiled}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run(command, env=env, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -43,14 +46,24 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("model")
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--only", default="", help="work whose name begins so")
     given = parser.parse_args()
     print(f"{'work':32} {'old':>8} {'new':>8} {'ratio':>7}   {'old cpu':>8} {'new cpu':>8} {'ratio':>7}")
     for name, options in WORK.items():
-        runs = [(run(given.old, given.model, options), run(NEW, given.model, options)) for _ in range(given.times)]
+        if name.startswith(given.only):
+            compare(name, options, given)
+
+
+def compare(name: str, options: list[str], given: argparse.Namespace) -> None:
+    """One line of the table."""
+    with tempfile.TemporaryDirectory() as compiled:
+        runs = [
+            [run(source, given.model, options, compiled) for source in (given.old, NEW)] for _ in range(given.times)
+        ]
         sides = [[min(column) for column in zip(*side, strict=True)] for side in zip(*runs, strict=True)]
-        (old, old_cpu), (new, new_cpu) = sides
-        clock = f"{old:8.2f} {new:8.2f} {new / old:7.2f}"
-        print(f"{name:32} {clock}   {old_cpu:8.2f} {new_cpu:8.2f} {new_cpu / old_cpu:7.2f}")
+    (old, old_cpu), (new, new_cpu) = sides
+    clock = f"{old:8.2f} {new:8.2f} {new / old:7.2f}"
+    print(f"{name:32} {clock}   {old_cpu:8.2f} {new_cpu:8.2f} {new_cpu / old_cpu:7.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""How long a page takes to make and to answer: a thousand heads, and GPT-2 small where HEADSPAN_GPT2_DIR leads to it.
+
+Run: python benchmarks/bench_page.py [LAYERS HEADS]     needs playwright and a Chromium
+
+A click is timed from the event to the next frame, a switch from one similarity to the other likewise; the first of
+either is told apart, since it may have to decode or arrange what later ones find ready.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import headspan as hs
+from headspan.heads import PAIRINGS, ROLES, PortTable, pair_mask
+from headspan.scores import Scores
+
+TIMED = """what => new Promise(done => {
+    const start = performance.now();
+    if (what.metric) HS.set(what);
+    else document.querySelector(`.node[data-head="${what.head}"]`)
+        .dispatchEvent(new MouseEvent("click", {bubbles: true}));
+    requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)));
+})"""
+
+
+def random_scores(layers: int, heads: int) -> Scores:
+    """A result of any size without a model."""
+    table, rng = PortTable.regular(range(layers), heads, heads), np.random.default_rng(0)
+    count, arrays = layers * heads, {}
+    for metric in ("pk", "cs"):
+        for pairing in PAIRINGS:
+            values = 4 + rng.gamma(2.0, 1.0, (count, count)) if metric == "pk" else rng.beta(2, 30, (count, count))
+            mask = pair_mask(pairing, table.of(pairing.source), table.of(pairing.target), "default")
+            arrays[metric, pairing] = np.where(mask, values, np.nan).astype(np.float32)
+    ranks = {role: np.full(count, 128, dtype=np.int32) for role in ROLES}
+    return Scores(arrays, table, 4096, ranks, {"reference": f"random {layers}×{heads}", "folding": "none"})
+
+
+def measure(browser: Any, scores: Scores, fragment: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file, start = Path(folder) / "page.html", time.process_time()
+        hs.report(scores, out=file)
+        made, size = time.process_time() - start, file.stat().st_size / 1e6
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(file.as_uri() + fragment)
+        page.wait_for_selector("html[data-ready=true]")
+        page.wait_for_timeout(1500)  # as long as a reader takes to find the control
+        switches = [page.evaluate(TIMED, {"metric": metric}) for metric in ("cs", "pk", "cs", "pk")]
+        names = page.eval_on_selector_all(".node", "all => all.slice(0, 6).map(node => node.dataset.head)")
+        clicks = [page.evaluate(TIMED, {"head": name}) for name in names]
+        page.close()
+    told = "; ".join(
+        f"{what} {times[0]:.0f} ms at first, then {np.median(times[1:]):.0f} ms"
+        for what, times in (("switch", switches), ("click", clicks))
+    )
+    return f"{scores.provenance['reference']}: made in {made:.1f} s of CPU, {size:.1f} MB; {told}"
+
+
+def main(arguments: list[str]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    layers, heads = map(int, arguments or ("32", "32"))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        print(measure(browser, random_scores(layers, heads), "#idle=1"))
+        if os.environ.get("HEADSPAN_GPT2_DIR"):
+            scores = hs.score(os.environ["HEADSPAN_GPT2_DIR"], ["pk", "cs"])
+            scores.provenance["reference"] = "GPT-2 small"
+            print(measure(browser, scores, ""))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
