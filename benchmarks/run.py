@@ -232,7 +232,8 @@ def part_a_b(folder: Path) -> list[tuple[str, ...]]:
 
 def part_c(folder: Path) -> list[tuple[str, ...]]:
     """The contraction alone, on factors that are there: GPT-2-sized and 7B-sized. Only pairs that are needed count."""
-    from headspan.scoring.contraction import Job, contract
+    from headspan.scoring.arrangement import Job
+    from headspan.scoring.contraction import contract
 
     rows = []
     for name, n, p, q in (("d=768, m=64, 576 weights", 576, 768, 64), ("d=2048, m=128, 512 weights", 512, 2048, 128)):

@@ -11,7 +11,8 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run
-from headspan.scoring.contraction import Job, cheaper_route, contract, route_cost
+from headspan.scoring.arrangement import Job
+from headspan.scoring.contraction import cheaper_route, contract, route_cost
 from headspan.scoring.subspaces import (
     orthonormal_bases,
     orthonormal_basis,

@@ -16,7 +16,8 @@ import headspan as hs
 from headspan.heads import ROLES, Pairing, PairSet, PortTable, Role, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights
 from headspan.scoring import metrics, plan, run
-from headspan.scoring.contraction import Job, route_cost
+from headspan.scoring.arrangement import Job
+from headspan.scoring.contraction import route_cost
 from headspan.scoring.metrics import METRICS, LayerWeight, Metric, metric_of
 from headspan.scoring.plan import Panel
 from headspan.scoring.run import score

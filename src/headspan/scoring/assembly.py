@@ -11,7 +11,7 @@ import headspan
 from headspan.heads import ROLES, Pairing, Port, Role
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.scoring.contraction import Job
+from headspan.scoring.arrangement import Job
 from headspan.scoring.factors import FactorStore
 from headspan.scoring.metrics import METRICS
 from headspan.scoring.plan import Panel, Plan, Tile

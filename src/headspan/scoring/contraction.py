@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
@@ -27,38 +27,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError, missing_extra
+from headspan.scoring.arrangement import Job, Key, Rectangle, arrange, length, moved, rectangles, taken_apart
 from headspan.system.threads import cores, team
 
 Route = Literal["gram", "direct"]
-Key = Hashable
 
-# Narrow products waste the processor; wide ones compute more pairs than the pair set needs. A sixth of the columns
-# keeps a staircase within a few per cent of its pairs.
-_LEAST_COLUMNS, _MOST_COLUMNS = 48, 192
-_TRIANGLE = 288  # columns of a product of an array with itself: BLAS computes one half, so nothing is wasted
-_MOST_SOURCES = 1024  # rows of one product, so that what it makes stays small
 _BLOCK = 128, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
 _BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
-_HEADS_AT_ONCE = 16  # heads of one piece of work
-
-
-class Job(NamedTuple):
-    """One kernel matrix to fill: factors of ``first`` against factors of ``second`` where ``needed`` is true."""
-
-    first: Key
-    second: Key
-    needed: np.ndarray
-
-
-class Piece(NamedTuple):
-    """A rectangle of one job's kernel matrix, and the array its values go to."""
-
-    job: Job
-    total: Any  # where the device keeps it
-    rows: slice
-    columns: slice
+_HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads of one piece of work by the direct route
 
 
 def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Iterable[Job]) -> dict[Route, float]:
@@ -110,8 +88,8 @@ def contract(
         route = cheaper_route(shapes, jobs)  # type: ignore[arg-type]
     run = _gram_route if route == "gram" else _direct_route
     sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, but for Linear CKA of unequal heads
+    totals: dict[int, np.ndarray] = {}
     with _backend(device) as backend:
-        sums = [backend.zeros(job.needed.shape) for job in jobs]
         for size in sizes:
             mine = {
                 k: backend.to_device(np.ascontiguousarray(f, dtype=np.float32))
@@ -119,61 +97,27 @@ def contract(
                 if f.shape[1] == size
             }
             chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
-            for share in run(backend, mine, [jobs[i] for i in chosen], [sums[i] for i in chosen], work_bytes):
-                tick(share / len(sizes))
-        totals = [np.asarray(backend.to_numpy(total), dtype=np.float64) for total in sums]
-    for total, job in zip(totals, jobs, strict=True):
-        np.maximum(total, 0.0, out=total)  # a sum of squares: only rounding can make it negative
-        total[~job.needed] = np.nan
-    return totals
-
-
-def rectangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Rectangles that cover the needed entries: groups of columns, each with the rows it needs.
-
-    For forward pairs in layer order this is a staircase, and little outside the pair set is computed.
-    """
-    width = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, needed.shape[1] // 6))
-    for columns in _parts(needed.shape[1], width):
-        rows = np.flatnonzero(needed[:, columns].any(axis=1))
-        if rows.size:
-            yield slice(int(rows[0]), int(rows[-1]) + 1), columns
-
-
-def _pieces(jobs: Sequence[Job], totals: Sequence[Any], most_rows: int, *, halves: bool = False) -> list[Piece]:
-    """Rectangles of all jobs. halves: a product of an array with itself costs half of another."""
-    return [
-        Piece(job, total, slice(rows.start + part.start, rows.start + part.stop), columns)
-        for job, total in zip(jobs, totals, strict=True)
-        for rows, columns in (_triangles(job.needed) if halves and _is_triangle(job) else rectangles(job.needed))
-        for part in _parts(rows.stop - rows.start, most_rows)
-    ]
-
-
-def _is_triangle(job: Job) -> bool:
-    return job.first == job.second and not np.tril(job.needed, -1).any()
-
-
-def _triangles(needed: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """The upper triangle as squares on the diagonal and what is above them."""
-    for columns in _parts(len(needed), _TRIANGLE):
-        yield columns, columns
-        if columns.start and needed[: columns.start, columns].any():
-            yield slice(0, columns.start), columns
+            found = run(backend, mine, [jobs[i] for i in chosen], work_bytes, lambda share: tick(share / len(sizes)))
+            totals |= zip(chosen, found, strict=True)
+    for i, job in enumerate(jobs):
+        np.maximum(totals[i], 0.0, out=totals[i])  # a sum of squares: only rounding can make it negative
+        totals[i][~job.needed] = np.nan
+    return [totals[i] for i in range(len(jobs))]
 
 
 def _gram_route(
-    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[Any], work_bytes: int
-) -> Iterator[float]:
-    xp = backend.xp
-    pieces = _pieces(jobs, totals, _MOST_SOURCES, halves=xp is np)
-    size = next(iter(factors.values())).shape[1]
-    heads = sum(factor.shape[0] for factor in factors.values())
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], work_bytes: int, tick: Callable[[float], None]
+) -> list[np.ndarray]:
+    xp, one = backend.xp, next(iter(factors.values()))
+    arrangement = arrange({key: factor.shape[0] for key, factor in factors.items()}, jobs)
+    runs, size = list(arrangement.runs), one.shape[1]
+    heads = sum(map(len, arrangement.places.values()))
+    sums = [backend.zeros((length(rows), length(columns))) for rows, columns in arrangement.pieces]
     blocks = _blocks(size, work_bytes // ((4 + backend.extra) * max(1, heads) * backend.workers), backend.workers)
-    entries = max((_width(rows) * _width(columns) for rows, columns in blocks), default=0)
-    buffers: SimpleQueue[dict[Key, Any]] = SimpleQueue()  # one for each core
+    entries = max((length(rows) * length(columns) for rows, columns in blocks), default=0)
+    buffers: SimpleQueue[Any] = SimpleQueue()  # one for each core
     for _ in range(backend.workers):
-        buffers.put({k: xp.empty(f.shape[0] * entries, dtype=f.dtype, device=f.device) for k, f in factors.items()})
+        buffers.put(xp.empty(heads * entries, dtype=one.dtype, device=one.device))
     adding = threading.Lock()
 
     def add(block: tuple[slice, slice]) -> float:
@@ -183,21 +127,24 @@ def _gram_route(
         finally:
             buffers.put(mine)
 
-    def add_with(mine: dict[Key, Any], rows: slice, columns: slice) -> float:
+    def add_with(mine: Any, rows: slice, columns: slice) -> float:
         """Inner products of these Gram entries for all pairs; the share of all entries that they are."""
-        shape, times, grams = (_width(rows), _width(columns)), 1 if rows == columns else 2, {}
-        for key, factor in factors.items():
-            gram = xp.reshape(mine[key][: factor.shape[0] * math.prod(shape)], (factor.shape[0], *shape))
-            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=gram)
-            grams[key] = backend.rounded(xp.reshape(gram, (factor.shape[0], -1)))
-        for job, total, r, c in pieces:
-            product = backend.widened(grams[job.first][r] @ grams[job.second][c].T)
+        shape, times = (length(rows), length(columns)), 1 if rows == columns else 2
+        grams = xp.reshape(mine[: heads * math.prod(shape)], (heads, *shape))
+        for key, own, place in runs:
+            factor = factors[key][own]
+            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=grams[place])
+        grams = backend.rounded(xp.reshape(grams, (heads, -1)))
+        for piece, total in zip(arrangement.pieces, sums, strict=True):
+            product = backend.widened(grams[piece.rows] @ grams[piece.columns].T)
             product *= times
             with adding:
-                total[r, c] += product
+                total += product
         return times * math.prod(shape) / size**2
 
-    yield from backend.map(add, blocks)
+    for share in backend.map(add, blocks):
+        tick(share)
+    return taken_apart(arrangement, [backend.to_numpy(total) for total in sums], jobs)
 
 
 def _blocks(size: int, entries: int, workers: int) -> list[tuple[slice, slice]]:
@@ -212,23 +159,24 @@ def _blocks(size: int, entries: int, workers: int) -> list[tuple[slice, slice]]:
     triangles = [slice(0, size)]
     while triangles:
         rows = triangles.pop()
-        if _width(rows) <= max(1, min(_DIAGONAL, height)):
+        if length(rows) <= max(1, min(_DIAGONAL, height)):
             found.append((rows, rows))
             continue
         middle = (rows.start + rows.stop) // 2
         triangles += [slice(rows.start, middle), slice(middle, rows.stop)]
         found += [(r, c) for r in _parts(middle, height, rows.start) for c in _parts(rows.stop, width, middle)]
-    return sorted(found, key=lambda block: -_width(block[0]) * _width(block[1]))
+    return sorted(found, key=lambda block: -length(block[0]) * length(block[1]))
 
 
 def _direct_route(
-    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], totals: list[Any], work_bytes: int
-) -> Iterator[float]:
+    backend: Backend, factors: Mapping[Key, Any], jobs: Sequence[Job], work_bytes: int, tick: Callable[[float], None]
+) -> list[np.ndarray]:
     xp = backend.xp
     share = work_bytes // backend.workers
+    totals = [backend.zeros(job.needed.shape) for job in jobs]
 
-    def multiply(piece: Piece) -> None:
-        job, total, r, c = piece
+    def multiply(piece: tuple[Job, Any, Rectangle]) -> None:
+        job, total, (r, c) = piece
         first, second = factors[job.first][r], factors[job.second][c]
         p, q, q2 = first.shape[1], first.shape[2], second.shape[2]
         # Columns of all the target heads side by side, times the columns of one source head after another.
@@ -239,19 +187,20 @@ def _direct_route(
             product = backend.widened(xp.matmul(left, right))
             product = xp.reshape(product, (part.stop - part.start, q, second.shape[0], q2))
             sums = xp.sum(xp.sum(product * product, axis=3), axis=1)
-            total[r.start + part.start : r.start + part.stop, c] = sums
+            total[moved(part, r.start), c] = sums
 
-    pieces = _pieces(jobs, totals, _HEADS_AT_ONCE)
+    pieces = [
+        (job, total, area)
+        for job, total in zip(jobs, totals, strict=True)
+        for area in rectangles(job.needed, _HEADS_AT_ONCE, _COLUMNS_AT_ONCE)
+    ]
     for _ in backend.map(multiply, pieces):
-        yield 1 / len(pieces)
+        tick(1 / len(pieces))
+    return [np.asarray(backend.to_numpy(total), dtype=np.float64) for total in totals]
 
 
 def _parts(stop: int, size: int, start: int = 0) -> list[slice]:
     return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
-
-
-def _width(part: slice) -> int:
-    return part.stop - part.start
 
 
 class Backend(NamedTuple):

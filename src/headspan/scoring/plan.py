@@ -20,7 +20,8 @@ import numpy as np
 from headspan.errors import HeadspanError
 from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, PortTable, Role, mask_of, other_node, positions_of
 from headspan.models.weights import AttentionWeights
-from headspan.scoring.contraction import Job, Route, route_cost
+from headspan.scoring.arrangement import Job
+from headspan.scoring.contraction import Route, route_cost
 from headspan.scoring.metrics import METRICS, Metric
 from headspan.system.threads import cores
 

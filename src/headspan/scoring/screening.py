@@ -9,8 +9,8 @@ found pair above τ stands at its true place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,19 +19,22 @@ from headspan.errors import HeadspanError
 from headspan.heads import Pairing, PairSet, Role, pair_mask
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores
-from headspan.scoring.contraction import Job, contract
+from headspan.scoring.arrangement import Job
+from headspan.scoring.contraction import contract
 from headspan.scoring.plan import result_bytes
 from headspan.scoring.sketches import estimates, gaussian_sketch, upper_bounds
-from headspan.scoring.subspaces import orthonormal_bases, sketched_bases
+from headspan.scoring.subspaces import orthonormal_bases, sketched_bases, sketched_spans
 from headspan.system.threads import parallel_map
 
 DELTA = 0.01
 _COLUMNS, _LEAST_COLUMNS = 3, 64  # of the sketch, for every column of the widest head
-_EXACT, _LEAST_EXACT = 20, 1000  # pairs compared exactly, for every pair that is asked for
-_MORE = 10  # times as many, where they make the certificate whole
+_EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly, for every pair that is asked for
+_MORE = 40  # times as many, where they make the certificate whole
 _BASE_BYTES = 300 * 10**6
 
 Tick = Callable[[], None]
+Place: TypeAlias = tuple[Role, int]  # a head: its role and its place among the heads of that role
+Work: TypeAlias = tuple[list[Place], np.ndarray, str]  # heads, their weights, and how these are stored
 
 
 def sketch_size(weights: AttentionWeights, roles: Sequence[Role]) -> int:
@@ -56,17 +59,18 @@ def screen(
 
     delta: the probability, over the draw of the sketch, that a certified pair of a pairing has a wrong place.
     size, seed: columns of the sketch, and its seed.
-    exact: pairs of a pairing to compare exactly at first; ten times as many where they make the certificate whole.
+    exact: pairs of a pairing to compare exactly at first; up to 40 times as many where they make the certificate whole.
     """
     roles = tuple(dict.fromkeys(role for pairing in pairings for role in pairing))
     size = size or sketch_size(weights, roles)
     _check_memory(weights, pairings, roles, size, memory)
     provenance = dict(weights.provenance)  # as it is when the run begins
     tick = _ticks(progress, 2 * len(weights.places) + len(pairings))
-    sketches, ranks = _sketch(weights, roles, size, seed, tick)
+    based = _common_side(pairings)
+    sketches, ranks = _sketch(weights, roles, based, size, seed, tick)
     searches = []
     for pairing in pairings:
-        searches.append(Search(weights, sketches, ranks, pairing, pairs, k, delta))
+        searches.append(Search(weights, sketches, ranks, pairing, based, pairs, k, delta))
         tick()
     sketches.clear()
     exact = exact or max(_EXACT * k, _LEAST_EXACT)
@@ -94,6 +98,7 @@ class Search:
         sketches: Mapping[Role, np.ndarray],
         ranks: Mapping[Role, np.ndarray],
         pairing: Pairing,
+        based: Collection[Role],
         pairs: PairSet,
         k: int,
         delta: float,
@@ -101,17 +106,20 @@ class Search:
         self.pairing, self.k = pairing, k
         sources, targets = weights.heads(pairing.source), weights.heads(pairing.target)
         needed = pair_mask(pairing, sources, targets, pairs)
-        (t,) = contract(
-            {"Q": _orthonormal(sketches[pairing.source]), "G": sketches[pairing.target]}, [Job("Q", "G", needed)]
-        )
         self._shape = needed.shape
         self.rows, self.columns = np.nonzero(needed)
-        t = t[self.rows, self.columns]
+        # Q_A of the one side, G_B of the other: the target's, unless only the source has it.
+        first, second, places, needed = pairing.source, pairing.target, (self.rows, self.columns), needed
+        if second not in based:
+            first, second, places, needed = second, first, places[::-1], needed.T
+        factors = {"Q": _orthonormal(sketches[first]), "G": sketches[second]}
+        (t,) = contract(factors, [Job("Q", "G", needed)])
+        t, size = t[places], sketches[first].shape[1]
         self.estimate, self.upper = np.zeros_like(t), np.zeros_like(t)
-        first, second, size = ranks[pairing.source], ranks[pairing.target], sketches[pairing.source].shape[1]
-        for m in np.unique(first[first > 0]).tolist():  # a head of rank 0 overlaps with nothing
-            for m2 in np.unique(second[second > 0]).tolist():
-                chosen = (first[self.rows] == m) & (second[self.columns] == m2)
+        m_of, m2_of = ranks[first][places[0]], ranks[second][places[1]]
+        for m in np.unique(m_of[m_of > 0]).tolist():  # a head of rank 0 overlaps with nothing
+            for m2 in np.unique(m2_of[m2_of > 0]).tolist():
+                chosen = (m_of == m) & (m2_of == m2)
                 self.estimate[chosen] = estimates(t[chosen], m, m2, size)
                 self.upper[chosen] = upper_bounds(t[chosen], delta / k, m, m2, size)
         self.exact = np.full(t.shape, np.nan)
@@ -153,33 +161,48 @@ class Search:
         return float(self.exact[best[-1]]) if len(best) == self.k else -1.0
 
 
+def _common_side(pairings: Sequence[Pairing]) -> set[Role]:
+    """Roles whose sketches must be those of bases, one side of every pairing: as few as may be.
+
+    The span of a sketch is the same whatever the basis inside a head, so the other side needs none.
+    """
+    shared = set.intersection(*(set(pairing) for pairing in pairings))
+    return {min(shared)} if shared else {pairing.target for pairing in pairings}
+
+
 def _sketch(
-    weights: AttentionWeights, roles: Sequence[Role], size: int, seed: int, tick: Tick
+    weights: AttentionWeights, roles: Sequence[Role], based: Collection[Role], size: int, seed: int, tick: Tick
 ) -> tuple[dict[Role, np.ndarray], dict[Role, np.ndarray]]:
-    """SᵀU of every head, (n, s, m) float32, and the ranks of U, by role; every layer is read once."""
+    """SᵀU of every head, (n, s, m) float32, and the ranks of U, by role; every layer is read once.
+
+    based: roles for which U is orthonormal; of the others it has the same span.
+    """
     sketch = gaussian_sketch(weights.d_model, size, seed)
     widths = {role: min(weights.d_head(role), weights.d_model) for role in roles}
     sketches = {role: np.zeros((len(weights.heads(role)), size, widths[role]), np.float32) for role in roles}
     ranks = {role: np.zeros(len(weights.heads(role)), np.int32) for role in roles}
 
-    def read() -> Iterator[tuple[Role, int, np.ndarray, str]]:
-        for layer in weights.places:
-            for role in roles:
-                if weights.ports.span(role, layer).stop:
-                    yield role, layer, weights.read(role, layer), weights.storage_dtype(role, layer)
-
-    def make(item: tuple[Role, int, np.ndarray, str]) -> tuple[Role, int]:
-        role, layer, own, dtype = item
-        span = weights.ports.span(role, layer)
-        sketches[role][span], ranks[role][span] = sketched_bases(own, sketch, dtype)
+    def make(item: tuple[Role, int, np.ndarray]) -> tuple[Role, int]:
+        role, layer, own = item
+        span, dtype = weights.ports.span(role, layer), weights.storage_dtype(role, layer)
+        make_one = sketched_bases if role in based else sketched_spans
+        sketches[role][span], ranks[role][span] = make_one(own, sketch, dtype)
         return role, layer
 
     last = None
-    for _, layer in parallel_map(make, read()):
+    for _, layer in parallel_map(make, _layers(weights, roles)):
         if layer != last:
             tick()
         last = layer
     return sketches, ranks
+
+
+def _layers(weights: AttentionWeights, roles: Iterable[Role]) -> Iterator[tuple[Role, int, np.ndarray]]:
+    """The weights of some roles, layer by layer."""
+    for layer in weights.places:
+        for role in roles:
+            if weights.ports.span(role, layer).stop:
+                yield role, layer, weights.read(role, layer)
 
 
 def _orthonormal(sketches: np.ndarray) -> np.ndarray:
@@ -197,8 +220,8 @@ def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most
     wanted = [(search, search.candidates(most)) for search in searches]
     sources = {(s.pairing.source, int(i)) for s, chosen in wanted for i in np.unique(s.rows[chosen])}
     for block in _blocks(weights, sources, memory):
-        bases = dict(_bases(weights, block))
-        against: dict[tuple[Role, int], list[tuple[Search, int]]] = {}
+        bases = {head: basis for layer in parallel_map(_bases, _chosen(weights, block)) for head, basis in layer}
+        against: dict[Place, list[tuple[Search, int]]] = {}
         for search, chosen in wanted:
             for c in chosen:
                 if (search.pairing.source, int(search.rows[c])) in bases:
@@ -206,38 +229,41 @@ def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most
                     against.setdefault(target, []).append((search, int(c)))
 
         def compare(
-            item: tuple[tuple[Role, int], np.ndarray],
-            bases: Mapping[Any, np.ndarray] = bases,
-            against: Mapping[Any, list[tuple[Search, int]]] = against,
+            work: Work,
+            bases: Mapping[Place, np.ndarray] = bases,
+            against: Mapping[Place, list[tuple[Search, int]]] = against,
         ) -> None:
-            target, basis = item
-            for search, c in against[target]:
-                product = bases[search.pairing.source, int(search.rows[c])].T @ basis
-                search.exact[c] = np.square(product, dtype=np.float64).sum()
+            for target, basis in _bases(work):
+                for search, c in against[target]:
+                    product = bases[search.pairing.source, int(search.rows[c])].T @ basis
+                    search.exact[c] = np.square(product, dtype=np.float64).sum()
 
-        for _ in parallel_map(compare, _bases(weights, set(against), tick)):
+        for _ in parallel_map(compare, _chosen(weights, set(against), tick)):
             pass
 
 
-def _bases(
-    weights: AttentionWeights, heads: set[tuple[Role, int]], tick: Tick = lambda: None
-) -> Iterator[tuple[tuple[Role, int], np.ndarray]]:
-    """Orthonormal bases, (d, m) float32, of some heads, named by role and place in its list."""
+def _chosen(weights: AttentionWeights, heads: set[Place], tick: Tick = lambda: None) -> Iterator[Work]:
+    """The weights of some heads, those of one role in one layer together."""
     for layer in weights.places:
         for role in sorted({role for role, _ in heads}):
             span = weights.ports.span(role, layer)
             chosen = [i for i in range(span.start, span.stop) if (role, i) in heads]
             if chosen:
-                own = weights.read(role, layer)[[i - span.start for i in chosen]]
-                bases, _ = orthonormal_bases(own, weights.storage_dtype(role, layer))
-                for i, basis in zip(chosen, bases.astype(np.float32), strict=True):
-                    yield (role, i), basis
+                own = weights.read(role, layer)
+                own = own[[i - span.start for i in chosen]] if len(chosen) < len(own) else own
+                yield [(role, i) for i in chosen], own, weights.storage_dtype(role, layer)
         tick()
 
 
-def _blocks(weights: AttentionWeights, heads: set[tuple[Role, int]], memory: int) -> Iterator[set[tuple[Role, int]]]:
+def _bases(work: Work) -> list[tuple[Place, np.ndarray]]:
+    """Their orthonormal bases, (d, m) float32."""
+    places, own, dtype = work
+    return list(zip(places, orthonormal_bases(own, dtype)[0].astype(np.float32), strict=True))
+
+
+def _blocks(weights: AttentionWeights, heads: set[Place], memory: int) -> Iterator[set[Place]]:
     """Heads in the order of their layers, as many at a time as have room."""
-    block: set[tuple[Role, int]] = set()
+    block: set[Place] = set()
     used = 0
     for role, i in sorted(heads, key=lambda head: (weights.heads(head[0])[head[1]].layer, head)):
         size = 4 * weights.d_model * weights.d_head(role)

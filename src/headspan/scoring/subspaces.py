@@ -102,18 +102,37 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
     """
     own = np.asarray(weights, dtype=np.float64)
     good, inverse = _well_conditioned(own, storage_dtype)
-    ranks = np.full(len(own), own.shape[2], dtype=np.int32)
-    sketched = np.zeros((len(own), len(sketch), min(own.shape[1:])), dtype=np.float32)
+    if inverse is None or not good.all():
+        return _sketched_carefully(own, sketch, storage_dtype)
+    scale = _power_of_two(weights)
     with one_thread():
-        if inverse is not None and good.any():
-            largest = np.abs(own[good]).max(axis=(1, 2), keepdims=True)
-            narrow = np.matmul(sketch, (own[good] / largest).astype(np.float32))
-            sketched[good] = np.matmul(narrow, (inverse[good] * largest).transpose(0, 2, 1))
-        for i in np.flatnonzero(~good):
-            basis = orthonormal_basis(own[i], storage_dtype)
-            ranks[i] = basis.rank
-            sketched[i, :, : basis.rank] = sketch @ basis.vectors
-    return sketched, ranks
+        narrow = np.matmul(sketch, np.divide(weights, scale).astype(np.float32, copy=False))
+        return np.matmul(narrow, (inverse * scale).transpose(0, 2, 1).astype(np.float32)), _full_ranks(own)
+
+
+def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
+    if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
+        return _sketched_carefully(np.asarray(weights, dtype=np.float64), sketch, storage_dtype)
+    with one_thread():
+        narrow = np.matmul(sketch, np.divide(weights, _power_of_two(weights)).astype(np.float32, copy=False))
+        return narrow, _full_ranks(weights)
+
+
+def _sketched_carefully(own: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    bases, ranks = orthonormal_bases(own, storage_dtype)
+    with one_thread():
+        return np.matmul(sketch, bases[:, :, : min(own.shape[1:])].astype(np.float32)), ranks
+
+
+def _full_ranks(weights: np.ndarray) -> np.ndarray:
+    return np.full(len(weights), weights.shape[2], dtype=np.int32)
+
+
+def _power_of_two(weights: np.ndarray) -> np.ndarray:
+    """A scale for every weight that brings its largest entry near 1 and changes no digit, (n, 1, 1)."""
+    largest = np.maximum(weights.max(axis=(1, 2), keepdims=True), -weights.min(axis=(1, 2), keepdims=True))
+    return np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
