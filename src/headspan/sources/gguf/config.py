@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headspan.sources.gguf.families import Family
+    from headspan.sources.gguf.family import Family
 
 About = Callable[[str], Any]
 """The value of a metadata key without the architecture in front, or None."""

@@ -16,38 +16,12 @@ A name that is not in :data:`FAMILIES` is refused (:mod:`headspan.sources.gguf.u
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from headspan.sources.gguf.config import About, falcon_layout, one_key_value_head, value_length, windows
+from headspan.sources.gguf.config import falcon_layout, one_key_value_head, value_length, windows
+from headspan.sources.gguf.family import Family
 from headspan.sources.gguf.unread import why_unread
 
-# Stems of the tensors of one block, and outside the blocks, in the Llama way.
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_sinks": "self_attn.sinks",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    # all experts of a layer in one tensor, and the MLP that they share
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # The norm in front of the MLP, where llama.cpp names it by what it stands behind.
 _BEHIND = {"post_attention_norm": "post_attention_layernorm"}
 # Blocks with a norm on both sides of attention and of the MLP.
@@ -58,48 +32,11 @@ _SANDWICH = {
 }
 
 
-def _mlp(start: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), end: str = "") -> dict[str, str]:
+def _mlp(
+    start: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), end: str = ""
+) -> dict[str, str]:
     """The stems of an MLP that is not called ``mlp``; ``end`` is that of the stored names."""
     return {f"ffn_{part}{end}": f"{start}.{name}" for part, name in zip(("gate", "up", "down"), names, strict=True)}
-
-
-@dataclass(frozen=True)
-class Family:
-    """One value of ``general.architecture``; the defaults are those of Llama without its rotary order."""
-
-    model_type: str
-    layer: str = "model.layers.{}."
-    block: Mapping[str, str] = field(default_factory=dict)  # on top of the Llama names
-    top: Mapping[str, str] = field(default_factory=dict)
-    fused: str | None = None  # Hugging Face's name of a fused QKV; without it a fused QKV is split
-    rope: bool = False
-    grouped: bool = False
-    transposed: tuple[str, ...] = ()
-    config: Callable[[Mapping[str, Any], About], dict[str, Any]] | None = None  # what its metadata says beside the rest
-    note: str = ""  # what the user should know of the numbers
-    unread: str = ""  # why files of this family cannot be read
-
-    def hf_name(self, name: str) -> str:
-        """The Hugging Face name of a GGUF tensor; a name that no rule covers stays as it is.
-
-        >>> FAMILIES["gpt2"].hf_name("blk.3.attn_qkv.bias")
-        'transformer.h.3.attn.c_attn.bias'
-        """
-        match = _BLOCK_NAME.fullmatch(name)
-        if match:
-            stem = self.fused if match["stem"] == "attn_qkv" else {**_BLOCK, **self.block}.get(match["stem"])
-            return f"{self.layer.format(int(match['layer']))}{stem}{_suffix(stem, match['end'])}" if stem else name
-        stem, dot, end = name.rpartition(".")
-        renamed = {**_TOP, **self.top}.get(stem)
-        return f"{renamed}{dot}{end}" if renamed else name
-
-
-_BLOCK_NAME = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<stem>\w+)(?:\.(?P<end>weight|bias))?")
-
-
-def _suffix(stem: str, end: str | None) -> str:
-    """Sinks are a parameter, not a module; the converter leaves the end of a few names out."""
-    return "" if stem.endswith("sinks") else f".{end or 'weight'}"
 
 
 _LLAMA = Family("llama", rope=True)
@@ -307,8 +244,8 @@ FAMILIES: dict[str, Family] = {
     "falcon-h1": replace(
         _JAMBA,
         model_type="falcon_h1",
-        note="llama.cpp multiplies the multipliers of Falcon-H1 into its weights: those of a GGUF file are multiples of "
-        "the ones in the original checkpoint, which changes what a head spans in nothing",
+        note="llama.cpp multiplies the multipliers of Falcon-H1 into its weights: in a GGUF file they are multiples of "
+        "those in the original checkpoint; what a head spans stays the same",
     ),
     "granitehybrid": replace(_LLAMA, model_type="granitemoehybrid"),  # Bamba too
     "nemotron_h": _NEMOTRON_H,

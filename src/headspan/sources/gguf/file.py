@@ -147,15 +147,15 @@ class GgufSource(TensorSource):
     def _split(self, stored: str, tensor: GgufTensor, layer: int) -> dict[str, View]:
         """Q, K and V as runs of rows of a fused tensor that Hugging Face keeps apart."""
         rows, (n_heads, n_kv) = tensor.shape[0], self._heads(layer)
-        values = self.config.get("v_head_dim")
-        size = self.config.get("head_dim") if type(values) is int else rows // (n_heads + 2 * n_kv)
-        values = values if type(values) is int else size
-        if type(size) is not int or (n_heads + n_kv) * size + n_kv * values != rows:
+        size = rows // (n_heads + 2 * n_kv)
+        keys, values = self.config.get("head_dim"), self.config.get("v_head_dim")
+        keys, values = (keys, values) if type(keys) is int and type(values) is int else (size, size)
+        if (n_heads + n_kv) * keys + n_kv * values != rows:
             raise HeadspanError(
                 f"tensor {stored[:80]} of {self.reference} has {rows} rows, which {n_heads} queries, {n_kv} keys and "
                 f"{n_kv} values cannot share"
             )
-        bounds = (0, n_heads * size, (n_heads + n_kv) * size, rows)
+        bounds = (0, n_heads * keys, (n_heads + n_kv) * keys, rows)
         return {
             self._family.hf_name(stored.replace("attn_qkv", f"attn_{role}")): View(
                 stored,
@@ -171,10 +171,10 @@ class GgufSource(TensorSource):
         """Query and key/value heads of a layer; both may be listed layer by layer."""
 
         def count(key: str) -> Any:
-            value = self.config.get(key)
+            value = self.metadata.get(f"{self.metadata['general.architecture']}.attention.{key}")
             return value[layer] if isinstance(value, list) and layer < len(value) else value
 
-        n_heads, n_kv = count("num_attention_heads"), count("num_key_value_heads")
+        n_heads, n_kv = count("head_count"), count("head_count_kv")
         n_kv = n_heads if n_kv is None else n_kv
         if type(n_heads) is not int or type(n_kv) is not int or n_heads < 1 or n_kv < 1:
             raise HeadspanError(f"{self.reference} does not say how many heads layer {layer} has")

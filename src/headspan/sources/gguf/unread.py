@@ -21,7 +21,7 @@ UNREAD: dict[str, str] = {
          "llada-moe", "maincoder", "neo-bert", "nomic-bert", "nomic-bert-moe", "orion", "paddleocr", "pangu-embedded",
          "plamo", "plamo2", "plamo3", "plm", "qwen", "refact", "rnd1", "smallthinker", "step35"), _FAMILY,
     ),
-    "gptj": "llama.cpp has names for its tensors, but nothing writes such files, so the order of their rows is not known",
+    "gptj": "llama.cpp names its tensors, but nothing writes such files, so the order of their rows is not known",
     "persimmon": "llama.cpp gave it up, and the order of its rows with it",
 }  # fmt: skip
 """``general.architecture`` → why it is not read; it ends a sentence."""
