@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from headspan.models.architectures import ALIASES, ARCHITECTURES
+from headspan.sources.gguf.families import FAMILIES
+from headspan.sources.gguf.unread import UNREAD
 
 PAGE = Path(__file__).parent / "models.md"
 
@@ -88,6 +90,21 @@ def page() -> str:
             f"`{name}`"
             for name in sorted(READ)
             if name not in WRAPPERS and ARCHITECTURES[ALIASES.get(name, name)].latent
+        )
+        + ".",
+        "",
+        "## From GGUF",
+        "",
+        "By `general.architecture`, llama.cpp's name of a family; a file in float32 gives the tensors of the directory",
+        "(`tests/test_sources_gguf_families.py`, with the name map of the gguf package): "
+        + ", ".join(f"`{name}`" for name in sorted(FAMILIES) if FAMILIES[name].model_type in READ)
+        + ".",
+        "",
+        *(f"`{name}`: {family.note}.\n" for name, family in sorted(FAMILIES.items()) if family.note),
+        "Any other name is refused. Of those that llama.cpp knows: "
+        + "; ".join(
+            f"{', '.join(f'`{name}`' for name in sorted(UNREAD) if UNREAD[name] == why)} ({why})"
+            for why in dict.fromkeys(UNREAD.values())
         )
         + ".",
         "",

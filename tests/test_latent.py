@@ -303,7 +303,8 @@ def test_the_rotary_key_has_a_name() -> None:
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [("deepseek2", "deepseek_v2"), ("deepseek2", "deepseek_v3-dense-query"), ("minicpm3", "minicpm3"),
-     ("mistral4", "mistral4"), ("glm-dsa", "glm_moe_dsa")],
+     ("mistral4", "mistral4"), ("glm-dsa", "glm_moe_dsa"), ("deepseek32", "deepseek_v32"),
+     ("kimi-linear", "kimi_linear")],
 )  # fmt: skip
 def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_path: Path) -> None:
     """Files of both kinds: what makes keys and values in one tensor, or apart as llama.cpp has it now."""
@@ -311,13 +312,16 @@ def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_
     build(LATENT[name]).save_pretrained(tmp_path / "hf")
     original = hs.open(str(tmp_path / "hf"))
     source = open_source(tmp_path / "hf")
-    number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
-    names = gguf.get_tensor_name_map(number, 2)
+    known = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+    count = original.n_layers
+    names = gguf.get_tensor_name_map(known.get(architecture, known["deepseek2"]), count)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
-    writer.add_block_count(2)
+    writer.add_block_count(count)
     writer.add_embedding_length(24)
     writer.add_head_count(N)
-    writer.add_head_count_kv(1 if split else N)
+    kept = 1 if split else N  # 0 where attention is linear
+    hybrid = original.layers != tuple(range(count))
+    writer.add_head_count_kv([kept * (layer in original.layers) for layer in range(count)] if hybrid else kept)
     writer.add_kv_lora_rank(12)
     if LATENT[name].config["q_lora_rank"]:
         writer.add_q_lora_rank(10)
@@ -340,7 +344,7 @@ def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_
             writer.add_tensor(f"blk.{layer}.attn_v_b.weight", np.ascontiguousarray(both[:, 6:]))
             continue
         theirs = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
-        if theirs and "expert" not in tensor and "indexer" not in tensor:
+        if theirs and "expert" not in tensor and "indexer" not in tensor and "conv1d" not in tensor:
             writer.add_tensor(theirs, np.ascontiguousarray(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -348,7 +352,7 @@ def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_
     writer.close()
     stored = hs.open(str(tmp_path / "m.gguf"))
     assert stored.ports == original.ports and stored.architecture == original.architecture
-    for layer in range(2):
+    for layer in original.layers:
         for role in "QKVO":
             np.testing.assert_allclose(stored.read(role, layer), original.read(role, layer), atol=1e-6)
         np.testing.assert_allclose(stored.rotary_queries(layer), original.rotary_queries(layer), atol=1e-6)

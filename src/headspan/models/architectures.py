@@ -390,6 +390,8 @@ BODY_PREFIXES = ("", "model.", "backbone.", "model.language_model.", "language_m
 
 def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str, Architecture, Config]:
     """The family of a checkpoint: its name, its entry for this very config, and the config of its text model."""
+    if config.get("_unread"):
+        raise HeadspanError(str(config["_unread"]))
     model_type = config.get("model_type")
     nested = config.get("text_config")
     if isinstance(nested, Mapping) and nested:  # a multimodal model: only its language model is read

@@ -84,12 +84,14 @@ DENSE: tuple[Layout, ...] = (
 )
 EXPERTS: tuple[Layout, ...] = (
     _plain("mixer.experts.{}.up_proj", "mixer.experts.{}.down_proj"),
+    _plain("mixer.experts.up_proj", "mixer.experts.down_proj", stacked=True),
     _gated("mlp.experts.{}"),
     _gated("feed_forward.experts.{}"),
     _gated("feed_forward.experts.{}", _W),
     _gated("block_sparse_moe.experts.{}", _W),
     _gated("mlp.experts.{}", _W),
     _gated("mlp.experts", stacked=True),
+    Layout("mlp.experts.gate_up_proj", None, "mlp.experts.down_proj", stacked=True),
     Layout("mlp.experts.gate_up_proj|", None, "mlp.experts.down_proj|", stacked=True),
     Layout("feed_forward.experts.gate_up_proj|", None, "feed_forward.experts.down_proj|", stacked=True),
     Layout("block_sparse_moe.experts.gate_up_proj|", None, "block_sparse_moe.experts.down_proj|", stacked=True),

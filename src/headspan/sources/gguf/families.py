@@ -8,39 +8,22 @@ GGUF tensors are called ``blk.3.attn_q.weight``; the rest of the package knows t
 * ``transposed``: Conv1D weights are turned round.
 
 All three are undone, so that a file in float32 gives exactly the tensors of the original checkpoint. One thing is
-not: where a norm's gain is stored as γ − 1 (Gemma, Nemotron), GGUF files hold γ; ``config["_gguf"]`` tells.
+not: where a norm's gain is stored as γ − 1 (Gemma, Nemotron, Qwen3-Next), GGUF files hold γ; ``config["_gguf"]`` tells.
+
+Experts of a layer are one tensor in a file, whatever they are in the checkpoint; their names are the same everywhere.
+A name that is not in :data:`FAMILIES` is refused (:mod:`headspan.sources.gguf.unread`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-# Stems of the tensors of one block, and outside the blocks, in the Llama way.
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_sinks": "self_attn.sinks",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    # all experts of a layer in one tensor, and the MLP that they share
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+from headspan.sources.gguf.config import falcon_layout, one_key_value_head, value_length, windows
+from headspan.sources.gguf.family import Family
+from headspan.sources.gguf.unread import why_unread
+
+# The norm in front of the MLP, where llama.cpp names it by what it stands behind.
+_BEHIND = {"post_attention_norm": "post_attention_layernorm"}
 # Blocks with a norm on both sides of attention and of the MLP.
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -49,39 +32,11 @@ _SANDWICH = {
 }
 
 
-@dataclass(frozen=True)
-class Family:
-    """One value of ``general.architecture``; the defaults are those of Llama without its rotary order."""
-
-    model_type: str
-    layer: str = "model.layers.{}."
-    block: Mapping[str, str] = field(default_factory=dict)  # on top of the Llama names
-    top: Mapping[str, str] = field(default_factory=dict)
-    fused: str | None = None  # Hugging Face's name of a fused QKV; without it a fused QKV is split
-    rope: bool = False
-    grouped: bool = False
-    transposed: tuple[str, ...] = ()
-
-    def hf_name(self, name: str) -> str:
-        """The Hugging Face name of a GGUF tensor; a name that no rule covers stays as it is.
-
-        >>> FAMILIES["gpt2"].hf_name("blk.3.attn_qkv.bias")
-        'transformer.h.3.attn.c_attn.bias'
-        """
-        match = _BLOCK_NAME.fullmatch(name)
-        if match:
-            stem = self.fused if match["stem"] == "attn_qkv" else {**_BLOCK, **self.block}.get(match["stem"])
-            return f"{self.layer.format(int(match['layer']))}{stem}{_suffix(stem, match['end'])}" if stem else name
-        stem, dot, end = name.rpartition(".")
-        renamed = {**_TOP, **self.top}.get(stem)
-        return f"{renamed}{dot}{end}" if renamed else name
-
-
-_BLOCK_NAME = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<stem>\w+)\.(?P<end>weight|bias)")
-
-
-def _suffix(stem: str, end: str) -> str:
-    return "" if stem.endswith("sinks") else f".{end}"  # a parameter, not a module
+def _mlp(
+    start: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), end: str = ""
+) -> dict[str, str]:
+    """The stems of an MLP that is not called ``mlp``; ``end`` is that of the stored names."""
+    return {f"ffn_{part}{end}": f"{start}.{name}" for part, name in zip(("gate", "up", "down"), names, strict=True)}
 
 
 _LLAMA = Family("llama", rope=True)
@@ -127,7 +82,43 @@ _LATENT = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 _GEMMA2 = Family("gemma2", block=_SANDWICH)
-_OLMO2 = Family("olmo2", block=_SANDWICH)
+_SHARED = _mlp("mlp.shared_experts", end="_shexp")
+_HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+# Full attention in some layers, whose queries are stored with their gates; the QKV of the others is not of heads.
+_QWEN_LINEAR = Family(
+    "qwen3_next", block={**_BEHIND, "attn_gate": "linear_attn.in_proj_z"}, fused="linear_attn.in_proj_qkv"
+)
+_LFM2 = Family(
+    "lfm2",
+    block={
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_norm": "ffn_norm",
+        **_mlp("feed_forward", ("w1", "w3", "w2")),
+    },
+    top={"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+)
+_JAMBA = Family(
+    "jamba",
+    block={"ffn_norm": "pre_ff_layernorm", **_mlp("feed_forward")},
+    top={"output_norm": "model.final_layernorm"},
+)
+_NEMOTRON_H = Family(
+    "nemotron_h",
+    layer="backbone.layers.{}.",
+    block={
+        "attn_norm": "norm",
+        **{f"attn_{short}": f"mixer.{short}_proj" for short in "qkv"},
+        "attn_output": "mixer.o_proj",
+        **_mlp("mixer"),
+        **_mlp("mixer.experts", end="_exps"),
+        **_mlp("mixer.shared_experts", end="_shexp"),
+    },
+    top={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    rope=True,
+)
 _BERT = Family(
     "bert",
     layer="encoder.layer.{}.",
@@ -153,7 +144,8 @@ FAMILIES: dict[str, Family] = {
     # Llama itself, and families whose attention and norms are Llama's
     "llama": _LLAMA,
     "mistral3": replace(_LLAMA, model_type="mistral"),
-    "arcee": _LLAMA,
+    "llama-embed": _LLAMA,
+    "arcee": replace(_LLAMA, model_type="arcee"),
     "baichuan": _LLAMA,
     "deepseek": _LLAMA,
     "internlm2": _LLAMA,
@@ -163,6 +155,21 @@ FAMILIES: dict[str, Family] = {
     "granite": replace(_LLAMA, model_type="granite"),
     "granitemoe": replace(_LLAMA, model_type="granite"),
     "olmo": replace(_LLAMA, model_type="olmo"),
+    "llama4": Family("llama4_text", block=_mlp("feed_forward") | _mlp("feed_forward.shared_expert", end="_shexp")),
+    "apertus": Family("apertus", block={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
+    "seed_oss": Family("seed_oss", block=_BEHIND),
+    "dots1": Family("dots1", block=_SHARED),
+    "ernie4_5": Family("ernie4_5"),
+    "ernie4_5-moe": Family("ernie4_5_moe", block=_SHARED),
+    "exaone4": Family("exaone4", block=_SANDWICH),
+    "exaone-moe": Family("exaone_moe", block=_SHARED),
+    "hunyuan-dense": Family("hunyuan_v1_dense", block=_HUNYUAN),
+    "hunyuan-moe": Family("hunyuan_v1_moe", block=_HUNYUAN | _mlp("mlp.shared_mlp", end="_shexp")),
+    "hy_v3": Family("hy_v3", block=_BEHIND | _mlp("mlp.shared_mlp", end="_shexp")),
+    "jais2": Family("jais2"),
+    "mellum": Family("mellum", block=_BEHIND),
+    "minimax-m2": Family("minimax_m2"),
+    "minimax-m3": Family("minimax_m3_vl_text", block=_BEHIND),
     "qwen2": Family("qwen2"),
     "qwen2vl": Family("qwen2"),
     "qwen2moe": Family("qwen2_moe"),
@@ -170,12 +177,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3vl": Family("qwen3"),
     "qwen3moe": Family("qwen3_moe"),
     "qwen3vlmoe": Family("qwen3_moe"),
-    "olmo2": _OLMO2,
+    "olmo2": Family("olmo2", block=_SANDWICH),  # OLMo 3 too
     "olmoe": Family("olmoe"),
     "gemma": Family("gemma"),
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, model_type="gemma3_text"),
     "gemma-embedding": replace(_GEMMA2, model_type="gemma3_text"),
+    "gemma3n": replace(_GEMMA2, model_type="gemma3n_text", config=windows),
+    "gemma4": replace(_GEMMA2, model_type="gemma4_text", config=windows),
+    "chatglm": Family("glm", block={"ffn_up": "mlp.gate_up_proj"}),
+    "glm4moe": Family("glm4_moe", block=_BEHIND | _SHARED),
     "glm4": Family(
         "glm4",
         block={
@@ -186,29 +197,87 @@ FAMILIES: dict[str, Family] = {
     ),
     "command-r": Family("cohere"),
     "cohere2": Family("cohere2"),
+    "cohere2moe": Family("cohere2_moe", block=_SHARED),
     "stablelm": Family(
         "stablelm", block={"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
     ),
     "starcoder2": Family("starcoder2", block={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     "nemotron": Family("nemotron"),
-    "gpt-oss": Family("gpt_oss", block={"post_attention_norm": "post_attention_layernorm"}),
+    "gpt-oss": Family("gpt_oss", block=_BEHIND),
+    "phimoe": Family("phimoe"),
+    "afmoe": Family(
+        "afmoe",
+        block={
+            **_SHARED,
+            "attn_gate": "self_attn.gate_proj",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
     "phi2": Family(
         "phi",
         block={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
         top={"output_norm": "model.final_layernorm"},
     ),
     "phi3": Family("phi3", block={"ffn_up": "mlp.gate_up_proj"}, fused="self_attn.qkv_proj"),
+    # layers with different numbers of heads, or heads of different sizes
+    "laguna": Family("laguna", block={**_BEHIND, "attn_gate": "self_attn.g_proj"}),
+    "mimo2": Family("mimo_v2_flash", config=value_length),
+    "openelm": Family(
+        "openelm",
+        layer="transformer.layers.{}.",
+        block={
+            "attn_norm": "attn_norm",
+            "attn_output": "attn.out_proj",
+            "attn_q_norm": "attn.q_norm",
+            "attn_k_norm": "attn.k_norm",
+            "ffn_norm": "ffn_norm",
+        },
+        top={"token_embd": "transformer.token_embeddings", "output_norm": "transformer.norm"},
+        fused="attn.qkv_proj",
+    ),
+    # hybrids
+    "lfm2": _LFM2,
+    "lfm2moe": replace(_LFM2, model_type="lfm2_moe"),
+    "jamba": _JAMBA,
+    "falcon-h1": replace(
+        _JAMBA,
+        model_type="falcon_h1",
+        note="llama.cpp multiplies the multipliers of Falcon-H1 into its weights: in a GGUF file they are multiples of "
+        "those in the original checkpoint; what a head spans stays the same",
+    ),
+    "granitehybrid": replace(_LLAMA, model_type="granitemoehybrid"),  # Bamba too
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "qwen3next": _QWEN_LINEAR,
+    "qwen35": replace(_QWEN_LINEAR, model_type="qwen3_5_text"),
+    "qwen35moe": replace(_QWEN_LINEAR, model_type="qwen3_5_moe_text"),
     # latent attention
     "deepseek2": Family("deepseek_v2", block=_LATENT),
+    "deepseek32": Family("deepseek_v32", block=_LATENT),
     "mistral4": Family("mistral4", block=_LATENT),
     "kimi-linear": Family("kimi_linear", block=_LATENT),
     "glm-dsa": Family("glm_moe_dsa", block=_LATENT),
     "minicpm3": Family("minicpm3", block=_LATENT),
     # GPT-2 and other families with a fused QKV
     "gpt2": _GPT2,
-    "starcoder": replace(_GPT2, model_type="gpt_bigcode", transposed=()),
+    "starcoder": replace(_GPT2, model_type="gpt_bigcode", transposed=(), config=one_key_value_head),
     "bloom": _BLOOM,
-    "falcon": replace(_BLOOM, model_type="falcon", block={**_BLOOM.block, "attn_norm_2": "ln_attn"}, top=_BLOOM.top),
+    "falcon": replace(
+        _BLOOM, model_type="falcon", block={**_BLOOM.block, "attn_norm_2": "ln_attn"}, config=falcon_layout
+    ),
+    "dbrx": Family(
+        "dbrx",
+        layer="transformer.blocks.{}.",
+        block={
+            "attn_norm": "norm_attn_norm.norm_1",
+            "attn_output": "norm_attn_norm.attn.out_proj",
+            "attn_output_norm": "norm_attn_norm.norm_2",
+        },
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+        fused="norm_attn_norm.attn.Wqkv",
+    ),
     "gptneox": Family(
         "gpt_neox",
         layer="gpt_neox.layers.{}.",
@@ -239,70 +308,32 @@ FAMILIES: dict[str, Family] = {
         fused="attn.Wqkv",
     ),
     # encoders
-    "bert": _BERT,
+    "bert": _BERT,  # RoBERTa, XLM-RoBERTa, CamemBERT and DistilBERT too
+    "eurobert": Family("eurobert"),
+    "modern-bert": Family(
+        "modernbert",
+        block={
+            "attn_norm": "attn_norm",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        top={
+            "token_embd": "model.embeddings.tok_embeddings",
+            "token_embd_norm": "model.embeddings.norm",
+            "output_norm": "model.final_norm",
+        },
+        fused="attn.Wqkv",
+    ),
 }
-
-# Latent attention and its kind keep their own model_type, which the architecture table refuses with a reason.
 
 
 def family_of(architecture: str) -> Family:
-    """The entry of a ``general.architecture``, or Llama's names under that architecture's own name."""
+    """The entry of a ``general.architecture``; one that is not known has its name, and why it cannot be read.
+
+    >>> family_of("mamba2").unread[:48]
+    "a GGUF file of 'mamba2' is not read: there is no"
+    """
     known = FAMILIES.get(architecture)
-    return known or Family(architecture.replace("-", "_"))
-
-
-# Metadata key (after the architecture) → config key.
-_CONFIG_KEYS = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "context_length": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.sliding_window": "sliding_window",
-    "attention.clamp_kqv": "clip_qkv",
-    "rope.freq_base": "rope_theta",
-    "rope.dimension_count": "rope_dim",
-    "expert_count": "num_local_experts",
-    "use_parallel_residual": "use_parallel_residual",
-}
-
-
-def make_config(metadata: Mapping[str, Any], tensor_names: Mapping[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config from GGUF metadata."""
-    architecture = str(metadata.get("general.architecture"))
-    family = family_of(architecture)
-    config: dict[str, Any] = {"model_type": family.model_type, "_gguf": True}
-    for key, hf_key in _CONFIG_KEYS.items():
-        if (value := metadata.get(f"{architecture}.{key}")) is not None:
-            config[hf_key] = value
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if "vocab_size" not in config and isinstance(tokens, list):
-        config["vocab_size"] = len(tokens)
-    config["tie_word_embeddings"] = "output.weight" not in tensor_names
-    heads, kv = config.get("num_attention_heads"), config.get("num_key_value_heads", config.get("num_attention_heads"))
-    if "kv_lora_rank" in config:
-        config |= _latent_sizes(metadata, architecture)
-    if family.model_type == "falcon":
-        config |= {"multi_query": kv == 1, "new_decoder_architecture": kv not in (1, heads)}
-    if family.model_type == "gpt_bigcode":
-        config["multi_query"] = kv == 1
-    return config
-
-
-def _latent_sizes(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Sizes of latent attention: files that keep the latent compressed call a head's own sizes ``…_mla``."""
-
-    def length(what: str) -> Any:
-        found = metadata.get(f"{architecture}.attention.{what}_length_mla")
-        return metadata.get(f"{architecture}.attention.{what}_length") if found is None else found
-
-    whole, rotary = length("key"), metadata.get(f"{architecture}.rope.dimension_count")
-    free = whole - rotary if type(whole) is int and type(rotary) is int else None
-    return {"qk_nope_head_dim": free, "qk_rope_head_dim": rotary, "v_head_dim": length("value")}
+    return known or Family(architecture.replace("-", "_"), unread=why_unread(architecture, FAMILIES))

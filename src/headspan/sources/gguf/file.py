@@ -14,7 +14,8 @@ import numpy as np
 from headspan.errors import HeadspanError, missing_extra
 from headspan.sources.base import TensorSource, canonical_json
 from headspan.sources.dtypes import row_range
-from headspan.sources.gguf.families import family_of, make_config
+from headspan.sources.gguf.config import make_config
+from headspan.sources.gguf.families import family_of
 from headspan.sources.gguf.header import GgufHeader, GgufTensor, read_header
 from headspan.sources.untrusted import (
     Stamp,
@@ -37,7 +38,7 @@ class View(NamedTuple):
     """How one Hugging Face tensor is made from a stored one."""
 
     stored: str
-    layout: str = "same"  # or "rope", "grouped", "transposed": see gguf_families
+    layout: str = "same"  # or "rope", "grouped", "transposed": see the table of families
     start: int = 0  # rows of the stored tensor
     stop: int | None = None
     layer: int = 0
@@ -58,7 +59,9 @@ class GgufSource(TensorSource):
             raise HeadspanError(f"{path} does not name its architecture: general.architecture is missing")
         if self.metadata.get("split.count", 1) not in (0, len(self._stamps)):
             raise HeadspanError(f"{path} is one part of a split GGUF, but the names of the others are not known")
-        self.config = make_config(self.metadata, self._stored)
+        self._family = family_of(self.metadata["general.architecture"])
+        self.config = make_config(self._family, self.metadata, self._stored)
+        self.notes += [self._family.note] if self._family.note else []
         self._views = self._make_views()
 
     def _add_part(self, path: Path) -> None:
@@ -98,7 +101,8 @@ class GgufSource(TensorSource):
         first, last = row_range(rows, self.shape(name), name)
         if view.layout == "same":  # only these rows are read
             return self._dequantise(view.stored, view.start + first, view.start + last)
-        whole = self._dequantise(view.stored, 0, self._stored[view.stored].shape[0])
+        stop = self._stored[view.stored].shape[0] if view.stop is None else view.stop
+        whole = self._dequantise(view.stored, view.start, stop)
         return np.ascontiguousarray(self._undo(whole, view)[first:last])
 
     def vocabulary(self) -> Vocabulary | None:
@@ -112,34 +116,53 @@ class GgufSource(TensorSource):
         return self._views[name]
 
     def _make_views(self) -> dict[str, View]:
-        family = family_of(self.metadata["general.architecture"])
         views: dict[str, View] = {}
         for stored, tensor in self._stored.items():
             parts = stored.split(".")
-            stem = parts[2] if len(parts) == 4 and parts[0] == "blk" and tensor.shape else ""
+            stem = parts[2] if len(parts) in (3, 4) and parts[0] == "blk" and tensor.shape else ""
             layer = int(parts[1]) if stem and parts[1].isdecimal() and len(parts[1]) < 7 else 0
-            layout = "same"
-            if stem in family.transposed and len(tensor.shape) == 2:
-                layout = "transposed"
-            elif stem == "attn_qkv" and family.grouped:
-                layout = "grouped"
-            elif stem in ("attn_q", "attn_k") and family.rope:
-                layout = "rope"
-            if stem == "attn_qkv" and not family.fused:
-                views |= self._split(stored, tensor, layer)
-            else:
-                views[family.hf_name(stored)] = View(stored, layout, layer=layer)
+            found = self._views_of(stored, tensor, stem, layer)
+            twice = min(views.keys() & found.keys(), default=None)
+            if twice is not None:
+                raise HeadspanError(
+                    f"{self.reference} holds {twice[:80]!r} twice, as {views[twice].stored[:80]!r} and {stored[:80]!r}"
+                )
+            views |= found
         return views
+
+    def _views_of(self, stored: str, tensor: GgufTensor, stem: str, layer: int) -> dict[str, View]:
+        family, layout = self._family, "same"
+        if family.unread:
+            return {stored: View(stored)}  # under its own name: nothing is known of it
+        if stem == "attn_qkv" and not family.fused:
+            return self._split(stored, tensor, layer)
+        if stem in family.transposed and len(tensor.shape) == 2:
+            layout = "transposed"
+        elif stem == "attn_qkv" and family.grouped:
+            layout = "grouped"
+        elif stem in ("attn_q", "attn_k") and family.rope:
+            layout = "rope"
+        return {family.hf_name(stored): View(stored, layout, layer=layer)}
 
     def _split(self, stored: str, tensor: GgufTensor, layer: int) -> dict[str, View]:
         """Q, K and V as runs of rows of a fused tensor that Hugging Face keeps apart."""
-        family = family_of(self.metadata["general.architecture"])
         rows, (n_heads, n_kv) = tensor.shape[0], self._heads(layer)
         size = rows // (n_heads + 2 * n_kv)
-        bounds = (0, n_heads * size, (n_heads + n_kv) * size, rows)
+        keys, values = self.config.get("head_dim"), self.config.get("v_head_dim")
+        keys, values = (keys, values) if type(keys) is int and type(values) is int else (size, size)
+        if (n_heads + n_kv) * keys + n_kv * values != rows:
+            raise HeadspanError(
+                f"tensor {stored[:80]} of {self.reference} has {rows} rows, which {n_heads} queries, {n_kv} keys and "
+                f"{n_kv} values cannot share"
+            )
+        bounds = (0, n_heads * keys, (n_heads + n_kv) * keys, rows)
         return {
-            family.hf_name(stored.replace("attn_qkv", f"attn_{role}")): View(
-                stored, start=bounds[i], stop=bounds[i + 1], layer=layer
+            self._family.hf_name(stored.replace("attn_qkv", f"attn_{role}")): View(
+                stored,
+                "rope" if self._family.rope and role != "v" else "same",
+                start=bounds[i],
+                stop=bounds[i + 1],
+                layer=layer,
             )
             for i, role in enumerate("qkv")
         }
@@ -148,10 +171,10 @@ class GgufSource(TensorSource):
         """Query and key/value heads of a layer; both may be listed layer by layer."""
 
         def count(key: str) -> Any:
-            value = self.config.get(key)
+            value = self.metadata.get(f"{self.metadata['general.architecture']}.attention.{key}")
             return value[layer] if isinstance(value, list) and layer < len(value) else value
 
-        n_heads, n_kv = count("num_attention_heads"), count("num_key_value_heads")
+        n_heads, n_kv = count("head_count"), count("head_count_kv")
         n_kv = n_heads if n_kv is None else n_kv
         if type(n_heads) is not int or type(n_kv) is not int or n_heads < 1 or n_kv < 1:
             raise HeadspanError(f"{self.reference} does not say how many heads layer {layer} has")
@@ -163,7 +186,7 @@ class GgufSource(TensorSource):
             return array.T
         n_heads, n_kv = self._heads(view.layer)
         if view.layout == "rope":
-            heads = n_kv if ".attn_k." in view.stored else n_heads
+            heads = n_kv if ".attn_k." in view.stored or view.start else n_heads
             self._check_rows(array, 2 * heads, view)
             pairs = array.reshape(heads, -1, 2, *array.shape[1:])
             return pairs.swapaxes(1, 2).reshape(array.shape)

@@ -1,0 +1,36 @@
+"""Why GGUF files of some families are not read: llama.cpp's names beside those in the table of families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_NO_HEADS = "there is no softmax attention in it"
+_TWO_STACKS = "it is an encoder with a decoder, or the encoder of one"
+_NO_TEXT = "it is no language model"
+_FAMILY = "its family is not among the models that are read"
+_DRAFTER = "it drafts for another model"
+
+UNREAD: dict[str, str] = {
+    **dict.fromkeys(("arwkv7", "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"), _NO_HEADS),
+    **dict.fromkeys(("t5", "t5encoder"), _TWO_STACKS),
+    **dict.fromkeys(("clip", "mmproj", "wavtokenizer-dec"), _NO_TEXT),
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTER),
+    **dict.fromkeys(
+        ("arctic", "bailingmoe", "bailingmoe2", "bitnet", "chameleon", "codeshell", "cogvlm", "deci", "deepseek2-ocr",
+         "dream", "exaone", "grok", "grovemoe", "hunyuan_vl", "jais", "jina-bert-v2", "jina-bert-v3", "llada",
+         "llada-moe", "maincoder", "neo-bert", "nomic-bert", "nomic-bert-moe", "orion", "paddleocr", "pangu-embedded",
+         "plamo", "plamo2", "plamo3", "plm", "qwen", "refact", "rnd1", "smallthinker", "step35"), _FAMILY,
+    ),
+    "gptj": "llama.cpp names its tensors, but nothing writes such files, so the order of their rows is not known",
+    "persimmon": "llama.cpp gave it up, and the order of its rows with it",
+}  # fmt: skip
+"""``general.architecture`` → why it is not read; it ends a sentence."""
+
+
+def why_unread(architecture: str, known: Iterable[str]) -> str:
+    """One sentence for a file whose architecture has no entry."""
+    why = UNREAD.get(architecture, "how llama.cpp stores that family is not known here")
+    return (
+        f"a GGUF file of {architecture[:80]!r} is not read: {why}; give the Hugging Face directory if its family is "
+        f"read, or a GGUF file of one of {', '.join(sorted(known))}"
+    )
