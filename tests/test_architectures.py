@@ -70,7 +70,7 @@ def alibi(run: Run, layer: int) -> np.ndarray | float:
 def test_attention_output_equals_the_models_own(run: Run) -> None:
     for layer in run.weights.layers:
         values = run.per_query(layer, run.project("V", layer)) * VALUE_SCALES.get(run.family.model_type, 1)
-        if run.weights.architecture == "gemma4":  # values have a norm without gain
+        if run.weights._map.entry.value_norm:  # without gain
             values = values / np.sqrt(np.square(values).mean(-1, keepdims=True) + run.model.config.rms_norm_eps)
         mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values)
         if run.weights._map.entry.gated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from headspan.analysis.series import Series
 from headspan.explorer import Report
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, render
-from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, PortTable, Role
+from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, PortTable, Role
 from headspan.scores import Scores
 from headspan.scoring.metrics import metric_of
 

@@ -317,7 +317,7 @@ class CheckpointWeights(AttentionWeights):
                 f"{len(left_out)} of {self.n_layers} layers have no softmax attention and are left out "
                 f"({_ranges(left_out)}); the others keep their numbers"
             )
-        if not self.even:
+        if len({size for layer, size in self._sizes.items() if layer not in self._map.kv_layers}) > 1:
             notes.append(
                 f"its layers differ: {self.ports.a_layer(Role.O)} heads with {self.ports.a_layer(Role.V)} key/value "
                 "heads; numbers and sizes said of a layer are the largest"
