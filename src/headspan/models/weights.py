@@ -152,8 +152,10 @@ class AttentionWeights(ABC):
         if first.writes or second.writes or (first is Role.Q) != (second is Role.Q):
             return None  # queries have a latent of their own
         inner = self.latent_map(first, layer)
+        if inner is None:
+            return None
         ranks = ranks or (int(self._widths_in(first, layer)[0]), int(self._widths_in(second, layer)[0]))
-        return None if inner is None else latent_chance(inner, *ranks)
+        return latent_chance(inner, *ranks)
 
     def _widths_in(self, role: Role | str, layer: int) -> np.ndarray:
         return self.widths(role)[self.ports.span(Role.parse(role), layer)]
