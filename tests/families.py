@@ -298,6 +298,10 @@ LATENT: dict[str, Family] = {
     "axk1": Family("axk1", MLA | ROUTED, 4),
     "mistral4": Family("mistral4", MLA | ROUTED, 4),
     "youtu": Family("youtu", MLA, 4),
+    "hy_v4": Family(
+        "hy_v4", MLA | SPARSE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+                                 "swiglu_limit": 1e3, "hc_mult": 3, "indexer_types": ["full", "shared"]}, 4,
+    ),
     "minicpm3": Family("minicpm3", MLA, 4),
     "minicpm3-wide-rotary": Family("minicpm3", MLA | {"qk_rope_head_dim": 8, "q_lora_rank": None}, 4),
     "longcat_flash": Family(

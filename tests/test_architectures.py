@@ -173,8 +173,8 @@ def block_of(run, mlps: Mlps, layer: int):
 
 
 def live(mlps: Mlps, layer: int, block, module: str):
-    """A module of a block by its name in files, which one family renames."""
-    name = module.replace("{sub}", str(layer % mlps._map.entry.sublayers))
+    """A module of a block by its name in files, which two families rename."""
+    name = module.replace("{sub}", str(layer % mlps._map.entry.sublayers)).replace("linear_gate", "gate_proj")
     return block.get_submodule(name if hasattr(block, name.partition(".")[0]) else f"mlp.{name.partition('.')[2]}")
 
 

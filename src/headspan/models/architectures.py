@@ -68,7 +68,8 @@ class Architecture:
     keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
     lends_kv: bool = False  # the last layers may use keys and values of earlier ones: models/kv_lending.py
     value_norm: bool = False  # values are normalised, so a value bias is not a constant output
-    streams: bool = False  # several residual streams, which numbers for each token mix between layers
+    streams: bool = False  # several residual streams, read and written through numbers for each token
+    remark: str | None = None  # what else a reader should know of the family
     in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
     defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
@@ -300,7 +301,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3n": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), lends_kv=True, value_norm=True, streams=True,
-        sizes=_gemma3n_sizes,
+        sizes=_gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of the "
+        "first stream: the others have projections of their own behind the embedding and in front of the unembedding",
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
     "laguna": Architecture(own_gate=True, sizes=_laguna_sizes, defaults={"head_dim": 128}),
@@ -333,6 +335,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "longcat_flash": replace(
         _LATENT, latent_scaled=True, sublayers=2, o="self_attn.{sub}.o_proj", norm=("input_layernorm.{sub}",),
     ),
+    "hy_v4": replace(_LATENT, sinks=True, own_gate=True, streams=True),
     "kimi_linear": replace(_LATENT, hybrid=True),
     "bailing_hybrid": replace(
         _LATENT, hybrid=True, own_gate=True, in_files={"o": "attention.dense", "embedding": "word_embeddings"},

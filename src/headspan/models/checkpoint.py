@@ -30,8 +30,8 @@ _HEADS = (
     "lm_head.dense.weight", "vocab_transform.weight",
 )  # fmt: skip
 _STREAMS = (
-    "it has several residual streams in the same coordinates, mixed between layers by numbers for each token, so spans are "
-    "those of one stream; a second way around attention (LAuReL) is not followed, and tokens are those of the first stream"
+    "it has several residual streams in one set of coordinates, which heads read and write through numbers for each "
+    "token: this changes no span, but effects are refused"
 )
 _PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three
 _SAMPLED = 32  # rows of two tensors that are compared
@@ -329,6 +329,7 @@ class CheckpointWeights(AttentionWeights):
             )
         if self._entry.streams:
             notes.append(_STREAMS)
+        notes += [] if self._entry.remark is None else [self._entry.remark]
         qk_norm = self._map.in_layer(self.layers[0], self._entry.qk_norm) + "."
         if any(name.startswith(qk_norm) for name in self._map.names):
             notes.append(
