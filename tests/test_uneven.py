@@ -225,9 +225,7 @@ def ratio(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("grouping", ["blocks", "before", "roles"])
-def test_scores_do_not_depend_on_how_layers_are_cut(
-    lent: Run, grouping: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_do_not_depend_on_how_layers_are_cut(lent: Run, grouping: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one layer: some of them have no keys and values."""
     whole = hs.score(lent.weights, ["pk", "cs"], "all")
     each = [(layer,) for layer in lent.weights.layers]
@@ -281,7 +279,7 @@ def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     if lent.weights.architecture == "gemma3n":
         (tmp_path / "other" / "config.json").write_text(json.dumps(found | {"layer_types": kinds}))
-        with pytest.raises(hs.HeadspanError, match="the keys and values of L3H0 in L2KV0, .* has L1KV0"):
+        with pytest.raises(hs.HeadspanError, match=r"the keys and values of L3H0 in L2KV0, .* has L1KV0"):
             hs.diff(lent.weights, str(tmp_path / "other"))
 
 
@@ -344,7 +342,7 @@ def test_which_layer_lends() -> None:
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5: a number of layers below its 5"),
         ({"num_kv_shared_layers": True}, "num_kv_shared_layers = True"),
         ({"num_kv_shared_layers": 2, "layer_types": None}, "does not list the kinds of its 5 layers"),
-        ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind 'b'"),
+        ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
     ],
 )
 def test_lending_that_cannot_be_is_told(change: dict[str, Any], sentence: str) -> None:
@@ -357,7 +355,7 @@ def test_lenders_must_fit(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "config.json").read_text())
     about["per_layer_config"] = {"4": {"head_dim": 12, "num_key_value_heads": 1}}
     (tmp_path / "config.json").write_text(json.dumps(about))
-    with pytest.raises(hs.HeadspanError, match="layer 4 of .* uses the keys and values of layer 1, but has 4 heads"):
+    with pytest.raises(hs.HeadspanError, match=r"layer 4 of .* uses the keys and values of layer 1, but has 4 heads"):
         hs.open(str(tmp_path))
 
 

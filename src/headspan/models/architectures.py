@@ -301,8 +301,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3n": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), lends_kv=True, value_norm=True, streams=True,
-        sizes=_gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of the "
-        "first stream: the others have projections of their own behind the embedding and in front of the unembedding",
+        sizes=_gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of "
+        "the first stream: the others have projections of their own between them and the vocabulary",
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
     "laguna": Architecture(own_gate=True, sizes=_laguna_sizes, defaults={"head_dim": 128}),

@@ -182,7 +182,7 @@ class AttentionWeights(ABC):
         read = self.read(role.partner, layer) if read is None else read
         borrowers = sorted({head.layer for head, kv in self.ports.served_by.items() if kv.layer == layer} - {layer})
         if role.shared and borrowers:
-            return self._stacked(role.partner, (layer, *borrowers), len(self.heads_in(role, layer)))
+            return self._below_each_other(role.partner, (layer, *borrowers), len(self.heads_in(role, layer)))
         rotary = self.rotary_queries(layer) if role in (Role.Q, Role.K) else None
         if rotary is None:
             return read
@@ -194,7 +194,7 @@ class AttentionWeights(ABC):
         found[-1, :, : rotary.shape[2]] = stacked_root(rotary)
         return found
 
-    def _stacked(self, role: Role, layers: Iterable[int], n: int) -> np.ndarray:
+    def _below_each_other(self, role: Role, layers: Iterable[int], n: int) -> np.ndarray:
         """(n, r, m) with the Gram matrices of n groups, their weights in all of these layers one below the other."""
         root = np.zeros((n, 0, self.d_head(role)))
         for layer in layers:
