@@ -342,6 +342,7 @@ def test_which_layer_lends() -> None:
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5: a number of layers below its 5"),
         ({"num_kv_shared_layers": True}, "num_kv_shared_layers = True"),
         ({"num_kv_shared_layers": 2, "layer_types": None}, "does not list the kinds of its 5 layers"),
+        ({"num_kv_shared_layers": 2, "layer_types": [["a"]] * 5}, "does not list the kinds of its 5 layers"),
         ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
     ],
 )

@@ -106,7 +106,8 @@ class TensorMap:
         self.kv_layers = kv_layers(self.config, self.n_layers, self.source.reference) if self.entry.lends_kv else {}
         for layer, lender in self.kv_layers.items():
             size, lent = self.sizes[layer], self.sizes[lender]
-            if (size.d_head, size.d_value) != (lent.d_head, lent.d_value) or size.n_heads % max(lent.n_kv_heads, 1):
+            same = (size.d_head, size.d_value) == (lent.d_head, lent.d_value)
+            if not same or not lent.n_kv_heads or size.n_heads % lent.n_kv_heads:
                 raise HeadspanError(
                     f"layer {layer} of {self.source.reference} uses the keys and values of layer {lender}, but has "
                     f"{size} where that has {lent}: check its config"
