@@ -31,6 +31,11 @@ CASES = {name: family for name, family in LATENT.items() if name != "hy_v4"} | {
 }
 
 
+def test_several_streams_are_refused() -> None:
+    with pytest.raises(hs.HeadspanError, match=r"no effects for .* several residual streams"):
+        effects(build(LATENT["hy_v4"]), tokens=TOKENS)
+
+
 def doubled(name: str) -> Any:
     """In float64, larger weights than usual in the latents, so that every edge is far above rounding."""
     model = build(CASES[name])
