@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from headspan.models.architectures import ALIASES, ARCHITECTURES
+from headspan.models.architectures import ALIASES, ARCHITECTURES, Architecture
 from headspan.sources.gguf.families import FAMILIES
 from headspan.sources.gguf.unread import UNREAD
 
@@ -15,8 +16,11 @@ _TWO_STACKS = "a decoder that belongs to an encoder: its stream is fed by cross-
 _ENCODER = "a BERT-like encoder that transformers can also run as a decoder; nobody asked for it yet"
 _RECURRENT = "no softmax attention: there are no heads to compare"
 _PICTURES = "a model of pictures or sound around a language model; the language model alone is read where its family is"
-_STREAMS = "several residual streams that every layer mixes anew: a head reads and writes no single one"
 _MIXED = "a convolution between the projections and attention: a head does not read one token's stream alone"
+_GATED_STREAM = (
+    "every coordinate of what a head reads is multiplied by a number of its own for each token, so no weight "
+    "says what it reads"
+)
 _DRAFTER = "it drafts for another model and uses that model's keys and values"
 _SCALED_RESIDUAL = "its stream is multiplied by learned numbers between layers, one for every coordinate"
 
@@ -35,7 +39,7 @@ LEFT_OUT: dict[str, str] = {
          "phi4_multimodal"),
         _PICTURES,
     ),
-    **dict.fromkeys(("deepseek_v4", "gemma3n", "gemma3n_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"), _STREAMS),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _GATED_STREAM),
     **dict.fromkeys(("inkling_text", "zaya"), _MIXED),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _DRAFTER),
     "cpmant": "it puts prompt tokens of its own before every text and leaves them out of what it returns, so its "
@@ -43,6 +47,7 @@ LEFT_OUT: dict[str, str] = {
     "axk2": "its queries read the latent twice, normalised and not: no single weight says what they read",
     "bitnet": "heads are normalised together between attention and the output weight",
     "blt": "three stacks over bytes and patches: no one residual stream",
+    "deepseek_v4": "most of its layers attend to keys and values that weights of their own pool over many tokens",
     "diffllama": "each head subtracts one attention pattern from another",
     "doge": _SCALED_RESIDUAL,
     "hrm_text": "two stacks that are run in turns, many times: a layer has no one place in the stream",
@@ -66,6 +71,11 @@ WRAPPERS = ("llama4", "qwen3_5", "qwen3_5_moe")  # name the model with pictures;
 READ = {*ARCHITECTURES, *ALIASES, *WRAPPERS}
 
 
+def _names(chosen: Callable[[Architecture], bool]) -> list[str]:
+    """The model types whose entry of the table is of some kind."""
+    return [name for name in sorted(READ - {*WRAPPERS}) if chosen(ARCHITECTURES[ALIASES.get(name, name)])]
+
+
 def page() -> str:
     """The page as Markdown."""
     lines = [
@@ -82,15 +92,19 @@ def page() -> str:
         "",
         "State dicts of TransformerLens are read too. Models with pictures or sound around one of these are read by",
         "their `text_config`. Apple's OpenELM (`openelm`) is not in transformers: it is held to its documented layout,",
-        "written down once more in `tests/test_uneven.py`. Effects are refused where layers differ in their heads, and",
-        "neurons of `dbrx` are not read: its experts are stored in a way of their own.",
+        "written down once more in `tests/test_uneven.py`. Effects are refused where layers differ in their heads.",
+        "",
+        "Keys and values of earlier layers (Gemma 3n, Gemma 4 E2B and E4B; see",
+        "[concepts](concepts.md#keys-and-values-of-earlier-layers)): "
+        + ", ".join(f"`{name}`" for name in _names(lambda entry: entry.lends_kv))
+        + ". Their effects are refused.",
+        "",
+        "Several residual streams (see [concepts](concepts.md#several-residual-streams)): "
+        + ", ".join(f"`{name}`" for name in _names(lambda entry: entry.streams))
+        + ". Their effects are refused.",
         "",
         "Latent attention (see [concepts](concepts.md#latent-attention); `effects` freezes the norms inside): "
-        + ", ".join(
-            f"`{name}`"
-            for name in sorted(READ)
-            if name not in WRAPPERS and ARCHITECTURES[ALIASES.get(name, name)].latent
-        )
+        + ", ".join(f"`{name}`" for name in _names(lambda entry: entry.latent))
         + ".",
         "",
         "## From GGUF",

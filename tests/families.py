@@ -39,6 +39,11 @@ GEMMA4 = WIDE | {
     "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "attention_k_eq_v": True, "global_head_dim": 12, "num_global_key_value_heads": 1,
 }  # fmt: skip
+LENT = WIDE | {
+    "num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 50,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
 ROUTED = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
           "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
 MASKED = ("bert", "camembert", "distilbert", "electra", "esm", "eurobert", "modernbert", "mpnet", "roberta",
@@ -226,6 +231,18 @@ FAMILIES: dict[str, Family] = {
         "gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False},
         counts=((4, 2),) * 3, sizes=((8, 8), (12, 12), (12, 12)), layers=(0, 1, 2), place="sandwich",
     ),
+    "gemma4-lent-keys": Family(
+        "gemma4_text",
+        LENT | {"global_head_dim": 12, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                "use_double_wide_mlp": True},
+        counts=((4, 2), (4, 1), (4, 2), (4, 0), (4, 0)), layers=(0, 1, 2, 3, 4), place="sandwich",
+        sizes=((8, 8), (12, 12), (8, 8), (8, 8), (12, 12)),
+    ),
+    "gemma3n": Family(
+        "gemma3n_text",
+        LENT | {"laurel_rank": 4, "altup_num_inputs": 3, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0]},
+        counts=((4, 2), (4, 2), (4, 2), (4, 0), (4, 0)), layers=(0, 1, 2, 3, 4), place="sandwich", d_head=8,
+    ),
     "mimo_v2_flash": Family(
         "mimo_v2_flash",
         WIDE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "v_head_dim": 5,
@@ -281,6 +298,10 @@ LATENT: dict[str, Family] = {
     "axk1": Family("axk1", MLA | ROUTED, 4),
     "mistral4": Family("mistral4", MLA | ROUTED, 4),
     "youtu": Family("youtu", MLA, 4),
+    "hy_v4": Family(
+        "hy_v4", MLA | SPARSE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+                                 "swiglu_limit": 1e3, "hc_mult": 3, "indexer_types": ["full", "shared"]}, 4,
+    ),
     "minicpm3": Family("minicpm3", MLA, 4),
     "minicpm3-wide-rotary": Family("minicpm3", MLA | {"qk_rope_head_dim": 8, "q_lora_rank": None}, 4),
     "longcat_flash": Family(
@@ -357,6 +378,8 @@ class Run:
             modules["final"] = where.in_body(where.entry.final_norm)
         if where.entry.output_norm:
             modules |= {f"added{n}": where.in_layer(n, where.entry.output_norm[0]) for n in self.weights.layers}
+        if where.entry.streams:  # the model says what its layers give, not what they read of several streams
+            modules |= {f"front{n}": where.in_layer(n, where.entry.norm[0]) for n in self.weights.layers}
         hooked = {label: self.model.get_submodule(name) for label, name in modules.items()}
         hooked["logits"] = self.model.get_output_embeddings()
         import torch
@@ -369,6 +392,8 @@ class Run:
         with torch.no_grad(), recorded(hooked) as self.seen:
             out = self.model(ids, output_attentions=True, output_hidden_states=True, use_cache=False, **kwargs)
         self.stream = [h.numpy()[0] for h in out.hidden_states]
+        if where.entry.streams:
+            self.stream = [self.seen[f"front{n}"][0] for n in self.weights.layers]
         attentions = [a.numpy()[0] for a in out.attentions if a is not None]
         self.attention = dict(zip(self.weights.layers, attentions, strict=True))
         self.logits = out.logits.numpy()[0]
@@ -378,6 +403,7 @@ class Run:
 
     def project(self, role: str, layer: int) -> np.ndarray:
         """(token, head, d_head) vectors from our weights and the model's own attention input."""
+        layer = self.weights.layer_of(role, layer)
         x = self.seen[f"{role}{layer}"][0]
         vectors = np.einsum("td,hdm->thm", x, self.weights.read(role, layer))
         bias = self.weights.bias(role, layer)
@@ -385,7 +411,7 @@ class Run:
 
     def width(self, role: str, layer: int) -> int:
         """Columns of the weights of one layer, which may be filled up with zeros to those of others."""
-        return int(self.weights.widths(role)[self.weights.ports.span(role, layer)][0])
+        return int(self.weights.widths(role)[self.weights.ports.span(role, self.weights.layer_of(role, layer))][0])
 
     def per_query(self, layer: int, vectors: np.ndarray) -> np.ndarray:
         """Vectors (token, head, m) of key/value heads, once for each query head."""

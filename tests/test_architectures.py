@@ -70,7 +70,7 @@ def alibi(run: Run, layer: int) -> np.ndarray | float:
 def test_attention_output_equals_the_models_own(run: Run) -> None:
     for layer in run.weights.layers:
         values = run.per_query(layer, run.project("V", layer)) * VALUE_SCALES.get(run.family.model_type, 1)
-        if run.weights.architecture == "gemma4":  # values have a norm without gain
+        if run.weights._map.entry.value_norm:  # without gain
             values = values / np.sqrt(np.square(values).mean(-1, keepdims=True) + run.model.config.rms_norm_eps)
         mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values)
         if run.weights._map.entry.gated:
@@ -173,8 +173,8 @@ def block_of(run, mlps: Mlps, layer: int):
 
 
 def live(mlps: Mlps, layer: int, block, module: str):
-    """A module of a block by its name in files, which one family renames."""
-    name = module.replace("{sub}", str(layer % mlps._map.entry.sublayers))
+    """A module of a block by its name in files, which two families rename."""
+    name = module.replace("{sub}", str(layer % mlps._map.entry.sublayers)).replace("linear_gate", "gate_proj")
     return block.get_submodule(name if hasattr(block, name.partition(".")[0]) else f"mlp.{name.partition('.')[2]}")
 
 

@@ -55,9 +55,9 @@ def folded_attention(folded: FoldedWeights, z: np.ndarray, attention: np.ndarray
 
 def test_queries_and_keys(run: Run) -> None:
     folded = fold(run.weights)
-    for layer in run.weights.layers:
-        z = bare(run.weights.norm(layer), run.stream[layer])
-        for role in "QK":
+    for role in "QK":
+        for layer in run.weights.layers_with(role):
+            z = bare(run.weights.norm(layer), run.stream[layer])
             vectors = np.einsum("td,hdm->thm", z, folded.read(role, layer)[..., : run.width(role, layer)])
             close(plus(vectors, folded.bias(role, layer)), run.project(role, layer))
 
@@ -70,7 +70,7 @@ def test_attention_output(run: Run) -> None:
         theirs = run.seen.get(f"added{layer}", run.seen[f"O{layer}"])[1]
         if run.weights.norm_kind == "layer":
             theirs = theirs - theirs.mean(-1, keepdims=True)
-        if not run.weights._map.entry.own_gate and run.weights.architecture != "gemma4":
+        if not (run.weights._map.entry.own_gate or run.weights._map.entry.value_norm):
             ours = folded_attention(folded, z, run.attention[layer], layer)
         else:  # what heads hand to their outputs, as the model gated or normalised it
             written = folded.read("O", layer)[..., : run.width("O", layer)]
@@ -87,7 +87,7 @@ def test_attention_output(run: Run) -> None:
 def test_the_norm_in_front_is_one_positive_number_a_token(run: Run, role: str) -> None:
     """Folded weights on the raw stream see what the model's own projections see, times one number a token."""
     folded = fold(run.weights)
-    for layer in run.weights.layers:
+    for layer in run.weights.layers_with(role):
         bias = folded._input_bias(Role.parse(role), layer)
         ours = np.einsum("td,hdm->thm", run.stream[layer], folded.read(role, layer)[..., : run.width(role, layer)])
         theirs = run.project(role, layer) - (0 if bias is None else bias)

@@ -147,3 +147,12 @@ def test_a_name_of_a_page_is_cut_in_the_message(parse) -> None:
     with pytest.raises(HeadspanError) as caught:
         parse("x" * 9000)
     assert len(str(caught.value)) < 300
+
+
+def test_keys_and_values_that_later_layers_use_are_shared_heads() -> None:
+    """Even where a layer has as many of them as query heads: each serves heads of two layers."""
+    table = PortTable.of_counts({0: (2, 2), 1: (2, 2), 2: (2, 0)}, {2: 1})
+    assert list(map(str, table.of("K"))) == ["L0H0", "L0H1", "L1KV0", "L1KV1"]
+    assert list(map(str, table.group_of("L1KV1"))) == ["L1H1", "L2H1"]
+    assert [str(table.resolve(name, "V")) for name in ("L0H1", "L1H0", "L2H1")] == ["L0H1", "L1KV0", "L1KV1"]
+    assert str(table.kv_of("L0H1")) == "L0H1"

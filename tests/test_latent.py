@@ -35,6 +35,7 @@ class Run:
         self.model.save_pretrained(folder)
         self.weights = CheckpointWeights(open_source(str(folder)))
         self.shape = self.weights._map.latent
+        self.streams = self.weights._map.entry.streams
         self.seen: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
         self.attention: dict[int, np.ndarray] = {}
         handles: list[Any] = []
@@ -42,6 +43,9 @@ class Run:
             module = self.model.get_submodule(self.live(layer, self.shape.stem.rstrip(".")))
             handles.append(module.register_forward_hook(self._keep_attention(layer)))
             handles.append(module.register_forward_pre_hook(self._keep_input(layer), with_kwargs=True))
+            if self.streams:
+                norm = self.model.get_submodule(self.weights._map.in_layer(layer, "input_layernorm"))
+                handles.append(norm.register_forward_hook(self._keep(layer, "norm")))
             for name_, part in module.named_children():
                 if "proj" in name_ or "layernorm" in name_:
                     handles.append(part.register_forward_hook(self._keep(layer, name_)))
@@ -50,6 +54,8 @@ class Run:
         with torch.no_grad():
             out = self.model(ids, output_hidden_states=True, output_attentions=True, use_cache=False, **options)
         self.stream = [h.numpy()[0] for h in out.hidden_states]
+        if self.streams:
+            self.stream = [self.seen[layer, "norm"][0] for layer in self.weights.layers]
         for handle in handles:
             handle.remove()
 
@@ -144,6 +150,8 @@ def test_output(run: Run) -> None:
     for layer in run.weights.layers:
         values = run.made(layer, "V") * run.number(layer, "V")
         mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values)
+        if (layer, "gate_proj") in run.seen:
+            mixed = mixed / (1 + np.exp(-run.seen[layer, "gate_proj"][1].reshape(mixed.shape)))
         if (layer, "g_proj") in run.seen:
             mixed = mixed / (1 + np.exp(-run.seen[layer, "g_proj"][1]))[..., None]
         out = np.einsum("ihm,hdm->id", mixed, run.weights.read("O", layer))

@@ -1,4 +1,5 @@
-"""Models whose layers have different numbers of heads, or heads of different sizes: from the file to the page.
+"""Models whose layers have different numbers of heads, heads of different sizes, or no keys and values of their own:
+from the file to the page.
 
 OpenELM is not in transformers, so its layout is written down here once more: one tensor with all query, key and value
 heads of a layer one after the other, RMS norms in front of attention and of the MLP, one norm for all queries and one
@@ -7,6 +8,7 @@ for all keys.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from families import FAMILIES, Run, close, normalise
-from headspan.heads import Role
+from families import FAMILIES, Run, build, close, normalise
+from headspan.analysis.labels import Labels
+from headspan.heads import ROLES, Role
 from headspan.models.architectures import find_architecture
+from headspan.models.folding import fold
+from headspan.models.kv_lending import kv_layers
 from headspan.models.mlp import Mlps
+from headspan.models.weights import AttentionWeights
+from report_browser import Open, drawing
 
 D, M, F, VOCABULARY = 24, 4, 20, 50
 QUERY, KV = [2, 4, 6], [1, 2, 2]
@@ -55,8 +62,6 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import json
-
     path = tmp_path_factory.mktemp("openelm")
     (path / "config.json").write_text(json.dumps(config()))
     save_file(tensors(), path / "model.safetensors")
@@ -134,8 +139,6 @@ def test_scores_of_uneven_layers_are_those_of_their_subspaces(folder: Path, tmp_
 
 
 def test_the_page_and_a_comparison_of_uneven_layers(folder: Path, tmp_path: Path) -> None:
-    import json
-
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text(json.dumps(config()))
@@ -143,11 +146,6 @@ def test_the_page_and_a_comparison_of_uneven_layers(folder: Path, tmp_path: Path
     page = hs.report(hs.score(str(folder), metrics=["pk"], pairings="flow"), str(folder))
     assert page.payload["model"]["n_heads"] == "2 to 6"
     assert "34 weights, 34 moved" in repr(hs.diff(str(folder), str(other)))  # 12 Q and O, 5 K and V
-
-
-def test_keys_and_values_of_other_layers_are_refused() -> None:
-    with pytest.raises(hs.HeadspanError, match="the last 4 layers of this Gemma 4 use the keys and values of earlier"):
-        find_architecture({"model_type": "gemma4_text", "num_kv_shared_layers": 4})
 
 
 def test_gemma4_sizes_by_layer_or_by_kind() -> None:
@@ -166,3 +164,239 @@ def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
     with pytest.raises(hs.HeadspanError, match="a mixture whose parts have norms of their own"):
         hs.nodes(str(tmp_path), neurons="L0:*")
     assert hs.nodes(run.weights, hs.Node(np.ones(run.weights.d_model), "ones", layer=1)).count == 1
+
+
+# ------------------------------------------------------------------- keys and values of earlier layers
+
+
+@pytest.fixture(scope="module", params=["gemma4-lent-keys", "gemma3n"])
+def lent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Five layers; layer 3 uses the keys and values of layer 2, layer 4 those of layer 1."""
+    return Run(FAMILIES[request.param], tmp_path_factory.mktemp("lent"))
+
+
+def test_names_of_lent_keys_and_values(lent: Run) -> None:
+    weights = lent.weights
+    table, last = weights.ports, len(weights.heads_in("K", 1)) - 1
+    assert {head.layer for head in weights.heads("K")} == {0, 1, 2} == {head.layer for head in weights.heads("V")}
+    assert {head.layer for head in weights.heads("O")} == {0, 1, 2, 3, 4}
+    assert [str(table.kv_of(f"L3H{i}")) for i in range(4)] == ["L2KV0", "L2KV0", "L2KV1", "L2KV1"]
+    assert str(table.kv_of("L4H3")) == f"L1KV{last}"
+    assert list(map(str, table.group_of("L2KV1"))) == ["L2H2", "L2H3", "L3H2", "L3H3"]
+    assert table.note("L3H2", "K") == (
+        "L3H2 shares its keys and values: L3H2.K is L2KV1.K, which serves L2H2, L2H3, L3H2, L3H3"
+    )
+    np.testing.assert_array_equal(weights.read_head("L3H2.V"), weights.read_head("L2KV1.V"))
+    assert weights.layers_with("K") == (0, 1, 2) and weights.read("K", 3).shape[0] == 0
+    assert weights.bias("V", 4) is None
+    assert any("layers 3–4 make no keys and values: their heads use those of layers 1–2" in n for n in weights.notes)
+
+
+def circuit(weights: AttentionWeights, role: str, name: str) -> np.ndarray:
+    """The matrix whose columns span what CS takes of one weight: those of all heads of a group one beside the other."""
+    own, other = weights.read_head(f"{name}.{role}").astype(np.float64), str(Role(role).partner)
+    partners = weights.ports.group_of(name) if role in "KV" else [weights.ports.kv_of(name)]
+    return np.concatenate([own @ weights.read_head(f"{partner}.{other}").T for partner in partners], axis=1)
+
+
+def test_scores_with_lent_keys_and_values_are_their_definitions(lent: Run, tmp_path: Path) -> None:
+    """PK of subspaces; CS with the partners of a group in all of its layers, folded or not."""
+    for weights in (lent.weights, fold(lent.weights)):
+        scores = hs.score(weights, ["pk", "cs"], "all")
+        bases = {r: [np.linalg.qr(weights.read_head(f"{h}.{r}"))[0] for h in weights.heads(r)] for r in "QKVO"}
+        circuits = {r: [circuit(weights, r, str(h)) for h in weights.heads(r)] for r in "QKVO"}
+        for first, second in ("OQ", "OK", "OV", "KK", "VV", "QK", "OO"):
+            ours = scores["pk", first + second].values
+            expected = [[np.square(a.T @ b).sum() for b in bases[second]] for a in bases[first]]
+            np.testing.assert_allclose(ours, np.where(np.isfinite(ours), expected, np.nan), atol=1e-5)
+            ours = scores["cs", first + second].values
+            expected = [[ratio(a, b) for b in circuits[second]] for a in circuits[first]]
+            np.testing.assert_allclose(ours, np.where(np.isfinite(ours), expected, np.nan), atol=1e-5)
+        assert scores["pk", "OK"].at("L0H1", "L3H2") == scores["pk", "OK"].at("L0H1", "L2KV1")
+        with np.errstate(all="raise"):
+            assert np.isnan(scores["pk", "OK"].at("L2H0", "L3H2"))  # its keys are made in layer 2
+    scores.save(tmp_path / "lent.safetensors")
+    loaded = hs.load(tmp_path / "lent.safetensors")
+    assert loaded == scores and loaded.ports == scores.ports
+
+
+def ratio(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a.T @ b) / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("grouping", ["blocks", "before", "roles"])
+def test_scores_do_not_depend_on_how_layers_are_cut(lent: Run, grouping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one layer: some of them have no keys and values."""
+    whole = hs.score(lent.weights, ["pk", "cs"], "all")
+    each = [(layer,) for layer in lent.weights.layers]
+    monkeypatch.setattr("headspan.scoring.plan._cut", lambda *given: (each, grouping))
+    pieces = hs.score(lent.weights, ["pk", "cs"], "all")
+    assert pieces.provenance["blocks"] == {"pk": 5, "cs": 5}
+    for key, values in whole.arrays.items():
+        np.testing.assert_allclose(pieces.arrays[key], values, atol=1e-6)
+
+
+def test_what_is_made_of_lent_keys_and_values(lent: Run, tmp_path: Path) -> None:
+    """Neighbours, hubs, wiring and its files, labels and paths follow the link to the earlier layer."""
+    scores = hs.score(lent.weights, ["pk"], "flow")
+    found = hs.around(scores, "L3H2")
+    assert {str(e.target) for e in found.incoming if str(e.pairing) != "OQ"} == {"L2KV1"}
+    assert "L3H2.K is L2KV1.K" in str(found.note)
+    assert {str(e.source) for e in hs.around(scores, "L2KV1").outgoing} <= {"L2H2", "L2H3", "L3H2", "L3H3"}
+    hub = next(row for row in hs.hubs(scores, "OK").rows() if row["head"] == "L2KV1")
+    assert hub["serves"] == "L2H2;L2H3;L3H2;L3H3"
+    wiring = hs.wiring(scores, k=200)
+    assert {("L2KV1", "L2H3"), ("L2KV1", "L3H2")} <= {(str(kv), str(head)) for kv, head in wiring.serves()}
+    wiring.to_json(tmp_path / "w.json")
+    assert {"source": "L2KV1", "target": "L3H2"} in json.loads((tmp_path / "w.json").read_text())["serves"]
+    wiring.to_graphml(tmp_path / "w.graphml")
+    assert wiring.to_networkx().has_edge("L2KV1", "L3H2", "serves")
+    assert Labels.from_pairs([("L3H2", "late")]).for_model(scores.ports).of("L2KV1") == ("late",)
+    through = [path for path in hs.paths(lent.weights, to="L4H1.Q", depth=2, k=200) if path.hops == 2]
+    assert {path.source.layer for path in through if path.via[0].layer == 3} == {0, 1}  # read in layer 2
+
+
+def test_paths_through_lent_values_are_products_of_their_weights(lent: Run) -> None:
+    weights = lent.weights
+    path = next(p for p in hs.paths(weights, to="L4H1.Q", depth=2, k=200) if str(p.via[0]) == "L3H2")
+    ends = [np.linalg.qr(weights.read_head(name).astype(float))[0] for name in (f"{path.source}.O", "L4H1.Q")]
+    through = weights.read_head("L3H2.O").astype(float) @ weights.read_head("L2KV1.V").T
+    through *= np.sqrt(8 / np.square(through).sum())  # of rank 8, scaled to hand on as many directions
+    assert path.score == pytest.approx(np.square(ends[1].T @ through @ ends[0]).sum(), rel=1e-5)
+
+
+def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path) -> None:
+    build(lent.family, seed=1).save_pretrained(tmp_path / "other")
+    other = hs.open(str(tmp_path / "other"))
+    change = hs.diff(lent.weights, other)
+    ports = sum(len(lent.weights.heads(role)) for role in ROLES)
+    assert f"{ports} weights, {ports} moved" in repr(change)
+    series = hs.track([str(lent.weights.reference), str(tmp_path / "other")])
+    series.save(tmp_path / "series.safetensors")
+    for made in (change, series, hs.Series.load(tmp_path / "series.safetensors")):
+        assert hs.report(made).payload["served_by"]["L3H2"] == "L2KV1"
+    found = json.loads((tmp_path / "other" / "config.json").read_text())
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    if lent.weights.architecture == "gemma3n":
+        (tmp_path / "other" / "config.json").write_text(json.dumps(found | {"layer_types": kinds}))
+        with pytest.raises(hs.HeadspanError, match=r"the keys and values of L3H0 in L2KV0, .* has L1KV0"):
+            hs.diff(lent.weights, str(tmp_path / "other"))
+
+
+def test_facts_tokens_figures_and_head_scores_of_lent_keys(lent: Run) -> None:
+    from headspan.figures.norms import circuit_norms
+
+    facts = hs.info(lent.weights, check=True)
+    assert facts["check"]["ranks"]["K"]["heads"] == len(lent.weights.heads("K"))
+    assert len(hs.tokens(lent.weights, "L3H2", "V", k=3)) == 3
+    norms = circuit_norms(lent.weights, 3)
+    product = lent.weights.read_head("L3H2.O") @ lent.weights.read_head("L2KV1.V").T
+    assert norms["OV"][2] == pytest.approx(np.linalg.norm(product), rel=1e-5)
+    found = hs.nodes(lent.weights, hs.Node(np.ones(lent.weights.d_model), "ones", layer=1))
+    assert found.count == 1
+    assert hs.behaviour(lent.model, sequences=2, length=10).heads == lent.weights.heads("O")
+
+
+def test_a_value_bias_is_that_of_the_lender(tmp_path: Path) -> None:
+    """What folding moves into the output bias of a layer comes from the layer that makes its values."""
+    family = replace(FAMILIES["gemma3n"], config=FAMILIES["gemma3n"].config | {"attention_bias": True})
+    weights = Run(family, tmp_path).weights
+    assert not weights.value_bias_is_constant  # values are normalised behind it
+    weights.value_bias_is_constant = True  # as in a family without that norm
+    values, gain = weights.bias("V", 2), weights.output_norm(3)
+    assert values is not None and gain is not None
+    written = sum(weights.read("O", 3)[i] @ values[i // 2] for i in range(4)) + weights.bias("O", 3)
+    close(fold(weights).bias("O", 3), gain.gain * written)
+
+
+def test_unused_weights_of_borrowing_layers_are_left_alone(lent: Run, tmp_path: Path) -> None:
+    """Published files hold keys and values of layers that never use them; the body may be inside a larger model."""
+    source = lent.weights.source
+    stored = {name.replace("model.", "model.language_model.", 1): source.read(name) for name in source.names()}
+    stored |= {
+        f"model.language_model.layers.{layer}.self_attn.{role}_proj.weight": np.full((5, 3), np.nan, np.float32)
+        for layer in (3, 4)
+        for role in "kv"
+    }
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+    text = dict(source.config)
+    outer = {"model_type": str(text["model_type"]).removesuffix("_text"), "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    weights = hs.open(str(tmp_path))
+    assert weights.architecture == lent.weights.architecture and weights.ports == lent.weights.ports
+    assert not any("layers.3.self_attn.k_proj" in name for name in weights.tensors())
+    np.testing.assert_array_equal(weights.read_head("L3H1.K"), lent.weights.read_head("L3H1.K"))
+
+
+def test_which_layer_lends() -> None:
+    """As Gemma 4 E2B: every fifth layer sees everything, the last twenty of thirty-five borrow."""
+    kinds = ["full_attention" if (i + 1) % 5 == 0 else "sliding_attention" for i in range(35)]
+    found = kv_layers({"num_kv_shared_layers": 20, "layer_types": kinds}, 35, "a model")
+    assert found == {layer: 14 if (layer + 1) % 5 == 0 else 13 for layer in range(15, 35)}
+    assert find_architecture({"model_type": "gemma3n_text"})[2]["layer_types"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5: a number of layers below its 5"),
+        ({"num_kv_shared_layers": True}, "num_kv_shared_layers = True"),
+        ({"num_kv_shared_layers": 2, "layer_types": None}, "does not list the kinds of its 5 layers"),
+        ({"num_kv_shared_layers": 2, "layer_types": [["a"]] * 5}, "does not list the kinds of its 5 layers"),
+        ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
+    ],
+)
+def test_lending_that_cannot_be_is_told(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(hs.HeadspanError, match=sentence):
+        kv_layers({"layer_types": ["a", "b", "a", "b", "a"]} | change, 5, "a model")
+
+
+def test_lenders_must_fit(tmp_path: Path) -> None:
+    build(FAMILIES["gemma4-lent-keys"]).save_pretrained(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    about["per_layer_config"] = {"4": {"head_dim": 12, "num_key_value_heads": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(hs.HeadspanError, match=r"layer 4 of .* uses the keys and values of layer 1, but has 4 heads"):
+        hs.open(str(tmp_path))
+
+
+def test_streams_are_mixed_by_numbers_only() -> None:
+    """What AltUp makes of the streams of a token lies in their span: no coordinate of one reaches another."""
+    import torch
+
+    altup = build(FAMILIES["gemma3n"]).model.layers[0].altup
+    with torch.no_grad():
+        streams, written = torch.randn(3, 1, 7, 24), torch.randn(1, 7, 24)
+        predicted = altup.predict(streams)
+        corrected = altup.correct(predicted, written)
+    for token in range(7):
+        span_of(streams[:, 0, token].numpy(), predicted[:, 0, token].numpy())
+        both = np.concatenate([predicted[:, 0, token].numpy(), written[0, token, None].numpy()])
+        span_of(both, corrected[:, 0, token].numpy())
+
+
+def span_of(rows: np.ndarray, found: np.ndarray) -> None:
+    close(np.linalg.lstsq(rows.T, found.T, rcond=None)[0].T @ rows, found)
+
+
+def test_a_report_links_heads_to_the_layer_that_lends(lent: Run) -> None:
+    page = hs.report(hs.score(lent.weights, ["pk"], "flow"), lent.weights)
+    assert page.payload["served_by"]["L3H2"] == "L2KV1"
+    assert {row[:2] for row in page.payload["ports"]["K"]} == {"L0", "L1", "L2"}
+
+
+def test_the_page_keeps_heads_in_their_own_layers(open_page: Open, tmp_path: Path) -> None:
+    """A KV head is framed with query heads of its layer; those of later layers stand in theirs and are its kin."""
+    scores = hs.score(hs.open(build(FAMILIES["gemma3n"])), ["pk"], "flow")
+    hs.report(scores, out=tmp_path / "page.html")
+    view = open_page(tmp_path / "page.html", scores, "#pairings=OQ,OK,OV&k=15&head=L3H2")
+    _, boxes = drawing(view.page)
+    columns: dict[str, set[int]] = {}
+    for name, box in boxes.items():
+        columns.setdefault(name.partition("H" if "H" in name else "K")[0], set()).add(round((box[0] + box[2]) / 2))
+    assert sorted(columns) == ["L0", "L1", "L2", "L3", "L4"]
+    assert all(len(places) == 1 for places in columns.values()), columns
+    assert sorted(columns, key=lambda layer: min(columns[layer])) == sorted(columns)
+    assert "reads through L2KV1" in " ".join(view.text("#inspector").split())
+    assert "kin" in str(view.page.get_attribute('.node[data-head="L2KV1"]', "class"))
+    assert view.errors == []

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -257,7 +258,7 @@ class PortTable:
     """What reads and writes the stream: for every role its heads or nodes, in the order of the stream.
 
     With shared key/value heads (GQA, MQA) a KV head stands once, never once per query head. ``served_by`` then says
-    for every query head which one it reads through.
+    for every query head which one it reads through; it may be one of an earlier layer.
     """
 
     ports: Mapping[Role, tuple[Port, ...]]
@@ -274,25 +275,34 @@ class PortTable:
         return cls.of_counts(dict.fromkeys(layers, (n_heads, n_kv_heads)))
 
     @classmethod
-    def of_counts(cls, counts: Mapping[int, tuple[int, int]]) -> PortTable:
-        """Every layer with its own numbers of query and of key/value heads.
+    def of_counts(
+        cls, counts: Mapping[int, tuple[int, int]], kv_layers: Mapping[int, int] = MappingProxyType({})
+    ) -> PortTable:
+        """Every layer with its own numbers of query and of key/value heads; kv_layers as in :meth:`of_heads`.
 
-        >>> table = PortTable.of_counts({0: (4, 2), 3: (2, 2)})
-        >>> [str(head) for head in table.of("K")]
-        ['L0KV0', 'L0KV1', 'L3H0', 'L3H1']
+        >>> table = PortTable.of_counts({0: (4, 2), 3: (2, 2), 4: (4, 0)}, {4: 0})
+        >>> [str(head) for head in table.of("K")], str(table.kv_of("L4H3"))
+        (['L0KV0', 'L0KV1', 'L3H0', 'L3H1'], 'L0KV1')
         """
+        lent = set(kv_layers.values())
         return cls.of_heads(
             tuple(Head(layer, i) for layer, (n_heads, _) in counts.items() for i in range(n_heads)),
             tuple(
-                Head(layer, i, "KV" if n_kv_heads < n_heads else "H")
+                Head(layer, i, "KV" if n_kv_heads < n_heads or layer in lent else "H")
                 for layer, (n_heads, n_kv_heads) in counts.items()
                 for i in range(n_kv_heads)
             ),
+            kv_layers,
         )
 
     @classmethod
-    def of_heads(cls, query: Sequence[Head], kv: Sequence[Head]) -> PortTable:
-        """Q and O of the query heads, K and V of the others; the query heads of a layer share its KV heads evenly."""
+    def of_heads(
+        cls, query: Sequence[Head], kv: Sequence[Head], kv_layers: Mapping[int, int] = MappingProxyType({})
+    ) -> PortTable:
+        """Q and O of the query heads, K and V of the others; the query heads of a layer share its KV heads evenly.
+
+        kv_layers: of layers without keys and values, the earlier layer whose KV heads they share.
+        """
         query, kv = tuple(query), tuple(kv)
         shared: dict[int, list[Head]] = {}
         counts: dict[int, int] = {}
@@ -302,9 +312,9 @@ class PortTable:
         for head in query:
             counts[head.layer] = counts.get(head.layer, 0) + 1
         served_by = {
-            head: shared[head.layer][head.index * len(shared[head.layer]) // counts[head.layer]]
+            head: pool[head.index * len(pool) // counts[head.layer]]
             for head in query
-            if head.layer in shared and head.index < counts[head.layer]
+            if (pool := shared.get(kv_layers.get(head.layer, head.layer))) and head.index < counts[head.layer]
         }
         return cls({role: kv if role.shared else query for role in ROLES}, served_by)
 

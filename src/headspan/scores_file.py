@@ -144,7 +144,8 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     damaged = HeadspanError(f"{path} is damaged: its lists of heads are not such lists; make it again")
     try:
         if head["schema"] == 1:
-            return PortTable.of_heads(*(list(map(Head.parse, head["heads"][key])) for key in ("query", "kv")))
+            query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
+            return PortTable.of_heads(query, kv)
         listed = head["nodes"]
         if isinstance(listed, list):  # schema 2: one position for both ports
             rows = {row[0]: row for row in listed}

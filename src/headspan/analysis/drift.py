@@ -249,6 +249,9 @@ def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[t
     layers = tuple(layer for layer in first.layers if layer in second.layers)
     if not layers:
         raise HeadspanError(f"{first.reference} and {second.reference} have no attention layer in common")
+    for head in (head for layer in layers for head in first.heads_in(Role.O, layer)):
+        if (one := first.ports.kv_of(head)) != (other := second.ports.kv_of(head)):
+            raise HeadspanError(_other_shape(first, second, f"the keys and values of {head} in", one, other))
     notes = []
     for weights in (first, second):
         extra = len(weights.layers) - len(layers)
@@ -264,7 +267,7 @@ def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[t
     return layers, notes
 
 
-def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, before: int, after: int) -> str:
+def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, before: Any, after: Any) -> str:
     return (
         f"{first.reference} has {what} {before}, {second.reference} has {after}: heads can only be compared one by one "
         "between models of the same width and the same numbers of heads"
@@ -277,7 +280,7 @@ def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, b
 def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[int]) -> Iterator[list[PortDrift]]:
     """The drift of every head, one role of one layer at a time; each tensor is read once."""
     for layer in layers:
-        for role in ROLES:
+        for role in (role for role in ROLES if first.heads_in(role, layer)):
             dtypes = storage_dtypes(first, second, role, layer)
             weights = first.read(role, layer)
             bases, ranks = orthonormal_bases(weights, first.storage_dtype(role, layer))

@@ -131,6 +131,8 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
     steps = len(weights.layers) * len(ROLES)
     for number, layer in enumerate(weights.layers):
         for place, role in enumerate(ROLES):
+            if not weights.heads_in(role, layer):
+                continue
             found = orthonormal_bases(weights.read(role, layer), weights.storage_dtype(role, layer))[1]
             wide = np.minimum(weights.widths(role)[weights.ports.span(role, layer)], weights.d_model)
             full = int(wide.max())

@@ -222,7 +222,7 @@ class Search:
                 first += n
 
     def _layer_runs(self, role: Role) -> Iterator[tuple[int, ...]]:
-        layers = self.weights.layers
+        layers = self.weights.layers_with(role)
         widest = max(len(self.weights.heads_in(role, layer)) for layer in layers)
         per_layer = 4 * self.weights.d_model * widest * self.weights.d_head(role)
         step = max(1, self.memory // 2 // per_layer)

@@ -169,10 +169,11 @@ def _bases(weights: AttentionWeights, role: Role, layer: int, heads: np.ndarray)
 def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: int) -> Iterator[Stack]:
     """The heads of each role in stacks of as many whole layers as the memory holds."""
     for role in map(Role, roles):
-        per_layer = max(len(weights.heads_in(role, layer)) for layer in weights.layers)
+        there = weights.layers_with(role)
+        per_layer = max(len(weights.heads_in(role, layer)) for layer in there)
         step = max(1, memory // (4 * weights.d_model * per_layer * weights.d_head(role)))
-        for first in range(0, len(weights.layers), step):
-            layers = weights.layers[first : first + step]
+        for first in range(0, len(there), step):
+            layers = there[first : first + step]
             heads = tuple(head for layer in layers for head in weights.heads_in(role, layer))
             bases = [_bases(weights, role, layer, weights.read(role, layer)) for layer in layers]
             yield Stack(heads, role, np.concatenate(bases, axis=1), weights.d_head(role))

@@ -239,7 +239,7 @@ class _Tracker:
 
     def _check_shape(self, shape: dict[str, Any], weights: AttentionWeights) -> None:
         for what, seen in shape.items():
-            if self.shape and seen != self.shape[what]:
+            if seen != self.shape.get(what, seen):
                 described = "other heads" if isinstance(seen, dict) else f"{what} {seen}, not {self.shape[what]}"
                 raise _NoSeries(
                     f"{weights.reference} has {described} as in {self.checkpoints[-1].name}: a series is one model"
@@ -327,4 +327,5 @@ def _shape(weights: AttentionWeights) -> dict[str, Any]:
         "d_model": weights.d_model,
         "layers": list(weights.layers),
         "heads": {str(role): [str(head) for head in weights.heads(role)] for role in ROLES},
+        "served_by": {str(head): str(kv) for head, kv in weights.ports.served_by.items()},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from headspan.analysis.series import Series
 from headspan.explorer import Report
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, render
-from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, PortTable, Role
+from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, PortTable, Role
 from headspan.scores import Scores
 from headspan.scoring.metrics import metric_of
 
@@ -44,7 +44,7 @@ def _diff_payload(change: Diff) -> dict[str, Any]:
         "facts": facts,
         "notes": change.notes,
         "heads": _heads({role: [line.head for line in change.drift if line.role is role] for role in ROLES}),
-        "served_by": _served({role: tuple(line.head for line in change.drift if line.role is role) for role in ROLES}),
+        "served_by": _names(change.before.ports),
         "drift": _plain(change.records("drift")),
         "edges": _with_strengths(change, _plain([*change.records("edge"), *_kept(change)])),
         "hubs": _plain(change.records("hub")),
@@ -63,7 +63,7 @@ def _series_payload(series: Series) -> dict[str, Any]:
         },
         "notes": series.notes,
         "heads": _heads(series.heads),
-        "served_by": _served(series.heads),
+        "served_by": _served(series),
         "steps": [[step.step, step.name] for step in series.steps],
         "k": series.k,
         "edge_list": [[str(edge.pairing), str(edge.source), str(edge.target)] for edge in series.edges],
@@ -128,9 +128,15 @@ def _strengths(series: Series) -> str | None:
     return pack(metric_of("pk").strength(series.scores, d_model, ranks[:, 0], ranks[:, 1]), "f4")
 
 
-def _served(heads: Mapping[Role, Sequence[Head]]) -> dict[str, str]:
-    """The key/value head of every query head that shares one."""
-    table = PortTable.of_heads(heads[Role.Q], heads[Role.V])
+def _served(series: Series) -> dict[str, str]:
+    """The key/value head of every query head that shares one; files of earlier versions do not say it."""
+    said = series.provenance.get("served_by")
+    if isinstance(said, dict):
+        return {str(head): str(kv) for head, kv in said.items()}
+    return _names(PortTable.of_heads(series.heads[Role.Q], series.heads[Role.V]))
+
+
+def _names(table: PortTable) -> dict[str, str]:
     return {str(head): str(kv) for head, kv in table.served_by.items()}
 
 

@@ -19,7 +19,7 @@ def circuit_norms(weights: AttentionWeights, layer: int) -> dict[str, np.ndarray
     """Frobenius norms of W_QK and W_OV of every query head of a layer, without making the d×d matrices."""
     norms = {}
     for name, own, shared in (("QK", Role.Q, Role.K), ("OV", Role.O, Role.V)):
-        a, b = (weights.read(role, layer).astype(np.float64) for role in (own, shared))
+        a, b = (weights.read(r, weights.layer_of(r, layer)).astype(np.float64) for r in (own, shared))
         gram_a, gram_b = np.swapaxes(a, 1, 2) @ a, np.swapaxes(b, 1, 2) @ b
         gram_b = np.repeat(gram_b, len(gram_a) // len(gram_b), axis=0)  # a KV head serves a group of query heads
         norms[name] = np.sqrt(np.einsum("hij,hij->h", gram_a, gram_b))

@@ -66,6 +66,10 @@ class Architecture:
     sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
     value_size: bool = False  # values have a size of their own, v_head_dim
     keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
+    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: models/kv_lending.py
+    value_norm: bool = False  # values are normalised, so a value bias is not a constant output
+    streams: bool = False  # several residual streams, read and written through numbers for each token
+    remark: str | None = None  # what else a reader should know of the family
     in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
     defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
@@ -116,11 +120,6 @@ def _mimo_sizes(config: Config) -> Config:
 
 def _gemma4_sizes(config: Config) -> Config:
     """Layers that see everything have heads of their own size and number."""
-    if config.get("num_kv_shared_layers"):
-        raise HeadspanError(
-            f"the last {config['num_kv_shared_layers']} layers of this Gemma 4 use the keys and values of earlier ones "
-            "(num_kv_shared_layers), which is not read: choose a size without that, like 31B"
-        )
     kinds, own = config.get("layer_types"), config.get("per_layer_config")
     if not isinstance(kinds, (list, tuple)):
         return {}
@@ -130,6 +129,15 @@ def _gemma4_sizes(config: Config) -> Config:
         own = {str(layer): everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
     layers = [own.get(str(layer)) or {} for layer in range(len(kinds))]
     return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
+
+
+def _gemma3n_sizes(config: Config) -> Config:
+    """Every fifth layer sees everything, where the config does not say which do."""
+    count = config.get("num_hidden_layers", 35)
+    if config.get("layer_types") or type(count) is not int or not 0 < count < 10**5:
+        return {}
+    kinds = ["full_attention" if number % 5 == 0 else "sliding_attention" for number in range(1, count + 1)]
+    return {"num_hidden_layers": count, "layer_types": kinds}
 
 
 def _opt_variant(entry: Architecture, config: Config) -> Architecture:
@@ -287,8 +295,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # layers with different numbers of heads
     "gemma4": Architecture(
-        norm_place="sandwich", output_norm=("post_attention_layernorm",), keys_as_values=True, sizes=_gemma4_sizes,
+        norm_place="sandwich", output_norm=("post_attention_layernorm",), keys_as_values=True, lends_kv=True,
+        value_norm=True, sizes=_gemma4_sizes,
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
+    ),
+    "gemma3n": Architecture(
+        norm_place="sandwich", output_norm=("post_attention_layernorm",), lends_kv=True, value_norm=True, streams=True,
+        sizes=_gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of "
+        "the first stream: the others have projections of their own between them and the vocabulary",
+        defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
     "laguna": Architecture(own_gate=True, sizes=_laguna_sizes, defaults={"head_dim": 128}),
     "mimo_v2_flash": Architecture(
@@ -320,6 +335,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "longcat_flash": replace(
         _LATENT, latent_scaled=True, sublayers=2, o="self_attn.{sub}.o_proj", norm=("input_layernorm.{sub}",),
     ),
+    "hy_v4": replace(_LATENT, sinks=True, own_gate=True, streams=True),
     "kimi_linear": replace(_LATENT, hybrid=True),
     "bailing_hybrid": replace(
         _LATENT, hybrid=True, own_gate=True, in_files={"o": "attention.dense", "embedding": "word_embeddings"},
@@ -376,6 +392,7 @@ ALIASES: dict[str, str] = {
     **dict.fromkeys(("xlm-roberta", "camembert"), "roberta"),
     "hunyuan_v1_moe": "hunyuan_v1_dense",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), "gemma4"),
     "qwen3_vl_text": "qwen3",
     "vaultgemma": "gemma",

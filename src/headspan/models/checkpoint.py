@@ -29,6 +29,10 @@ _HEADS = (
     "cls.predictions.transform.dense.weight", "generator_predictions.dense.weight", "head.dense.weight",
     "lm_head.dense.weight", "vocab_transform.weight",
 )  # fmt: skip
+_STREAMS = (
+    "it has several residual streams in one set of coordinates, which heads read and write through numbers for each "
+    "token: this changes no span, but effects are refused"
+)
 _PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three
 _SAMPLED = 32  # rows of two tensors that are compared
 
@@ -65,7 +69,8 @@ class CheckpointWeights(AttentionWeights):
         return len(set(self._sizes.values())) == 1
 
     def _port_table(self) -> PortTable:
-        return PortTable.of_counts({layer: (size.n_heads, size.n_kv_heads) for layer, size in self._sizes.items()})
+        counts = {layer: (size.n_heads, size.n_kv_heads) for layer, size in self._sizes.items()}
+        return PortTable.of_counts(counts, self._map.kv_layers)
 
     # -- weights ---------------------------------------------------------------------------------------------
 
@@ -73,7 +78,8 @@ class CheckpointWeights(AttentionWeights):
         entry, shape = self._entry, self._map.latent
         module = shape and shape.latent_module(Role.V)
         scaled = module and bias_of(self._map.in_layer(self.layers[0], module)) in self._map.names
-        return not (entry.sinks or entry.gated or entry.own_gate or _clips(self._map.config) or scaled)
+        changed = entry.sinks or entry.gated or entry.own_gate or entry.value_norm
+        return not (changed or _clips(self._map.config) or scaled)
 
     def d_head(self, role: Role | str) -> int:
         role = attention_role(role)
@@ -94,6 +100,8 @@ class CheckpointWeights(AttentionWeights):
         if self._latent is not None:
             found = np.ascontiguousarray(self._latent.read(role, layer))
             return check_finite(found, role, self.heads_in(role, layer), self.reference)
+        if not self.heads_in(role, layer):  # an earlier layer's keys and values, which stand there
+            return np.zeros((0, self.d_model, self.d_head(role)), dtype=np.float32)
         name = self._map.weight(role, layer)
         stored = self._read_once(name) if self._entry.fused and role is not Role.O else self.source.read(name)
         if self._entry.layout == "heads":
@@ -167,7 +175,7 @@ class CheckpointWeights(AttentionWeights):
         if self._latent is not None and role is not Role.O:
             return self._latent.bias(role, layer, self._bias_in_layer)
         name = self._map.bias(role, layer)
-        if name is None:
+        if name is None or not self.heads_in(role, layer):
             return None
         if role is Role.O:
             return self._vector(name, self.d_model)
@@ -309,11 +317,19 @@ class CheckpointWeights(AttentionWeights):
                 f"{len(left_out)} of {self.n_layers} layers have no softmax attention and are left out "
                 f"({_ranges(left_out)}); the others keep their numbers"
             )
-        if not self.even:
+        if len({size for layer, size in self._sizes.items() if layer not in self._map.kv_layers}) > 1:
             notes.append(
                 f"its layers differ: {self.ports.a_layer(Role.O)} heads with {self.ports.a_layer(Role.V)} key/value "
                 "heads; numbers and sizes said of a layer are the largest"
             )
+        if self._map.kv_layers:
+            notes.append(
+                f"layers {_ranges(sorted(self._map.kv_layers))} make no keys and values: their heads use those of "
+                f"layers {_ranges(sorted(set(self._map.kv_layers.values())))}, which stand there once"
+            )
+        if self._entry.streams:
+            notes.append(_STREAMS)
+        notes += [] if self._entry.remark is None else [self._entry.remark]
         qk_norm = self._map.in_layer(self.layers[0], self._entry.qk_norm) + "."
         if any(name.startswith(qk_norm) for name in self._map.names):
             notes.append(
@@ -329,8 +345,8 @@ class CheckpointWeights(AttentionWeights):
             )
         if not self.value_bias_is_constant:
             notes.append(
-                "a value bias is not a constant output here (attention sinks, clipped values or an output gate): "
-                "folding leaves it where it is"
+                "a value bias is not a constant output here (attention sinks, clipped or normalised values, or an "
+                "output gate): folding leaves it where it is"
             )
         return notes + self._contradictions()
 

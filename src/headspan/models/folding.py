@@ -127,7 +127,8 @@ class FoldedWeights(WrappedWeights):
     def _output_bias(self, layer: int) -> np.ndarray | None:
         """The output bias with what a constant value vector adds through every head."""
         bias = self.inner.bias(Role.O, layer)
-        values = self._input_bias(Role.V, layer) if self.value_bias_is_constant else None
+        home = self.layer_of(Role.V, layer)
+        values = self._input_bias(Role.V, home) if self.value_bias_is_constant else None
         if values is not None:
             per_head = np.repeat(values, len(self.heads_in(Role.O, layer)) // len(values), axis=0)
             written = np.einsum("hdm,hm->d", self.inner.read(Role.O, layer), per_head)

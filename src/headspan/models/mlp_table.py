@@ -56,10 +56,12 @@ def _plain(up: str, down: str, **more: Any) -> Layout:
 
 
 _W = ("w1", "w3", "w2")
+_LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
 
 # The first whose tensors are all in the layer. A gated MLP stands before the plain one that shares two of its names.
 DENSE: tuple[Layout, ...] = (
     _gated("mlp"),
+    _gated("mlp", _LINEAR_GATE),
     _gated("feed_forward"),
     _gated("feed_forward", _W),
     _gated("block_sparse_moe"),
@@ -104,6 +106,7 @@ SHARED: tuple[Layout, ...] = (
         "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert",
         "block_sparse_moe.shared_experts",
     )),
+    _gated("mlp.shared_experts", _LINEAR_GATE, shared=True),
     _plain("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", shared=True),
     Layout("mlp.shared_experts.gate_up_proj", None, "mlp.shared_experts.down_proj", shared=True),
     Layout("shared_mlp.input_linear", None, "shared_mlp.output_linear", shared=True),

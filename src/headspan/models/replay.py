@@ -87,6 +87,16 @@ class Replayer:
         place = self.weights.norm_place
         if place in WHY_NO_DIRECT_EDGE:
             raise self.refusal(WHY_NO_DIRECT_EDGE[place])
+        if self._where.entry.streams:
+            raise self.refusal(
+                "it has several residual streams, and numbers for each token decide how much of what a head writes "
+                "reaches a later one: effects are measured where all of it does"
+            )
+        if self._where.kv_layers:
+            raise self.refusal(
+                "its last layers use the keys and values of earlier ones (num_kv_shared_layers), and effects are "
+                "measured where every layer makes its own"
+            )
         if not self.weights.even:
             raise self.refusal(
                 "its layers have different numbers of heads, or heads of different sizes, and effects are measured "

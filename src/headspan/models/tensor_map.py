@@ -6,11 +6,13 @@ Only names, shapes and the config are looked at; no tensor is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Role
 from headspan.models.architectures import BODY_PREFIXES, find_architecture
+from headspan.models.kv_lending import kv_layers
 from headspan.models.latent import LatentShape
 from headspan.sources.base import TensorSource
 
@@ -82,6 +84,7 @@ class TensorMap:
 
     def _read_sizes(self) -> None:
         self.n_layers = 0  # nothing is listed layer by layer before their number is known
+        self.kv_layers: dict[int, int] = {}  # layers without keys and values: the one whose they use
         self.n_layers = self._count_layers()
         self.d_model = self._size("d_model")
         heads = self._sizes("n_heads")
@@ -96,6 +99,20 @@ class TensorMap:
         self.sizes = [Sizes(*each) for each in zip(heads, shared, widths, values, strict=True)]
         for size in self.sizes:
             self._check_sizes(size)
+        self._lend()
+
+    def _lend(self) -> None:
+        """Layers that use the keys and values of earlier ones have no key/value heads of their own."""
+        self.kv_layers = kv_layers(self.config, self.n_layers, self.source.reference) if self.entry.lends_kv else {}
+        for layer, lender in self.kv_layers.items():
+            size, lent = self.sizes[layer], self.sizes[lender]
+            same = (size.d_head, size.d_value) == (lent.d_head, lent.d_value)
+            if not same or not lent.n_kv_heads or size.n_heads % lent.n_kv_heads:
+                raise HeadspanError(
+                    f"layer {layer} of {self.source.reference} uses the keys and values of layer {lender}, but has "
+                    f"{size} where that has {lent}: check its config"
+                )
+            self.sizes[layer] = replace(size, n_kv_heads=0)
 
     def _evenly(self, heads: list[int]) -> list[int]:
         """Sizes of heads where the config says none: d_model shared out among them."""
@@ -285,8 +302,8 @@ class TensorMap:
         return "|".join(start + part if part else "" for part in module.split("|"))
 
     def module(self, role: Role, layer: int | str) -> str:
-        """The module that holds a role's weights, alone or with others."""
-        entry = self.entry
+        """The module that holds a role's weights, alone or with others; of borrowed keys and values the lender's."""
+        entry, layer = self.entry, self._home(role, layer)
         if self.latent is not None:
             return self.in_layer(layer, self.latent.module(role))
         name = {Role.Q: entry.q, Role.K: entry.k, Role.V: entry.v, Role.O: entry.o}[role]
@@ -297,6 +314,10 @@ class TensorMap:
         if role is Role.V and entry.keys_as_values and weight_of(self.in_layer(layer, name)) not in self.names:
             name = entry.k
         return self.in_layer(layer, name)
+
+    def _home(self, role: Role, layer: int | str) -> Any:
+        """The layer in which the weights are stored that a layer uses in a role."""
+        return self.kv_layers.get(layer, layer) if role.shared else layer  # type: ignore[arg-type]
 
     def weight(self, role: Role, layer: int) -> str:
         return weight_of(self.module(role, layer))
@@ -390,7 +411,7 @@ class TensorMap:
         )
 
     def _expected(self, role: Role, layer: int) -> tuple[int, ...]:
-        size, d = self.sizes[layer], self.d_model
+        size, d = self.sizes[self._home(role, layer)], self.d_model
         n, m = size.heads(role), size.width(role)
         if self.entry.layout == "heads":
             return (n, m, d) if role is Role.O else (n, d, m)
@@ -399,7 +420,7 @@ class TensorMap:
 
     def rows(self, role: Role, layer: int) -> int:
         """Rows of the tensor that holds the Q, K or V weights of a layer."""
-        size = self.sizes[layer]
+        size = self.sizes[self._home(role, layer)]
         if self.entry.fused:
             return sum(size.heads(part) * size.width(part) for part in (Role.Q, Role.K, Role.V))
         gate = 2 if role is Role.Q and self.entry.gated else 1

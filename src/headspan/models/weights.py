@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,19 +152,37 @@ class AttentionWeights(ABC):
         if first.writes or second.writes or (first is Role.Q) != (second is Role.Q):
             return None  # queries have a latent of their own
         inner = self.latent_map(first, layer)
+        if inner is None:
+            return None
         ranks = ranks or (int(self._widths_in(first, layer)[0]), int(self._widths_in(second, layer)[0]))
-        return None if inner is None else latent_chance(inner, *ranks)
+        return latent_chance(inner, *ranks)
 
     def _widths_in(self, role: Role | str, layer: int) -> np.ndarray:
         return self.widths(role)[self.ports.span(Role.parse(role), layer)]
 
+    def layer_of(self, role: Role | str, layer: int) -> int:
+        """Where the weights stand that the heads of a layer use in a role: an earlier layer for borrowed K and V."""
+        query = self.heads_in(Role.O, layer)
+        return self.ports.kv_of(query[0]).layer if Role.parse(role).shared and query else layer
+
+    def layers_with(self, role: Role | str) -> tuple[int, ...]:
+        """The layers that have weights of a role; not those that use the keys and values of earlier ones."""
+        return tuple(layer for layer in self.layers if self.heads_in(role, layer))
+
     def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
         """The other weights of the circuits that the weights of a role belong to; ``read`` where they were read before.
 
-        Under latent attention those of the rotary key are the rotary query rows of all heads, one below the other.
+        Under latent attention those of the rotary key are the rotary query rows of all heads, one below the other; so
+        are those of keys and values that several layers use, the heads of all these layers.
         """
         role = Role.parse(role)
+        home = self.layer_of(role.partner, layer)
+        if home != layer:
+            return self.read(role.partner, home)
         read = self.read(role.partner, layer) if read is None else read
+        borrowers = sorted({head.layer for head, kv in self.ports.served_by.items() if kv.layer == layer} - {layer})
+        if role.shared and borrowers:
+            return self._below_each_other(role.partner, (layer, *borrowers), len(self.heads_in(role, layer)))
         rotary = self.rotary_queries(layer) if role in (Role.Q, Role.K) else None
         if rotary is None:
             return read
@@ -175,6 +193,14 @@ class AttentionWeights(ABC):
         found[:-1, :, :free] = read
         found[-1, :, : rotary.shape[2]] = stacked_root(rotary)
         return found
+
+    def _below_each_other(self, role: Role, layers: Iterable[int], n: int) -> np.ndarray:
+        """(n, r, m) with the Gram matrices of n groups, their weights in all of these layers one below the other."""
+        root = np.zeros((n, 0, self.d_head(role)))
+        for layer in layers:
+            below = self.read(role, layer).reshape(n, -1, root.shape[2])
+            root = np.asarray(np.linalg.qr(np.concatenate([root, below], axis=1), mode="r"))
+        return root
 
     @abstractmethod
     def read(self, role: Role | str, layer: int) -> np.ndarray:

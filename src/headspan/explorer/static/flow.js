@@ -7,7 +7,7 @@ HS.flow = (() => {
   const plan = (edges, about) => {
     const shown = new Set(edges.flatMap((e) => [e.source, e.target])), groups = new Map();
     for (const name of about.names.filter((n) => shown.has(n))) {
-      const kv = about.kv[name], key = kv && shown.has(kv) ? kv : name;
+      const kv = about.kv[name], key = kv && shown.has(kv) && about.layer[kv] === about.layer[name] ? kv : name;
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(name);
     }

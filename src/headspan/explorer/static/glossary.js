@@ -18,7 +18,7 @@ HS.words = {
   "effect": "Measured by running the model: how much the reading head changes when what the source writes is exchanged in its input alone.",
   "used": "An edge whose effect is among the 1 % largest of its pairing, or takes more than a tenth of a head score from the target. Marked by a dot.",
   "hub": "A head that many others prefer: its outlet adds up the scores of the targets whose best source it is, its inlet those of the sources whose best target it is. The corrected z asks how far that is from choosing by lot.",
-  "KV head": "Keys and values that a group of query heads shares, written L17KV1. It stands with its query heads in one frame.",
+  "KV head": "Keys and values that a group of query heads shares, written L17KV1. It stands with the query heads of its layer in one frame; where later layers use it too, theirs are linked to it.",
   "head score": "How much a head attends in one way on random tokens said twice: to the token itself (identity), the one before (previous token), the same one earlier (duplicate token), or the one after that (induction).",
   "circuit": "Edges that belong together, collected by pinning them one after the other.",
   "path": "A chain of edges: what the first head writes goes through the heads in between to the last. Its score is that of the whole composed map, not a product.",

@@ -14,11 +14,11 @@ HS.wiring = (() => {
   const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
 
   // ---------------------------------------------------------------- geometry
-  // Groups of what is shown: a shared key/value head with those of its query heads that have lines.
+  // Groups of what is shown: a shared key/value head with those query heads of its layer that have lines.
   const grouped = (shown) => {
     const groups = new Map();
     for (const name of [...HS.model.allHeads, ...HS.model.nodeNames].filter((n) => shown.has(n))) {
-      const kv = HS.model.kvOf(name), key = kv !== name && shown.has(kv) ? kv : name;
+      const kv = HS.model.kvOf(name), key = kv !== name && shown.has(kv) && HS.model.layer(kv) === HS.model.layer(name) ? kv : name;
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(name);
     }
