@@ -33,6 +33,7 @@ from headspan.system.threads import cores, team
 Route = Literal["gram", "direct"]
 
 _BLOCK = 128, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
+_PADDING = 16  # numbers between heads: rows that lie a power of two apart push each other out of the cache
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
 _BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
@@ -117,7 +118,7 @@ def _gram_route(
     entries = max((length(rows) * length(columns) for rows, columns in blocks), default=0)
     buffers: SimpleQueue[Any] = SimpleQueue()  # one for each core
     for _ in range(backend.workers):
-        buffers.put(xp.empty(heads * entries, dtype=one.dtype, device=one.device))
+        buffers.put(xp.empty(heads * (entries + _PADDING), dtype=one.dtype, device=one.device))
     adding = threading.Lock()
 
     def add(block: tuple[slice, slice]) -> float:
@@ -130,11 +131,13 @@ def _gram_route(
     def add_with(mine: Any, rows: slice, columns: slice) -> float:
         """Inner products of these Gram entries for all pairs; the share of all entries that they are."""
         shape, times = (length(rows), length(columns)), 1 if rows == columns else 2
-        grams = xp.reshape(mine[: heads * math.prod(shape)], (heads, *shape))
+        count = math.prod(shape)
+        grams = xp.reshape(mine[: heads * (count + _PADDING)], (heads, -1))[:, :count]
+        blocks = xp.reshape(grams, (heads, *shape))
         for key, own, place in runs:
             factor = factors[key][own]
-            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=grams[place])
-        grams = backend.rounded(xp.reshape(grams, (heads, -1)))
+            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=blocks[place])
+        grams = backend.rounded(grams)
         for piece, total in zip(arrangement.pieces, sums, strict=True):
             product = backend.widened(grams[piece.rows] @ grams[piece.columns].T)
             product *= times
