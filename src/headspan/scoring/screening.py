@@ -30,6 +30,7 @@ DELTA = 0.01
 _COLUMNS, _LEAST_COLUMNS = 3, 64  # of the sketch, for every column of the widest head
 _EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly, for every pair that is asked for
 _MORE = 40  # times as many, where they make the certificate whole
+_AT_ONCE = 64  # sketches that one core makes orthonormal
 _BASE_BYTES = 300 * 10**6
 
 Tick = Callable[[], None]
@@ -207,10 +208,15 @@ def _layers(weights: AttentionWeights, roles: Iterable[Role]) -> Iterator[tuple[
 
 def _orthonormal(sketches: np.ndarray) -> np.ndarray:
     """Orthonormal bases of the columns of every (s, m) sketch; columns of zeros stay so."""
-    grams = np.matmul(sketches.transpose(0, 2, 1), sketches, dtype=np.float64)
+    return np.concatenate([*parallel_map(_orthonormal_part, np.array_split(sketches, -(-len(sketches) // _AT_ONCE)))])
+
+
+def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
+    wide = sketches.astype(np.float64)
+    grams = np.matmul(wide.transpose(0, 2, 1), wide)
     empty = np.einsum("nii->ni", grams) == 0
     np.einsum("nii->ni", grams)[empty] = 1.0
-    inverse = np.linalg.inv(np.linalg.cholesky(grams)).astype(np.float32)  # a sketch of U is well conditioned
+    inverse = np.linalg.inv(np.linalg.cholesky(grams)).astype(np.float32)  # a sketch of a span is well conditioned
     return np.matmul(sketches, inverse.transpose(0, 2, 1))
 
 

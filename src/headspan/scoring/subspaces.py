@@ -104,9 +104,8 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
     good, inverse = _well_conditioned(own, storage_dtype)
     if inverse is None or not good.all():
         return _sketched_carefully(own, sketch, storage_dtype)
-    scale = _power_of_two(weights)
+    narrow, scale = _sketched(weights, sketch)
     with one_thread():
-        narrow = np.matmul(sketch, np.divide(weights, scale).astype(np.float32, copy=False))
         return np.matmul(narrow, (inverse * scale).transpose(0, 2, 1).astype(np.float32)), _full_ranks(own)
 
 
@@ -114,9 +113,7 @@ def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
     """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
     if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
         return _sketched_carefully(np.asarray(weights, dtype=np.float64), sketch, storage_dtype)
-    with one_thread():
-        narrow = np.matmul(sketch, np.divide(weights, _power_of_two(weights)).astype(np.float32, copy=False))
-        return narrow, _full_ranks(weights)
+    return _sketched(weights, sketch)[0], _full_ranks(weights)
 
 
 def _sketched_carefully(own: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -129,10 +126,14 @@ def _full_ranks(weights: np.ndarray) -> np.ndarray:
     return np.full(len(weights), weights.shape[2], dtype=np.int32)
 
 
-def _power_of_two(weights: np.ndarray) -> np.ndarray:
-    """A scale for every weight that brings its largest entry near 1 and changes no digit, (n, 1, 1)."""
+def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """SᵀW in float32, of weights divided by a power of two, and that number, (n, 1, 1): 1 for sizes that are usual."""
     largest = np.maximum(weights.max(axis=(1, 2), keepdims=True), -weights.min(axis=(1, 2), keepdims=True))
-    return np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
+    usual = (largest > 1e-15) & (largest < 1e15)
+    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0).astype(np.float64)))))
+    own = weights if usual.all() else np.divide(weights, scale)
+    with one_thread():
+        return np.matmul(sketch, own.astype(np.float32, copy=False)), scale
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
