@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headspan.heads import Pairing, PortTable, pair_mask
+from headspan.scoring import arrangement
 from headspan.scoring.arrangement import Arrangement, Job, arrange, length, rectangles
 from headspan.scoring.contraction import contract
 
@@ -48,40 +49,48 @@ def flow_jobs(layers: int, heads: int, kv: int) -> tuple[dict[str, int], list[Jo
 @pytest.mark.parametrize(("layers", "heads", "kv", "most"), [(12, 12, 12, 1.2), (32, 32, 32, 1.1), (30, 9, 3, 1.2)])
 def test_forward_pairs_of_all_roles_are_one_staircase(layers: int, heads: int, kv: int, most: float) -> None:
     counts, jobs = flow_jobs(layers, heads, kv)
-    arrangement = arrange(counts, jobs)
-    area = sum(length(rows) * length(columns) for rows, columns in arrangement.pieces)
+    found = arrange(counts, jobs)
+    area = sum(length(rows) * length(columns) for rows, columns in found.pieces)
     assert area < most * sum(np.count_nonzero(job.needed) for job in jobs)
-    assert len(arrangement.pieces) < 2 * layers
+    assert len(found.pieces) < 2 * layers
+    places_are_a_permutation(found, counts)
 
 
-def places_are_a_permutation(arrangement: Arrangement, counts: dict[str, int]) -> None:
-    everything = np.sort(np.concatenate(list(arrangement.places.values())))
+def places_are_a_permutation(found: Arrangement, counts: dict[str, int]) -> None:
+    everything = np.sort(np.concatenate(list(found.places.values())))
     np.testing.assert_array_equal(everything, np.arange(sum(counts.values())))
-    runs = [(key, own, place) for key, own, place in arrangement.runs]
+    runs = list(found.runs)
     assert sum(length(own) for _, own, _ in runs) == sum(counts.values())
     for key, own, place in runs:
-        np.testing.assert_array_equal(arrangement.places[key][own], np.arange(place.start, place.stop))
+        np.testing.assert_array_equal(found.places[key][own], np.arange(place.start, place.stop))
 
 
 def test_all_pairs_are_one_triangle() -> None:
     rng = np.random.default_rng(0)
     counts = {"a": 200, "b": 150, "c": 170}
     jobs = [Job(x, y, rng.random((counts[x], counts[y])) < 0.9) for x, y in ("aa", "ab", "cb", "ac", "cc")]
-    arrangement = arrange(counts, jobs)
-    places_are_a_permutation(arrangement, counts)
-    times = computed(arrangement.pieces, (520, 520))
+    found = arrange(counts, jobs)
+    places_are_a_permutation(found, counts)
+    times = computed(found.pieces, (520, 520))
     times = np.where(times + times.T > 0, 1, 0)
     for job in jobs:
-        assert times[np.ix_(arrangement.places[job.first], arrangement.places[job.second])][job.needed].all()
+        assert times[np.ix_(found.places[job.first], found.places[job.second])][job.needed].all()
     # squares on the diagonal cost half: with what is needed nearly everywhere, so does the whole
-    cost = sum(length(rows) * length(columns) / (2 if rows == columns else 1) for rows, columns in arrangement.pieces)
+    cost = sum(length(rows) * length(columns) / (2 if rows == columns else 1) for rows, columns in found.pieces)
     assert cost < 0.55 * 520**2
 
 
 @pytest.mark.parametrize("jobs", ["apart", "triangle", "both ways"])
 @pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
-def test_kernels_come_back_to_the_pair_that_they_belong_to(jobs: str, device: str) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_kernels_come_back_to_the_pair_that_they_belong_to(
+    jobs: str, device: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """many: in pieces of a few pairs, as those of thousands of heads are cut."""
     rng = np.random.default_rng(1)
+    if many:
+        monkeypatch.setattr(arrangement, "_TRIANGLE", 4)
+        monkeypatch.setattr(arrangement, "_EDGE", 0)
     factors = {key: rng.normal(size=(n, 20, q)) for key, n, q in (("a", 7, 3), ("b", 5, 4), ("c", 9, 2))}
     pairs = {"apart": ("ab", "cb"), "triangle": ("aa", "ba", "bc", "cc"), "both ways": ("ab", "ba", "cc")}[jobs]
     given = [Job(x, y, rng.random((len(factors[x]), len(factors[y]))) < 0.6) for x, y in pairs]
