@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from filelock import FileLock
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many workers as cores: threads of BLAS and torch would only wait for each other. Read when numpy is imported.
+    for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(_variable, "1")
 
 import headspan as hs
 from headspan.scores import Scores
 from report_browser import FLAGS, Open, View
+from report_models import synthetic_scores
 
 
 def unavailable(reason: str) -> NoReturn:
@@ -93,6 +101,60 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     path = tmp_path_factory.mktemp("report") / "demo.html"
     hs.report(scores, weights, path)
     return path, scores
+
+
+Shared = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """A folder of this name, filled once for all workers by whoever needs it first."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def shared(name: str, make: Callable[[Path], object]) -> Path:
+        folder, part = root / f"shared-{name}", root / f"part-{name}"
+        with FileLock(root / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir()
+                make(part)
+                part.rename(folder)
+        return folder
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def gpt2_page(shared: Shared, gpt2_dir: Path) -> Path:
+    """A folder with the page of GPT-2 (page.html), its payload (payload.json) and its scores (scores.safetensors)."""
+
+    def make(folder: Path) -> None:
+        weights = hs.open(str(gpt2_dir))
+        scores = hs.score(weights)
+        page = hs.report(scores, weights, folder / "page.html", labels="gpt2-ioi", tokens=0)
+        (folder / "payload.json").write_text(json.dumps(page.payload), encoding="utf-8")
+        scores.save(folder / "scores.safetensors")
+
+    return shared("gpt2", make)
+
+
+@pytest.fixture(scope="session")
+def gpt2_flow(shared: Shared, gpt2_dir: Path) -> Scores:
+    """pk and cs of the pairings along which information flows in GPT-2."""
+    folder = shared("gpt2-flow", lambda f: hs.score(str(gpt2_dir), ["pk", "cs"], "flow").save(f / "s.safetensors"))
+    return hs.load(folder / "s.safetensors")
+
+
+@pytest.fixture(scope="session")
+def large_page(shared: Shared) -> Path:
+    """A folder with the page of a result of 1,024 heads (page.html) and its payload (payload.json)."""
+
+    def make(folder: Path) -> None:
+        page = hs.report(synthetic_scores(32, 32), path=folder / "page.html")
+        (folder / "payload.json").write_text(json.dumps(page.payload), encoding="utf-8")
+
+    return shared("large", make)
 
 
 @pytest.fixture

@@ -37,12 +37,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory, gpt2_dir: Path) -> tuple[Path, Scores]:
-    weights = hs.open(str(gpt2_dir))
-    scores = hs.score(weights)
-    path = tmp_path_factory.mktemp("report") / "gpt2.html"
-    report(scores, weights, path, labels="gpt2-ioi", tokens=0)
-    return path, scores
+def gpt2(gpt2_page: Path) -> tuple[Path, Scores]:
+    return gpt2_page / "page.html", hs.load(gpt2_page / "scores.safetensors")
 
 
 def expected(scores: Scores, **choice: Any) -> set[str]:
@@ -485,10 +481,8 @@ def test_hostile_names_do_nothing(open_page: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_heads_respond(open_page: Open, tmp_path: Path, record_property: Callable[..., None]) -> None:
-    scores = synthetic_scores(32, 32)
-    report(scores, path=tmp_path / "large.html")
-    view = open_page(tmp_path / "large.html", scores, "#idle=1")
+def test_a_thousand_heads_respond(open_page: Open, large_page: Path, record_property: Callable[..., None]) -> None:
+    view = open_page(large_page / "page.html", synthetic_scores(32, 32), "#idle=1")
     assert view.page.locator(".node").count() == 1024
     view.click_head("L3H3")
     script = """name => new Promise(done => {

@@ -28,11 +28,10 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory, gpt2_dir: Path) -> tuple[Path, Scores]:
+def gpt2(tmp_path_factory: pytest.TempPathFactory, gpt2_flow: Scores) -> tuple[Path, Scores]:
     path = tmp_path_factory.mktemp("report") / "gpt2.html"
-    scores = hs.score(str(gpt2_dir), ["pk", "cs"], "flow")
-    report(scores, out=path, labels="gpt2-ioi")
-    return path, scores
+    report(gpt2_flow, out=path, labels="gpt2-ioi")
+    return path, gpt2_flow
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head
+from headspan.models.quick_gguf import quick_gguf
 from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
         logging.disable_progress_bar()
         logging.set_verbosity_error()  # what is missing is reported below, in one sentence
         try:
-            with _no_gguf_bar():
+            with quick_gguf(), _no_gguf_bar():
                 model, info = AutoModel.from_pretrained(
                     **where,
                     dtype="auto" if dtype == "stored" else getattr(torch, dtype),

@@ -14,6 +14,8 @@ of at least this PK has T ≤ t with a probability of at most exp(λst)·E exp(�
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 _LAMBDAS = np.geomspace(1e-4, 1e3, 400)
@@ -50,9 +52,15 @@ def upper_bounds(t: np.ndarray, probability: float, m: int, m2: int, s: int) -> 
     >>> bool(upper_bounds(np.array([50.0]), 1e-4, 128, 128, 384)[0] > estimates(50.0, 128, 128, 384))
     True
     """
+    grid, thresholds = _table(probability, m, m2, s)
+    return grid[np.minimum(np.searchsorted(thresholds, t, side="right"), _GRID)]
+
+
+@lru_cache(maxsize=64)
+def _table(probability: float, m: int, m2: int, s: int) -> tuple[np.ndarray, np.ndarray]:
+    """PK in steps, and its thresholds: every pairing of a model asks for the same ones."""
     grid = np.linspace(0.0, min(m, m2), _GRID + 1)
-    above = np.searchsorted(threshold(grid, probability, m, m2, s), t, side="right")
-    return grid[np.minimum(above, _GRID)]
+    return grid, threshold(grid, probability, m, m2, s)
 
 
 def estimates(t: np.ndarray | float, m: int, m2: int, s: int) -> np.ndarray:

@@ -56,6 +56,10 @@ def parallel_map(
     [0, 1, 4, 9]
     """
     workers = workers or cores()
+    if workers == 1:
+        with one_thread():
+            yield from map(function, items)
+        return
     with team(workers) as pool:
         waiting: deque[Future[Result]] = deque()
         for item in items:
