@@ -92,7 +92,7 @@ def check_gate(handed: np.ndarray, mixed: np.ndarray, family: str) -> None:
 
     Granite's sinks are such a factor: the attention that it returns is without them.
     """
-    if family in ("laguna", "granite_swa", "granitemoe_swa"):
+    if family in ("laguna", "granite_swa", "granitemoe_swa", "lfm3"):
         factors = (handed * mixed).sum(-1, keepdims=True) / np.square(mixed).sum(-1, keepdims=True)
         close(factors * mixed, handed)
     else:

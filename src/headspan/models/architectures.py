@@ -152,6 +152,12 @@ def _clova_variant(entry: Architecture, config: Config) -> Architecture:
     return entry
 
 
+def _lfm3_variant(entry: Architecture, config: Config) -> Architecture:
+    if not config.get("use_sandwich_norm", True):
+        entry = replace(entry, norm_place="pre", output_norm=())
+    return replace(entry, own_gate=bool(config.get("use_attention_gate", True)))
+
+
 def _bloom_variant(entry: Architecture, config: Config) -> Architecture:
     if config.get("apply_residual_connection_post_layernorm"):
         return replace(entry, norm_place="residual")
@@ -245,6 +251,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2_moe": _LLAMA,
     "qwen3": _QWEN3,
     "qwen3_moe": _LLAMA,
+    "internlm3": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 2}),
+    "iquestcoder": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 8}),
     "granite": _LLAMA,
     "flint": Architecture(sinks=True),
     "olmo": Architecture(norm_kind="layer", weightless_norm=True),
@@ -317,6 +325,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": Architecture(
         o="self_attn.out_proj", norm=("operator_norm",), final_norm="embedding_norm",
         qk_norm="self_attn.q_layernorm", hybrid=True,
+    ),
+    "lfm3": Architecture(
+        norm=("operator_norm",), norm_place="sandwich", output_norm=("post_operator_norm",),
+        final_norm="embedding_norm", own_gate=True, hybrid=True, adapt=_lfm3_variant,
+        defaults={"head_dim": 128, "num_key_value_heads": 4},
     ),
     "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
     "granitemoehybrid": Architecture(hybrid=True),
