@@ -308,6 +308,14 @@ LATENT: dict[str, Family] = {
     "axk1": Family("axk1", MLA | ROUTED, 4),
     "mistral4": Family("mistral4", MLA | ROUTED, 4),
     "youtu": Family("youtu", MLA, 4),
+    "dots3_note_text": Family(
+        "dots3_note_text",
+        MLA | SPARSE | {f"swa_{key}": MLA[key] for key in ("num_attention_heads", "num_key_value_heads", "q_lora_rank",
+                                                           "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+        | {"layer_types": ["indexed_attention", "sliding_attention"], "head_dim": 10, "swa_head_dim": 10,
+           "attention_bias": True, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+           "shared_experts_intermediate_size": 16}, 4,
+    ),
     "hy_v4": Family(
         "hy_v4", MLA | SPARSE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
                                  "swiglu_limit": 1e3, "hc_mult": 3, "indexer_types": ["full", "shared"]}, 4,
