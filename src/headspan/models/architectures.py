@@ -151,8 +151,8 @@ def _dots3_sizes(config: Config) -> Config:
         rotary = whole - free if type(whole) is int and type(free) is int else None
         sliding["qk_rope_head_dim"] = config.get("swa_qk_rope_head_dim", rotary)
         own = {str(layer): sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
-    said = {layer: own.get(str(layer), own.get(layer)) for layer in range(count)}
-    layers = {layer: sizes if isinstance(sizes, Mapping) else {} for layer, sizes in said.items()}
+    said = {str(layer): sizes for layer, sizes in own.items() if isinstance(sizes, Mapping)}
+    layers = {layer: said.get(str(layer), {}) for layer in range(count)}
     heads = [layers[layer].get("num_attention_heads", config.get("num_attention_heads")) for layer in layers]
     return {"layer_types": list(kinds), "num_attention_heads": heads, "_latent_sizes": layers}
 
