@@ -40,7 +40,7 @@ LEFT_OUT: dict[str, str] = {
         _PICTURES,
     ),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _GATED_STREAM),
-    **dict.fromkeys(("inkling_text", "zaya"), _MIXED),
+    **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), _MIXED),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _DRAFTER),
     "cpmant": "it puts prompt tokens of its own before every text and leaves them out of what it returns, so its "
     "attention cannot be held against the tokens that were given",

@@ -35,6 +35,10 @@ LINEAR = WIDE | {
     "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 2,
     "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
 }  # fmt: skip
+LFM3 = WIDE | {
+    "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+    "attention_bias": True,
+}  # fmt: skip
 GEMMA4 = WIDE | {
     "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "attention_k_eq_v": True, "global_head_dim": 12, "num_global_key_value_heads": 1,
@@ -120,6 +124,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family("qwen2_moe", GQA | MOE | {"shared_expert_intermediate_size": 16}),
     "qwen3": Family("qwen3", WIDE, d_head=8),
     "qwen3_moe": Family("qwen3_moe", WIDE | MOE, d_head=8),
+    "internlm3": Family("internlm3", WIDE | {"attention_bias": True, "mlp_bias": True}, d_head=8),
+    "iquestcoder": Family("iquestcoder", WIDE, d_head=8),
     "granite": Family("granite", GQA),
     "olmo": Family("olmo", GQA),
     "olmo2": Family("olmo2", GQA, place="output"),
@@ -143,6 +149,10 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(
         "lfm2", GQA | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
         layers=(1, 3),
+    ),
+    "lfm3": Family("lfm3", LFM3, d_head=8, layers=(1, 3), place="sandwich"),
+    "lfm3-bare": Family(
+        "lfm3", LFM3 | {"use_sandwich_norm": False, "use_attention_gate": False}, d_head=8, layers=(1, 3)
     ),
     "jamba": Family(
         "jamba",
@@ -298,6 +308,14 @@ LATENT: dict[str, Family] = {
     "axk1": Family("axk1", MLA | ROUTED, 4),
     "mistral4": Family("mistral4", MLA | ROUTED, 4),
     "youtu": Family("youtu", MLA, 4),
+    "dots3_note_text": Family(
+        "dots3_note_text",
+        MLA | SPARSE | {f"swa_{key}": MLA[key] for key in ("num_attention_heads", "num_key_value_heads", "q_lora_rank",
+                                                           "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+        | {"layer_types": ["indexed_attention", "sliding_attention"], "head_dim": 10, "swa_head_dim": 10,
+           "attention_bias": True, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+           "shared_experts_intermediate_size": 16}, 4,
+    ),
     "hy_v4": Family(
         "hy_v4", MLA | SPARSE | {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
                                  "swiglu_limit": 1e3, "hc_mult": 3, "indexer_types": ["full", "shared"]}, 4,

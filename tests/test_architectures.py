@@ -92,7 +92,7 @@ def check_gate(handed: np.ndarray, mixed: np.ndarray, family: str) -> None:
 
     Granite's sinks are such a factor: the attention that it returns is without them.
     """
-    if family in ("laguna", "granite_swa", "granitemoe_swa"):
+    if family in ("laguna", "granite_swa", "granitemoe_swa", "lfm3"):
         factors = (handed * mixed).sum(-1, keepdims=True) / np.square(mixed).sum(-1, keepdims=True)
         close(factors * mixed, handed)
     else:
@@ -135,7 +135,9 @@ def test_unembedding_and_its_bias(run: Run) -> None:
 
 def test_every_family_of_the_table_is_here() -> None:
     tested = {family.model_type for family in (FAMILIES | LATENT).values()}
-    elsewhere = {"kimi_k2"} | {name for name in ALIASES if "_vl" in name}  # in test_latent and test_weights
+    elsewhere = {"kimi_k2", "dots3_note"} | {
+        name for name in ALIASES if "_vl" in name
+    }  # in test_latent and test_weights
     assert tested >= set(ALIASES) - elsewhere
     assert {ALIASES.get(name, name) for name in tested} == set(ARCHITECTURES) - NOT_FROM_TRANSFORMERS
 

@@ -75,6 +75,7 @@ def test_attention_output(run: Run) -> None:
         else:  # what heads hand to their outputs, as the model gated or normalised it
             written = folded.read("O", layer)[..., : run.width("O", layer)]
             ours = np.einsum("ihm,hdm->id", run.seen[f"O{layer}"][0].reshape(len(z), len(written), -1), written)
+            ours = plus(ours, folded.bias("O", layer))
         if run.weights.norm_place in ("output", "sandwich"):
             number = (ours * theirs).sum(-1, keepdims=True) / np.square(ours).sum(-1, keepdims=True)
             assert (number > 0).all()
@@ -163,7 +164,7 @@ def test_unembedding_is_centred_over_tokens_in_pieces(run: Run, monkeypatch: pyt
 def test_value_bias_moves_to_the_output_only_where_attention_sums_to_one(run: Run) -> None:
     folded = fold(run.weights)
     kept = folded.bias("V", run.weights.layers[0]) is not None
-    assert kept == (run.weights.architecture == "gpt_oss")
+    assert kept == (run.weights.architecture in ("gpt_oss", "lfm3"))  # sinks; a gate
 
 
 def test_sizes_and_provenance(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from families import LATENT, build, close, normalise
+from families import LATENT, Family, build, close, normalise
 from headspan.analysis.baseline import moments, significance
 from headspan.heads import PAIRINGS, Head, Role
+from headspan.models.architectures import find_architecture
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.folding import fold
 from headspan.models.latent import latent_chance
@@ -30,8 +32,8 @@ WITHOUT_GATE = [name for name in LATENT if "bailing" not in name]
 class Run:
     """A small model run once, with everything its attention modules saw and gave."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.family, self.model = LATENT[name], build(LATENT[name])
+    def __init__(self, family: Family, folder: Path) -> None:
+        self.family, self.model = family, build(family)
         self.model.save_pretrained(folder)
         self.weights = CheckpointWeights(open_source(str(folder)))
         self.shape = self.weights._map.latent
@@ -87,8 +89,8 @@ class Run:
         module = self.shape.latent_module(Role(role))
         if module is None:
             return 1.0
-        gains = self.shape.tensors(Role(role))
-        rank = next(iter(gains.values()))[0] - (self.shape.rotary if role != "Q" else 0)
+        gains = self.weights._map.latents[layer].tensors(Role(role))
+        rank = list(gains.values())[1][0]
         latent = self.seen[layer, module.rpartition(".")[2]][1][:, :rank]
         norm = self.model.get_submodule(self.live(layer, list(gains)[1].removesuffix(".weight")))
         eps = next(getattr(norm, key) for key in ("variance_epsilon", "eps") if hasattr(norm, key))
@@ -104,7 +106,7 @@ class Run:
 
 @pytest.fixture(scope="module", params=LATENT, ids=str)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(request.param, tmp_path_factory.mktemp("model"))
+    return Run(LATENT[request.param], tmp_path_factory.mktemp("model"))
 
 
 def test_sizes_and_names(run: Run) -> None:
@@ -124,7 +126,7 @@ def test_sizes_and_names(run: Run) -> None:
 
 def test_queries(run: Run) -> None:
     """Position-free and rotary rows, up to the number a token that the norm inside divides by: here put back."""
-    factor = np.sqrt(24 / 10) if run.shape.scaled else 1.0
+    factor = np.sqrt(24 / 10) if run.weights.architecture == "longcat_flash" else 1.0  # multiplied behind the weight
     for layer in run.weights.layers:
         module = run.shape.module(Role.Q).rpartition(".")[2]
         theirs = run.seen[layer, module][1].reshape(7, N, -1) * factor
@@ -142,7 +144,12 @@ def test_keys_and_values(run: Run) -> None:
         keys = run.made(layer, "K")
         close(keys[:, :N, :6] * run.number(layer, "K"), theirs[..., :6])
         close(run.made(layer, "V") * run.number(layer, "V"), theirs[..., 6:])
-        close(keys[:, N, : run.shape.rotary], run.seen[layer, "kv_a_proj_with_mqa"][1][:, 12:])
+        rotary = keys[:, N, : run.shape.rotary]
+        if run.shape.rotary_norm:  # whose gains are in our weight, what it divides by is put back
+            before, after = run.seen[layer, run.shape.rotary_norm]
+            close(rotary / np.sqrt(np.square(before).mean(-1, keepdims=True) + 1e-5), after)
+        else:
+            close(rotary, run.seen[layer, "kv_a_proj_with_mqa"][1][:, 12:])
         assert not keys[:, :N, 6:].any() and not keys[:, N, run.shape.rotary :].any()
 
 
@@ -277,11 +284,130 @@ def test_tokens_info_and_drift(run: Run) -> None:
     facts = hs.info(weights, check=True)
     assert facts["check"]["rank_deficient"] == []
     assert "latent attention" in "\n".join(facts.lines())
-    assert "effects keep what those norms divide by" in " ".join(" ".join(facts.lines()).split())
+    refused = weights.architecture in ("hy_v4", "dots3_note_text")  # several streams; a norm of the rotary key
+    assert ("effects keep what those norms divide by" in " ".join(" ".join(facts.lines()).split())) != refused
     same = hs.diff(weights, weights)
     assert max(line.drift for line in same.drift) < 1e-9 and not any(np.isnan(line.floor) for line in same.drift)
     assert not any(line.moved for line in same.drift)
     assert {str(line.head) for line in same.drift} >= {f"L{layer}KR", f"L{layer}H0"}
+
+
+UNEVEN = {
+    "num_hidden_layers": 3, "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+    "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 8, "swa_kv_lora_rank": 14,
+    "swa_head_dim": 14, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Dots 3: layers that see a window have other numbers of heads, and other sizes of heads and latents."""
+    family = LATENT["dots3_note_text"]
+    return Run(replace(family, config=family.config | UNEVEN), tmp_path_factory.mktemp("model"))
+
+
+def test_layers_of_different_sizes_equal_the_models_own(uneven: Run) -> None:
+    run, weights = uneven, uneven.weights
+    assert [weights.d_head(role) for role in "QKVO"] == [8, 8, 6, 6]
+    for layer, (n, free, rotary, value, rank) in enumerate([(4, 6, 4, 5, 12), (2, 8, 6, 6, 14), (4, 6, 4, 5, 12)]):
+        assert [len(weights.heads_in(role, layer)) for role in "QKVO"] == [n, n + 1, n, n]
+        x, shape = run.seen[layer, "in"][0], weights._map.latents[layer]
+        assert (shape.free, shape.rotary, shape.value, shape.kv_rank) == (free, rotary, value, rank)
+        queries, keys, values = (run.made(layer, role) * run.number(layer, role) for role in "QKV")
+        theirs = run.seen[layer, "q_b_proj"][1].reshape(7, n, -1)
+        close(queries[..., :free], theirs[..., :free])
+        theirs = run.seen[layer, "kv_b_proj"][1].reshape(7, n, -1)
+        close(keys[:, :n, :free], theirs[..., :free])
+        close(values[..., :value], theirs[..., free:])
+        assert not (queries[..., free:].any() or keys[:, :n, free:].any() or values[..., value:].any())
+        before, after = run.seen[layer, "k_rope_only_layernorm"]
+        rotary_key = run.made(layer, "K")[:, n, :rotary]
+        close(rotary_key / np.sqrt(np.square(before).mean(-1, keepdims=True) + 1e-5), after)
+        gate = 1 / (1 + np.exp(-run.seen[layer, "g_proj"][1]))[..., None]
+        mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values) * gate
+        out = np.einsum("ihm,hdm->id", mixed, weights.read("O", layer))
+        close(out + weights.bias("O", layer), run.seen[layer, "o_proj"][1])
+        assert weights.rotary_queries(layer).shape == (n, 24, rotary)
+        assert weights.read_head(f"L{layer}KR.K").shape == (24, rotary)
+        assert weights.latent_map("K", layer).shape == (24, rank)
+        norm = weights.norm(layer)
+        close(normalise(norm, run.stream[layer]), x)
+    check_neurons(run)
+    assert any("through a latent of 12 or 14 dimensions and queries through one of 10 or 8" in n for n in weights.notes)
+    assert not any("effects keep" in note for note in weights.notes)
+
+
+def test_scores_between_layers_of_different_sizes(uneven: Run) -> None:
+    weights = uneven.weights
+    scores = hs.score(weights, ["pk", "cs"], ["OK", "OQ", "OV", "VV", "KK"])
+    for source, layer, count in (("L0H1", 1, 2), ("L1H1", 2, 4)):
+        write, value = (weights.read_head(f"{source}.{role}") for role in "OV")
+        ov = write @ value.T
+        for name in [f"L{layer}H{i}" for i in range(count)] + [f"L{layer}KR"]:
+            key = weights.read_head(f"{name}.K")
+            bases = [np.linalg.qr(w.astype(np.float64))[0] for w in (write, key)]
+            expected = np.square(bases[0].T @ bases[1]).sum()
+            assert scores["pk", "OK"].at(source, name) == pytest.approx(expected, abs=1e-5)
+            rotary = "KR" in name
+            queries = weights.rotary_queries(layer) if rotary else [weights.read_head(f"{name}.Q")]
+            qk = np.concatenate([query @ key.T for query in queries])
+            expected = np.linalg.norm(qk @ ov) / np.linalg.norm(qk) / np.linalg.norm(ov)
+            assert scores["cs", "OK"].at(source, name) == pytest.approx(expected, abs=1e-5)
+            if not rotary:
+                kq = qk.T
+                expected = np.linalg.norm(kq @ ov) / np.linalg.norm(kq) / np.linalg.norm(ov)
+                assert scores["cs", "OQ"].at(source, name) == pytest.approx(expected, abs=1e-5)
+    assert scores.provenance["rank_deficient"] == []
+    chance = scores.provenance["same_layer_chance"]["VV"]
+    assert chance["1"] == list(weights.same_layer_chance("V", "V", 1)) and chance["0"] != chance["1"]
+    significance(scores, "VV")
+    same = hs.diff(weights, weights)
+    assert not any(line.moved or np.isnan(line.floor) for line in same.drift)
+
+
+def test_published_configs_of_dots_3_say_the_same(uneven: Run, tmp_path: Path) -> None:
+    """They keep the text model's keys beside those of pictures, and sizes of layers with a window as swa_…."""
+    uneven.model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    nested = {"model_type": "dots3_note", "text_config": config}
+    del config["per_layer_config"]
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    published = config | {"model_type": "dots3_note", "layer_types": kinds} | {
+        key: value for key, value in UNEVEN.items() if key.startswith("swa_")
+    }  # fmt: skip
+    for said in (published, nested | {"text_config": published | {"model_type": "dots3_note_text"}}):
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        found = hs.open(str(tmp_path))
+        assert found.architecture == "dots3_note_text"
+        for role in "QKVO":
+            for layer in range(3):
+                np.testing.assert_array_equal(found.read(role, layer), uneven.weights.read(role, layer))
+    (tmp_path / "config.json").write_text(json.dumps(published | {"swa_kv_lora_rank": "x"}))
+    with pytest.raises(hs.HeadspanError, match="kv_lora_rank = 'x'"):
+        hs.open(str(tmp_path))
+
+
+def test_sizes_of_dots_3_that_a_config_leaves_out_are_those_of_its_class() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.Dots3NoteTextConfig()
+    _, _, config = find_architecture({"model_type": "dots3_note"})
+    kinds = [kind.replace("indexed", "full") for kind in theirs.layer_types]
+    assert config["layer_types"] == kinds and len(kinds) == 46
+    for layer in range(46):
+        own = {**config, **config["_latent_sizes"][layer], "num_attention_heads": config["num_attention_heads"][layer]}
+        for key in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                    "v_head_dim"):  # fmt: skip
+            assert own[key] == getattr(theirs.per_layer_config[layer], key)
+
+
+def test_effects_of_dots_3_are_refused(uneven: Run) -> None:
+    from headspan.analysis.effects import effects
+
+    tokens = [[5, 10, 15, 20], [7, 3, 44, 3]]
+    with pytest.raises(hs.HeadspanError, match="between layers of one shape only"):
+        effects(uneven.model, tokens=tokens)
+    with pytest.raises(hs.HeadspanError, match="rotary keys have a norm of their own"):
+        effects(build(LATENT["dots3_note_text"]), tokens=tokens)
 
 
 def test_missing_sizes_are_told(tmp_path: Path) -> None:

@@ -166,6 +166,30 @@ def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
     assert hs.nodes(run.weights, hs.Node(np.ones(run.weights.d_model), "ones", layer=1)).count == 1
 
 
+def test_an_adapter_beside_a_mixture_behind_norms_of_its_own(tmp_path: Path) -> None:
+    """Its modules of attention are nodes; those of the mixture are told, and refused where there is nothing else."""
+    peft = pytest.importorskip("peft")
+    mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
+    family = replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture)
+    build(family).save_pretrained(tmp_path / "base")
+    for name, modules in (("heads", ["q_proj"]), ("both", ["q_proj", "up_proj"]), ("mlp", ["up_proj"])):
+        tuned = peft.get_peft_model(
+            build(family), peft.LoraConfig(r=2, target_modules=modules, init_lora_weights=False)
+        )
+        tuned.save_pretrained(tmp_path / name)
+    base = str(tmp_path / "base")
+    report = hs.nodes(base, adapter=tmp_path / "heads", k=3)
+    assert report.count == 3 and not any("not read" in note for note in report.notes)
+    weights = hs.open(base)
+    first = next(row for row in report.rows() if "L1.self_attn.q_proj" in str(row["node"]))
+    assert first["kind"] == "adapter" and weights.architecture == "gemma4"
+    both = hs.nodes(base, adapter=tmp_path / "both", k=3)
+    assert both.count == 3
+    assert any("3 modules of both are no nodes: the MLPs of" in note for note in both.notes)
+    with pytest.raises(hs.HeadspanError, match="a mixture whose parts have norms of their own"):
+        hs.nodes(base, adapter=tmp_path / "mlp")
+
+
 # ------------------------------------------------------------------- keys and values of earlier layers
 
 

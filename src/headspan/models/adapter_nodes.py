@@ -45,9 +45,15 @@ def adapter_sets(weights: AttentionWeights, directory: str | os.PathLike[str]) -
             left.append(tensor)
             continue
         sets.append(AdapterModule(weights, source.adapter, tensor, patch, found, where))
+    unread = [tensor for tensor in left if where.in_unread_mlp(tensor)]
+    if not sets and unread:
+        raise HeadspanError(where.mlps.not_read or "")
     if not sets:
         raise HeadspanError(f"{path} changes no module that reads or writes the residual stream by a LoRA")
     notes = list(source.notes)
+    left = [tensor for tensor in left if tensor not in unread]
+    if unread:
+        notes.append(f"{len(unread)} modules of {path.name} are no nodes: {where.mlps.not_read}")
     if left:
         notes.append(
             f"{len(left)} modules of {path.name} are inside their blocks and no nodes, for example {left[0][:80]}"
@@ -86,6 +92,12 @@ class Modules:
         found = self._ports[layer].get(tensor)
         return None if found is None else (*found, layer)
 
+    def in_unread_mlp(self, tensor: str) -> bool:
+        """Whether a tensor is of an MLP that is not read."""
+        match = self._layer.match(tensor)
+        inside = match is not None and tensor[match.end() :].startswith(("mlp.", "experts.", "router."))
+        return inside and self.mlps.not_read is not None
+
     def in_layer(self, module: str) -> str:
         """A module's name with its layer in short: ``L3.self_attn.q_proj``."""
         match = self._layer.match(module)
@@ -96,7 +108,7 @@ class Modules:
         if layer in self._map.layers:
             ports |= {self._map.weight(role, layer): (Role.R, "attention") for role in _READS}
             ports[self._map.weight(Role.O, layer)] = (Role.W, "attention")
-        for part in self.mlps.parts(layer):
+        for part in () if self.mlps.not_read else self.mlps.parts(layer):
             for expert in range(1 if part.layout.stacked else part.experts):
                 names = self.mlps.names(layer, part, expert)
                 ports |= dict.fromkeys(names[:-1], (Role.R, "mlp")) | {names[-1]: (Role.W, "mlp")}

@@ -62,6 +62,7 @@ class Architecture:
     hybrid: bool = False  # some layers may have no softmax attention
     latent: bool = False  # keys and values come from a compressed vector: models/latent.py
     latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
+    rotary_norm: str | None = None  # the norm of the rotary key, beside the latent's
     sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
     sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
     value_size: bool = False  # values have a size of their own, v_head_dim
@@ -131,6 +132,31 @@ def _gemma4_sizes(config: Config) -> Config:
     return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
 
 
+_DOTS3_SLIDING = {
+    "num_attention_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def _dots3_sizes(config: Config) -> Config:
+    """Layers that see a window have heads and latents of their own sizes: ``swa_…`` in files as they are published."""
+    count, kinds, own = (config.get(key) for key in ("num_hidden_layers", "layer_types", "per_layer_config"))
+    if type(count) is not int or not 0 < count < 10**5:
+        return {}
+    if not isinstance(kinds, (list, tuple)):
+        windows = config.get("use_sliding_window", True)
+        kinds = ["sliding_attention" if windows and n > 1 and n % 4 != 1 else "full_attention" for n in range(count)]
+    if not isinstance(own, Mapping):
+        sliding = {key: config.get(f"swa_{key}", usual) for key, usual in _DOTS3_SLIDING.items()}
+        whole, free = config.get("swa_head_dim", 256), sliding["qk_nope_head_dim"]
+        rotary = whole - free if type(whole) is int and type(free) is int else None
+        sliding["qk_rope_head_dim"] = config.get("swa_qk_rope_head_dim", rotary)
+        own = {str(layer): sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
+    said = {str(layer): sizes for layer, sizes in own.items() if isinstance(sizes, Mapping)}
+    layers = {layer: said.get(str(layer), {}) for layer in range(count)}
+    heads = [layers[layer].get("num_attention_heads", config.get("num_attention_heads")) for layer in layers]
+    return {"layer_types": list(kinds), "num_attention_heads": heads, "_latent_sizes": layers}
+
+
 def _gemma3n_sizes(config: Config) -> Config:
     """Every fifth layer sees everything, where the config does not say which do."""
     count = config.get("num_hidden_layers", 35)
@@ -150,6 +176,12 @@ def _clova_variant(entry: Architecture, config: Config) -> Architecture:
     if config.get("use_post_norm"):
         return replace(entry, norm_place="sandwich", output_norm=("post_norm1",))
     return entry
+
+
+def _lfm3_variant(entry: Architecture, config: Config) -> Architecture:
+    if not config.get("use_sandwich_norm", True):
+        entry = replace(entry, norm_place="pre", output_norm=())
+    return replace(entry, own_gate=bool(config.get("use_attention_gate", True)))
 
 
 def _bloom_variant(entry: Architecture, config: Config) -> Architecture:
@@ -245,6 +277,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2_moe": _LLAMA,
     "qwen3": _QWEN3,
     "qwen3_moe": _LLAMA,
+    "internlm3": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 2}),
+    "iquestcoder": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 8}),
     "granite": _LLAMA,
     "flint": Architecture(sinks=True),
     "olmo": Architecture(norm_kind="layer", weightless_norm=True),
@@ -318,6 +352,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         o="self_attn.out_proj", norm=("operator_norm",), final_norm="embedding_norm",
         qk_norm="self_attn.q_layernorm", hybrid=True,
     ),
+    "lfm3": Architecture(
+        norm=("operator_norm",), norm_place="sandwich", output_norm=("post_operator_norm",),
+        final_norm="embedding_norm", own_gate=True, hybrid=True, adapt=_lfm3_variant,
+        defaults={"head_dim": 128, "num_key_value_heads": 4},
+    ),
     "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
     "granitemoehybrid": Architecture(hybrid=True),
     "nemotron_h": Architecture(
@@ -334,6 +373,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek_v3": _LATENT,
     "longcat_flash": replace(
         _LATENT, latent_scaled=True, sublayers=2, o="self_attn.{sub}.o_proj", norm=("input_layernorm.{sub}",),
+    ),
+    "dots3_note_text": replace(
+        _LATENT, latent_scaled=True, own_gate=True, rotary_norm="k_rope_only_layernorm", sizes=_dots3_sizes,
+        defaults={"num_hidden_layers": 46, "num_attention_heads": 128, "q_lora_rank": 1024, "kv_lora_rank": 512,
+                  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
     ),
     "hy_v4": replace(_LATENT, sinks=True, own_gate=True, streams=True),
     "kimi_linear": replace(_LATENT, hybrid=True),
@@ -381,6 +425,7 @@ ALIASES: dict[str, str] = {
          "youtu"), "deepseek_v3",
     ),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
+    "dots3_note": "dots3_note_text",
     "gpt-sw3": "gpt2",
     **dict.fromkeys(("cohere2_moe", "cohere_compass_text"), "cohere2"),
     "granitemoe_swa": "granite_swa",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, PortTable, Role
+from headspan.heads import ROLES, Head, PortTable, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
 from headspan.models.identity import IDENTITY_PREFIX
-from headspan.models.latent import LatentFactors, LatentReader
+from headspan.models.latent import LatentFactors, LatentReader, latent_notes, latent_ports
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
 from headspan.sources.base import TensorSource
@@ -51,9 +51,9 @@ class CheckpointWeights(AttentionWeights):
         self._sizes = {layer: self._map.sizes[layer] for layer in self.layers}
         self.n_heads = max(size.n_heads for size in self._sizes.values())
         self.n_kv_heads = max(size.n_kv_heads for size in self._sizes.values())
-        shape = self._map.latent
-        self._latent = None if shape is None else LatentReader(shape, self._in_layer)
-        self.ports = self._port_table() if shape is None else shape.ports(self.layers)
+        self._latents = {layer: self._map.latents[layer] for layer in self.layers if self._map.latents}
+        self._latent = LatentReader(self._latents, self._in_layer) if self._latents else None
+        self.ports = latent_ports(self._latents) if self._latents else self._port_table()
         self.norm_place = self._entry.norm_place
         self.norm_kind = "none" if self.norm_place == "none" else self._entry.norm_kind
         self.not_foldable_reason = WHY_NOT_FOLDABLE.get(self._entry.norm_place)
@@ -83,23 +83,24 @@ class CheckpointWeights(AttentionWeights):
 
     def d_head(self, role: Role | str) -> int:
         role = attention_role(role)
-        shape = self._map.latent
-        return shape.width(role) if shape else max(size.width(role) for size in self._sizes.values())
+        return max(size.width(role) for size in (self._latents or self._sizes).values())
 
     def widths(self, role: Role | str) -> np.ndarray:
-        role, shape = attention_role(role), self._map.latent
-        if shape is None:
-            return np.array([self._sizes[head.layer].width(role) for head in self.heads(role)], dtype=np.int64)
-        if role is not Role.K:
-            return super().widths(role)
-        return np.array([shape.rotary if head.kind == "KR" else shape.free for head in self.heads(role)])
+        role = attention_role(role)
+        return np.array([self._width(role, head) for head in self.heads(role)], dtype=np.int64)
+
+    def _width(self, role: Role, head: Head) -> int:
+        shape = self._latents.get(head.layer)
+        if shape is None or role is not Role.K:
+            return (shape or self._sizes[head.layer]).width(role)
+        return shape.rotary if head.kind == "KR" else shape.free
 
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         role = attention_role(role)
         self._check_layer(layer)
         if self._latent is not None:
-            found = np.ascontiguousarray(self._latent.read(role, layer))
-            return check_finite(found, role, self.heads_in(role, layer), self.reference)
+            found = _widened(self._latent.read(role, layer), self.d_head(role))
+            return check_finite(np.ascontiguousarray(found), role, self.heads_in(role, layer), self.reference)
         if not self.heads_in(role, layer):  # an earlier layer's keys and values, which stand there
             return np.zeros((0, self.d_model, self.d_head(role)), dtype=np.float32)
         name = self._map.weight(role, layer)
@@ -173,7 +174,8 @@ class CheckpointWeights(AttentionWeights):
         role = attention_role(role)
         self._check_layer(layer)
         if self._latent is not None and role is not Role.O:
-            return self._latent.bias(role, layer, self._bias_in_layer)
+            found = self._latent.bias(role, layer, self._bias_in_layer)
+            return None if found is None else _widened(found, self.d_head(role))
         name = self._map.bias(role, layer)
         if name is None or not self.heads_in(role, layer):
             return None
@@ -336,8 +338,10 @@ class CheckpointWeights(AttentionWeights):
                 "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
                 "its gains do not change what a head's weight spans"
             )
-        if self._map.latent is not None:
-            notes += self._map.latent.notes()
+        if self._latents:
+            notes += latent_notes(
+                self._latents, effects=self.even and not (self._entry.streams or self._entry.rotary_norm)
+            )
         if any(name in self._map.names for name in _HEADS):
             notes.append(
                 "a layer of its own stands between the stream and the unembedding: tokens of heads are those that the "

@@ -3,7 +3,7 @@
 A layer compresses the stream into a latent of r dimensions, normalises it, and every head makes its key and its value
 of that: K_h = B_h^K·diag(g)·A and V_h = B_h^V·diag(g)·A, and often Q_h = Qb_h·diag(g_q)·Qa likewise. The norm inside
 only divides a token's latent by a number, so these products say exactly what a head reads, up to one positive number
-a token; its gains g are part of the weight.
+a token; its gains g are part of the weight. Layers of one model may differ in all these sizes (Dots 3).
 
 Queries and keys have two parts. The *position-free* rows are Q and K of a head (``L3H5``). The rotary rows are kept
 apart: the key's are the same for all heads of a layer and stand once, as one more key head ``L3KR`` (stacked into the
@@ -59,7 +59,8 @@ class LatentShape:
     stem: str = "self_attn."  # of the names of a layer's tensors
     output: str = "o_proj"
     split: bool = False  # GGUF files that keep what makes keys and what makes values apart
-    scaled: bool = False  # LongCat: latents are multiplied by √(d / r)
+    scaled: bool = False  # LongCat, Dots 3: latents are multiplied by √(d / r)
+    rotary_norm: str | None = None  # Dots 3: the norm of the rotary key, whose gains are part of its weight
 
     @classmethod
     def of(cls, config: Mapping[str, Any], d_model: int, n_heads: int, reference: str, **options: Any) -> LatentShape:
@@ -81,14 +82,6 @@ class LatentShape:
             return self.free
         return max(self.free, self.rotary) if role is Role.K else self.value
 
-    def ports(self, layers: tuple[int, ...]) -> PortTable:
-        """Every head with its own Q, K, V and O, and the rotary key of each layer behind its keys."""
-        heads = {layer: tuple(Head(layer, i) for i in range(self.n_heads)) for layer in layers}
-        rotary = {layer: (Head(layer, 0, "KR"),) if self.rotary else () for layer in layers}
-        every = tuple(head for layer in layers for head in heads[layer])
-        keys = tuple(head for layer in layers for head in heads[layer] + rotary[layer])
-        return PortTable({Role.Q: every, Role.K: keys, Role.V: every, Role.O: every})
-
     def tensors(self, role: Role) -> dict[str, tuple[int, ...]]:
         """The tensors of a layer that make a role's weights, with their shapes."""
         n, whole = self.n_heads, self.free + self.rotary
@@ -107,49 +100,72 @@ class LatentShape:
             self._name("kv_a_layernorm"): (self.kv_rank,),
         }
         if not self.split:
-            return found | {self._name("kv_b_proj"): (n * (self.free + self.value), self.kv_rank)}
-        keys, values = (n, self.kv_rank, self.free), (n, self.value, self.kv_rank)
-        return found | ({self._name("k_b_proj"): keys} if role is Role.K else {self._name("v_b_proj"): values})
+            found |= {self._name("kv_b_proj"): (n * (self.free + self.value), self.kv_rank)}
+        elif role is Role.K:
+            found |= {self._name("k_b_proj"): (n, self.kv_rank, self.free)}
+        else:
+            found |= {self._name("v_b_proj"): (n, self.value, self.kv_rank)}
+        if self.rotary_norm is not None and self.rotary and role is Role.K:
+            found |= {self._name(self.rotary_norm): (self.rotary,)}
+        return found
 
     def module(self, role: Role) -> str:
         """The module whose rows are the heads of a role."""
-        return list(self.tensors(role))[-1].removesuffix(".weight")
+        return list(self.tensors(role))[:3][-1].removesuffix(".weight")
 
     def latent_module(self, role: Role) -> str | None:
         """The module that makes the latent of a role, None where there is none."""
         names = list(self.tensors(role))
         return names[0].removesuffix(".weight") if len(names) > 1 else None
 
-    def notes(self) -> list[str]:
-        """Sentences for whoever looks at the model."""
-        queries = "" if self.q_rank is None else f" and queries through one of {self.q_rank}"
-        found = [
-            f"latent attention: keys and values of a layer come through a latent of {self.kv_rank} dimensions"
-            f"{queries}; a head's weights are the products, gains of the norms inside included, and two heads of one "
-            "layer overlap by chance far more than random subspaces of the stream do; effects keep what those norms "
-            "divide by as it was in the clean run"
-        ]
-        if self.rotary:
-            found.append(
-                f"Q and K are the {self.free} position-free rows of each head; the {self.rotary} rotary key rows, "
-                "which all heads of a layer share, are one more key head (L0KR), and its partners, the rotary query "
-                "rows, can be read as L0QR0.Q"
-            )
-        return found
-
     def _name(self, module: str) -> str:
         return f"{self.stem}{module}.weight"
+
+
+def latent_ports(shapes: Mapping[int, LatentShape]) -> PortTable:
+    """Every head of the layers with its own Q, K, V and O, and the rotary key of each layer behind its keys."""
+    heads = {layer: tuple(Head(layer, i) for i in range(shape.n_heads)) for layer, shape in shapes.items()}
+    rotary = {layer: (Head(layer, 0, "KR"),) if shape.rotary else () for layer, shape in shapes.items()}
+    every = tuple(head for layer in shapes for head in heads[layer])
+    keys = tuple(head for layer in shapes for head in heads[layer] + rotary[layer])
+    return PortTable({Role.Q: every, Role.K: keys, Role.V: every, Role.O: every})
+
+
+def latent_notes(shapes: Mapping[int, LatentShape], effects: bool) -> list[str]:
+    """Sentences for whoever looks at a model with these layers; ``effects``: whether they can be measured."""
+    each = list(shapes.values())
+    q_ranks = [shape.q_rank for shape in each if shape.q_rank is not None]
+    queries = f" and queries through one of {_sizes(q_ranks)}" if q_ranks else ""
+    kept = "; effects keep what those norms divide by as it was in the clean run" if effects else ""
+    found = [
+        f"latent attention: keys and values of a layer come through a latent of "
+        f"{_sizes([shape.kv_rank for shape in each])} dimensions{queries}; a head's weights are the products, gains of "
+        "the norms inside included, and two heads of one layer overlap by chance far more than random subspaces of the "
+        f"stream do{kept}"
+    ]
+    if any(shape.rotary for shape in each):
+        found.append(
+            f"Q and K are the {_sizes([shape.free for shape in each])} position-free rows of each head; the "
+            f"{_sizes([shape.rotary for shape in each])} rotary key rows, which all heads of a layer share, are one "
+            "more key head (L0KR), and its partners, the rotary query rows, can be read as L0QR0.Q"
+        )
+    return found
+
+
+def _sizes(sizes: list[int]) -> str:
+    """``[512, 1024, 512]`` as ``512 or 1024``."""
+    return " or ".join(map(str, dict.fromkeys(sizes)))
 
 
 class LatentReader:
     """Composes the weights of heads from the tensors of a layer; ``tensor`` reads one by its name in the layer."""
 
-    def __init__(self, shape: LatentShape, tensor: Callable[[int, str], np.ndarray]) -> None:
-        self.shape, self._tensor = shape, tensor
+    def __init__(self, shapes: Mapping[int, LatentShape], tensor: Callable[[int, str], np.ndarray]) -> None:
+        self.shapes, self._tensor = shapes, tensor
 
     def read(self, role: Role, layer: int) -> np.ndarray:
         """(n, d, m) of a role; keys have the rotary one last, narrower ones are filled up with columns of zeros."""
-        shape = self.shape
+        shape = self.shapes[layer]
         if role is Role.O:
             stored = self._tensor(layer, shape.module(role))
             return stored.reshape(shape.d_model, shape.n_heads, shape.value).transpose(1, 0, 2)
@@ -162,12 +178,12 @@ class LatentReader:
 
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         """(n, d, m) of the rotary query rows, None where there are none."""
-        shape = self.shape
+        shape = self.shapes[layer]
         return self._queries(layer, slice(shape.free, shape.free + shape.rotary)) if shape.rotary else None
 
     def latent_map(self, role: Role, layer: int) -> np.ndarray | None:
         """(d, r): what the latent of a role reads of the stream, its gains included; None without one."""
-        module = self.shape.latent_module(role)
+        module = self.shapes[layer].latent_module(role)
         if module is None:
             return None
         gains = self._gains(role, layer)
@@ -178,19 +194,20 @@ class LatentReader:
         inner = self.latent_map(role, layer)
         if inner is None:
             return None
-        names = [name.removesuffix(".weight") for name in self.shape.tensors(role)]
+        names = [name.removesuffix(".weight") for name in self.shapes[layer].tensors(role)]
         stored = tuple(dtype(layer, names[i]) for i in (0, 2, 1))
         return LatentFactors(inner, self._heads_of_latent(role, layer), self._gains(role, layer), stored)  # type: ignore[arg-type]
 
     def _gains(self, role: Role, layer: int) -> np.ndarray:
         """(r,): of the norm inside, with the factor that some families add."""
-        shape = self.shape
+        shape = self.shapes[layer]
         gains = self._tensor(layer, list(shape.tensors(role))[1].removesuffix(".weight"))
         return gains * np.float32(np.sqrt(shape.d_model / len(gains))) if shape.scaled else gains
 
     def bias(self, role: Role, layer: int, stored: Callable[[int, str], np.ndarray | None]) -> np.ndarray | None:
         """(n, m): what a bias of the latent adds, times the same number a token as the rest; ``stored`` finds it."""
-        shape, module = self.shape, self.shape.latent_module(role)
+        shape = self.shapes[layer]
+        module = shape.latent_module(role)
         if role is Role.O or module is None:
             return None
         given = stored(layer, module)
@@ -202,11 +219,16 @@ class LatentReader:
             return made
         filled = np.zeros((shape.n_heads + 1, shape.width(role)), dtype=made.dtype)
         filled[:-1, : shape.free] = made
-        filled[-1, : shape.rotary] = given[len(gains) :]
+        filled[-1, : shape.rotary] = given[len(gains) :] * self._rotary_gains(layer)
         return filled
 
+    def _rotary_gains(self, layer: int) -> np.ndarray | float:
+        """Of the norm of the rotary key, 1 where it has none."""
+        shape = self.shapes[layer]
+        return 1.0 if shape.rotary_norm is None else self._tensor(layer, shape.stem + shape.rotary_norm)
+
     def _queries(self, layer: int, rows: slice) -> np.ndarray:
-        shape, inner = self.shape, self.latent_map(Role.Q, layer)
+        shape, inner = self.shapes[layer], self.latent_map(Role.Q, layer)
         if inner is not None:
             return _through(self._heads_of_latent(Role.Q, layer, rows), inner)
         stored = self._tensor(layer, shape.module(Role.Q))
@@ -214,7 +236,8 @@ class LatentReader:
 
     def _heads_of_latent(self, role: Role, layer: int, rows: slice | None = None) -> np.ndarray:
         """(n, m, r): what each head makes of the latent."""
-        shape, stored = self.shape, self._tensor(layer, self.shape.module(role))
+        shape = self.shapes[layer]
+        stored = self._tensor(layer, shape.module(role))
         if role is Role.Q:
             return stored.reshape(shape.n_heads, -1, stored.shape[1])[:, rows or slice(0, shape.free)]
         if shape.split:
@@ -223,10 +246,10 @@ class LatentReader:
         return both[:, : shape.free] if role is Role.K else both[:, shape.free :]
 
     def _with_rotary(self, layer: int, keys: np.ndarray) -> np.ndarray:
-        shape = self.shape
+        shape = self.shapes[layer]
         module = shape.latent_module(Role.K)
         assert module is not None
-        rotary = self._tensor(layer, module)[shape.kv_rank :].T
+        rotary = self._tensor(layer, module)[shape.kv_rank :].T * self._rotary_gains(layer)
         filled = np.zeros((shape.n_heads + 1, shape.d_model, shape.width(Role.K)), dtype=keys.dtype)
         filled[:-1, :, : shape.free] = keys
         filled[-1, :, : shape.rotary] = rotary

@@ -17,6 +17,7 @@ from headspan.models.mlp_table import (
     INTERLEAVED,
     NORMS,
     OUTPUT_NORMS,
+    OWN_NORMS,
     SHARED,
     STACKED_TURNED,
     Layout,
@@ -75,17 +76,25 @@ class Mlps:
 
     # -- what there is ---------------------------------------------------------------------------------------
 
+    @property
+    def not_read(self) -> str | None:
+        """Why the MLPs of this model are not read, None where they are."""
+        key = OWN_NORMS.get(self._map.architecture)
+        if key is None or not self._map.config.get(key):
+            return None
+        return (
+            f"the MLPs of {self.weights.reference} are a mixture whose parts have norms of their own, and they are not "
+            "read: its heads, tokens and added directions are, and adapters of its attention"
+        )
+
     def parts(self, layer: int) -> list[Part]:
         """The MLPs of a layer; none where it has only a kind that is not in the table."""
         if not 0 <= layer < self._map.n_layers:
             raise HeadspanError(
                 f"{self.weights.reference} has no layer {layer}: its layers are 0 to {self._map.n_layers - 1}"
             )
-        if self._map.architecture == "gemma4" and self._map.config.get("enable_moe_block"):
-            raise HeadspanError(
-                f"the MLPs of {self.weights.reference} are a mixture whose parts have norms of their own, and they are "
-                "not read: its heads, tokens and added directions are"
-            )
+        if self.not_read is not None:
+            raise HeadspanError(self.not_read)
         if layer not in self._parts:
             further = layer % self._map.entry.sublayers > 0  # experts of a block stand in the first of its layers
             layouts = [self._first(layer, table) for table in ((DENSE,) if further else (DENSE, EXPERTS, SHARED))]

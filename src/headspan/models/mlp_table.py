@@ -127,6 +127,10 @@ NORMS: tuple[str, ...] = (
 # The norm between the MLP and the stream, in families that have one there.
 OUTPUT_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2", "post_ffn_norm")
 
+# Families whose MLPs may be a mixture of parts with norms of their own, which is not read: the key of the config that
+# says so.
+OWN_NORMS = {"gemma4": "enable_moe_block"}
+
 PARALLEL = frozenset({"gptj", "codegen", "phi", "cohere", "cohere2"})
 
 

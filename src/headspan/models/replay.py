@@ -102,6 +102,10 @@ class Replayer:
                 "its layers have different numbers of heads, or heads of different sizes, and effects are measured "
                 "between layers of one shape only"
             )
+        if self._where.entry.rotary_norm:
+            raise self.refusal(
+                "its rotary keys have a norm of their own, and effects are measured where only latents have one"
+            )
         self.layers = {layer: self._find(layer) for layer in self.weights.layers}
         self._shapes: dict[int, dict[int, list[int | None]]] = {}
 

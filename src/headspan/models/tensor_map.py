@@ -88,10 +88,11 @@ class TensorMap:
         self.n_layers = self._count_layers()
         self.d_model = self._size("d_model")
         heads = self._sizes("n_heads")
-        self.latent = self._latent_shape(max(heads)) if self.entry.latent else None
-        if self.latent is not None:  # every head makes keys and values of its own
-            wide = self.latent.width(Role.Q)
-            self.sizes = [Sizes(count, count, wide, wide) for count in heads]
+        self.latents = self._latent_shapes(heads) if self.entry.latent else []
+        self.latent = self.latents[0] if self.latents else None  # all layers have tensors of the same names
+        if self.latents:  # every head makes keys and values of its own
+            each = zip(heads, self.latents, strict=True)
+            self.sizes = [Sizes(count, count, shape.free, shape.value) for count, shape in each]
             return
         shared = self._sizes("n_kv_heads", heads)
         widths = self._sizes("d_head", None if self._says("d_head") else self._evenly(heads))
@@ -144,12 +145,18 @@ class TensorMap:
             return self._size("n_layers")
         return per_layer * self.config["num_layers"]
 
-    def _latent_shape(self, n_heads: int) -> LatentShape:
+    def _latent_shapes(self, heads: list[int]) -> list[LatentShape]:
+        """Of every layer; one without attention is given the most heads."""
         stem, _, output = self.entry.o.rpartition(".")
         stem += "."
         split = any(name.endswith(f"{stem}k_b_proj.weight") for name in self.names)
         options = {"stem": stem, "output": output, "split": split, "scaled": self.entry.latent_scaled}
-        return LatentShape.of(self.config, self.d_model, n_heads, self.source.reference, **options)
+        options["rotary_norm"] = self.entry.rotary_norm
+        found, own = [], self.config.get("_latent_sizes")
+        for layer, count in enumerate(heads):
+            config = {**self.config, **own.get(layer, {})} if isinstance(own, dict) else self.config
+            found.append(LatentShape.of(config, self.d_model, count or max(heads), self.source.reference, **options))
+        return found
 
     def _says(self, what: str) -> bool:
         return any(self.config.get(key) is not None for key in _SIZES[what])
@@ -325,7 +332,7 @@ class TensorMap:
     def tensors(self, role: Role, layer: int) -> dict[str, tuple[int, ...]]:
         """The tensors that make the weights of a role, with the shapes they must have."""
         if self.latent is not None:
-            return {self.in_layer(layer, name): shape for name, shape in self.latent.tensors(role).items()}
+            return {self.in_layer(layer, name): shape for name, shape in self.latents[layer].tensors(role).items()}
         return {self.weight(role, layer): self._expected(role, layer)}
 
     def bias(self, role: Role, layer: int) -> str | None:

@@ -186,11 +186,10 @@ class AttentionWeights(ABC):
         rotary = self.rotary_queries(layer) if role in (Role.Q, Role.K) else None
         if rotary is None:
             return read
-        free = int(self._widths_in(Role.K, layer)[0])
         if role is Role.Q:
-            return read[: len(rotary), :, :free]
+            return read[: len(rotary), :, : self.d_head(Role.Q)]
         found = np.zeros((len(rotary) + 1, self.d_model, self.d_head(Role.K)))
-        found[:-1, :, :free] = read
+        found[:-1, :, : read.shape[2]] = read
         found[-1, :, : rotary.shape[2]] = stacked_root(rotary)
         return found
 
