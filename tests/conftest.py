@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import threadpoolctl
 from filelock import FileLock
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # As many workers as cores: threads of BLAS and torch would only wait for each other. Read when numpy is imported.
+    # As many workers as cores: threads of BLAS and torch would only wait for each other.
     for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(_variable, "1")
+    threadpoolctl.threadpool_limits(1)  # a plugin may have imported numpy before the variables were set
 
 import headspan as hs
 from headspan.scores import Scores
