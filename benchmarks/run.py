@@ -291,7 +291,7 @@ def part_d_f(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_g(folder: Path) -> list[tuple[str, ...]]:
-    """A 70B shape whose weights are made on the fly and never stored, eleven edges planted in it."""
+    """A 70B shape whose weights are made on the fly and never stored, ten edges planted in it."""
     run = child(SEEDED, "80,64,8,8192,128", "20", "12GB")
     about = json.loads(str(run["stderr"]).strip().splitlines()[-1])
     certified = ", ".join(f"{p} {about[p]['certified']} of {about[p]['found']}" for p in ("OQ", "OK", "OV"))
