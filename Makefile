@@ -11,8 +11,7 @@ PYTHON ?= python3
 # The CPU is enough for everything here; a plain "torch" would bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
-# One process more than there are cores: some tests wait for servers, workers and browsers.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+JOBS ?= auto
 
 .PHONY: demo test extras lint bench docs site coverage clean
 

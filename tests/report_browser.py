@@ -45,6 +45,11 @@ class View:
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)
 
+    def shows(self, selector: str, words: str) -> bool:
+        """Whether a part of the page has these words, now or as soon as it is drawn."""
+        self.page.locator(selector, has_text=words).wait_for(timeout=20_000)
+        return True
+
     def click_head(self, name: str) -> None:
         self.page.click(f'.node[data-head="{name}"]')
 

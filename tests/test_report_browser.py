@@ -445,11 +445,11 @@ def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -
     assert view.edges() == expected(scores, metric="cs", pairings="OK", k=20)
     view.click_head("L2H0")
     view.page.select_option("#control-hubs", "OV")
-    assert "no outlet values" in view.text("#hub-tables")
+    assert view.shows("#hub-tables", "no outlet values")
     view.page.click('.thumb[data-pairing="OV"]')
-    assert "no cs scores for OV" in view.text("#heat-main")
+    assert view.shows("#heat-main", "no cs scores for OV")
     view.page.select_option("#control-scatter", "OV")
-    assert "not kept one by one" in view.text("#scatter-main")
+    assert view.shows("#scatter-main", "not kept one by one")
 
 
 # ------------------------------------------------------------- hostile and large
