@@ -110,7 +110,7 @@ class Search:
         self._shape = needed.shape
         self.rows, self.columns = np.nonzero(needed)
         # Q_A of the one side, G_B of the other: the target's, unless only the source has it.
-        first, second, places, needed = pairing.source, pairing.target, (self.rows, self.columns), needed
+        first, second, places = pairing.source, pairing.target, (self.rows, self.columns)
         if second not in based:
             first, second, places, needed = second, first, places[::-1], needed.T
         factors = {"Q": _orthonormal(sketches[first]), "G": sketches[second]}
@@ -216,8 +216,8 @@ def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     grams = np.matmul(wide.transpose(0, 2, 1), wide)
     empty = np.einsum("nii->ni", grams) == 0
     np.einsum("nii->ni", grams)[empty] = 1.0
-    inverse = np.linalg.inv(np.linalg.cholesky(grams)).astype(np.float32)  # a sketch of a span is well conditioned
-    return np.matmul(sketches, inverse.transpose(0, 2, 1))
+    inverse = np.linalg.inv(np.linalg.cholesky(grams))  # only heads of a condition that float64 can square come here
+    return np.matmul(wide, inverse.transpose(0, 2, 1)).astype(np.float32)
 
 
 def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most: int, memory: int, tick: Tick) -> None:
