@@ -100,7 +100,7 @@ class CheckpointWeights(AttentionWeights):
         self._check_layer(layer)
         if self._latent is not None:
             found = _widened(self._latent.read(role, layer), self.d_head(role))
-            return check_finite(np.ascontiguousarray(found), role, self.heads_in(role, layer), self.reference)
+            return check_finite(found, role, self.heads_in(role, layer), self.reference)
         if not self.heads_in(role, layer):  # an earlier layer's keys and values, which stand there
             return np.zeros((0, self.d_model, self.d_head(role)), dtype=np.float32)
         name = self._map.weight(role, layer)
@@ -113,8 +113,9 @@ class CheckpointWeights(AttentionWeights):
                 weights = stored.reshape(self.d_model, self._sizes[layer].n_heads, -1).transpose(1, 0, 2)
             else:
                 weights = self._split(role, layer, stored).transpose(0, 2, 1)
-        weights = _widened(weights, self.d_head(role))
-        return check_finite(np.ascontiguousarray(weights), role, self.heads_in(role, layer), self.reference)
+        weights = _widened(weights, self.d_head(role)).view()  # of the tensor as it is stored, which may be kept
+        weights.flags.writeable = False
+        return check_finite(weights, role, self.heads_in(role, layer), self.reference)
 
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         self._check_layer(layer)

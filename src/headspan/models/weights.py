@@ -203,7 +203,10 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def read(self, role: Role | str, layer: int) -> np.ndarray:
-        """All weights of a role in a layer, (n, d, m): W_Qᵀ, W_Kᵀ, W_Vᵀ or W_O; columns span the subspace."""
+        """All weights of a role in a layer, (n, d, m): W_Qᵀ, W_Kᵀ, W_Vᵀ or W_O; columns span the subspace.
+
+        It may be a view of the tensor as it is stored, which is not to be written to.
+        """
 
     @abstractmethod
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:

@@ -7,6 +7,8 @@ symmetric: half of each is enough, p² operations a pair, and q·p² for making 
 of entries of all of them is made, multiplied, added up and forgotten, while another core does the next block. Blocks
 on the diagonal count once, those above it twice.
 
+Factors are kept transposed, (n, q, p): that is how BLAS makes Gram matrices fastest, and the direct route copies none.
+
 Products are float32, sums over blocks float64: all but exact, so that their order does not show. Arrays may be of numpy
 or of torch on any device; there they stay, sums too, until all is done. (A device without float64 sums in float32.)
 
@@ -32,7 +34,7 @@ from headspan.system.threads import cores, team
 
 Route = Literal["gram", "direct"]
 
-_BLOCK = 128, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
+_BLOCK = 256, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
 _PADDING = 16  # numbers between heads: rows that lie a power of two apart push each other out of the cache
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
@@ -93,7 +95,7 @@ def contract(
     with _backend(device) as backend:
         for size in sizes:
             mine = {
-                k: backend.to_device(np.ascontiguousarray(f, dtype=np.float32))
+                k: backend.to_device(np.ascontiguousarray(f.transpose(0, 2, 1), dtype=np.float32))
                 for k, f in factors.items()
                 if f.shape[1] == size
             }
@@ -111,7 +113,7 @@ def _gram_route(
 ) -> list[np.ndarray]:
     xp, one = backend.xp, next(iter(factors.values()))
     arrangement = arrange({key: factor.shape[0] for key, factor in factors.items()}, jobs)
-    runs, size = list(arrangement.runs), one.shape[1]
+    runs, size = list(arrangement.runs), one.shape[2]
     heads = sum(map(len, arrangement.places.values()))
     sums = [backend.zeros((length(rows), length(columns))) for rows, columns in arrangement.pieces]
     blocks = _blocks(size, work_bytes // ((4 + backend.extra) * max(1, heads) * backend.workers), backend.workers)
@@ -136,7 +138,7 @@ def _gram_route(
         blocks = xp.reshape(grams, (heads, *shape))
         for key, own, place in runs:
             factor = factors[key][own]
-            xp.matmul(factor[:, rows, :], xp.matrix_transpose(factor[:, columns, :]), out=blocks[place])
+            xp.matmul(xp.matrix_transpose(factor[:, :, rows]), factor[:, :, columns], out=blocks[place])
         grams = backend.rounded(grams)
         for piece, total in zip(arrangement.pieces, sums, strict=True):
             product = backend.widened(grams[piece.rows] @ grams[piece.columns].T)
@@ -181,12 +183,12 @@ def _direct_route(
     def multiply(piece: tuple[Job, Any, Rectangle]) -> None:
         job, total, (r, c) = piece
         first, second = factors[job.first][r], factors[job.second][c]
-        p, q, q2 = first.shape[1], first.shape[2], second.shape[2]
+        q, q2, p = first.shape[1], second.shape[1], first.shape[2]
         # Columns of all the target heads side by side, times the columns of one source head after another.
-        right = backend.rounded(xp.reshape(xp.permute_dims(second, (1, 0, 2)), (p, -1)))
+        right = backend.rounded(xp.reshape(second, (-1, p)).T)
         step = max(1, share // ((12 + backend.extra) * q * right.shape[1]))
         for part in _parts(first.shape[0], step):
-            left = backend.rounded(xp.reshape(xp.matrix_transpose(first[part]), (-1, p)))
+            left = backend.rounded(xp.reshape(first[part], (-1, p)))
             product = backend.widened(xp.matmul(left, right))
             product = xp.reshape(product, (part.stop - part.start, q, second.shape[0], q2))
             sums = xp.sum(xp.sum(product * product, axis=3), axis=1)

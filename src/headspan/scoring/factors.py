@@ -27,7 +27,16 @@ class Item(NamedTuple):
 
 
 Ranks: TypeAlias = dict[tuple[Role, int], np.ndarray]  # by role and layer
-Work: TypeAlias = tuple[int, Role, list[Item], LayerWeight, np.ndarray | None]  # ranks, where they are known
+
+
+class Work(NamedTuple):
+    """What is made of one role in one layer: the factors of some panels, each into its rows of their array."""
+
+    role: Role
+    layer: int
+    weight: LayerWeight
+    places: list[tuple[str, np.ndarray]]  # similarity, and where its factors go, (n, p, q)
+    ranks: np.ndarray | None  # where they are known
 
 
 class FactorStore:
@@ -85,10 +94,8 @@ class FactorStore:
         for item in items:
             for layer in self._layers(item):
                 wanted.setdefault(layer, {}).setdefault(item.panel.role, []).append(item)
-        for layer, role, ranks, factors in parallel_map(_layer_factors, self._read(wanted), self._plan.workers):
+        for role, layer, ranks in parallel_map(_make_factors, self._read(wanted), self._plan.workers):
             self._ranks[role, layer] = ranks
-            for item, factor in factors.items():
-                self._put(item, layer, factor)
 
     def _read(self, wanted: dict[int, dict[Role, list[Item]]]) -> Iterator[Work]:
         for layer in sorted(wanted):
@@ -104,22 +111,30 @@ class FactorStore:
                 if any(METRICS[item.metric].reads_partner for item in items):
                     partner = self._weights.partner(role, layer, weight(role.partner) if role in ROLES else None)
                 layer_weight = LayerWeight(weight(role), partner, self._weights.storage_dtype(role, layer))
-                yield layer, role, items, layer_weight, self._ranks.get((role, layer))
+                places = [(item.metric, self._place_of(item, layer)) for item in items]
+                yield Work(role, layer, layer_weight, places, self._ranks.get((role, layer)))
 
-    def _put(self, item: Item, layer: int, factor: np.ndarray) -> None:
-        """A layer's factors into the array of their panel, which is made when the first of them comes."""
+    def _place_of(self, item: Item, layer: int) -> np.ndarray:
+        """A layer's part of the array of a panel, which is made when the first of them is asked for.
+
+        Columns lie one after the other in memory, as the contraction wants them.
+        """
         whole = self._plan.rows(item.metric, item.panel)
         if item not in self._kept:
             metric, role = METRICS[item.metric], item.panel.role
-            shape = metric.factor_shape(self._weights.d_model, self._weights.d_head(role))
-            self._kept[item] = np.zeros((whole.stop - whole.start, *shape), metric.dtype)
+            p, q = metric.factor_shape(self._weights.d_model, self._weights.d_head(role))
+            self._kept[item] = np.zeros((whole.stop - whole.start, q, p), metric.dtype).transpose(0, 2, 1)
         span = self._plan.ports.span(item.panel.role, layer)
-        rows = slice(span.start - whole.start, span.stop - whole.start)
-        self._kept[item][rows, : factor.shape[1], : factor.shape[2]] = factor  # narrower heads stay zero beyond
+        return self._kept[item][span.start - whole.start : span.stop - whole.start]
 
 
-def _layer_factors(work: Work) -> tuple[int, Role, np.ndarray, dict[Item, np.ndarray]]:
-    """Ranks and factors of one role in one layer."""
-    layer, role, items, weight, ranks = work
-    factors = {item: METRICS[item.metric].factor(weight) for item in items}
-    return layer, role, weight.ranks if ranks is None else ranks, factors
+def _make_factors(work: Work) -> tuple[Role, int, np.ndarray]:
+    """Put the factors of one role in one layer into their places, some heads after the others; the ranks."""
+    ranks = []
+    for heads, weight in work.weight.parts():
+        for name, place in work.places:
+            factor = METRICS[name].factor(weight)
+            place[heads, : factor.shape[1], : factor.shape[2]] = factor  # narrower heads stay zero beyond
+        if work.ranks is None:
+            ranks.append(weight.ranks)
+    return work.role, work.layer, np.concatenate(ranks) if work.ranks is None else work.ranks

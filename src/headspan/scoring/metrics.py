@@ -23,15 +23,16 @@ stacked (PᵀP summed over the group's query heads).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.scoring.subspaces import orthonormal_bases, subspace_ranks
-from headspan.system.threads import parallel_map
+from headspan.scoring.subspaces import orthonormal_bases, parts, subspace_ranks
+from headspan.system.threads import parallel_map, scratch
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,27 @@ class LayerWeight:
 
     @cached_property
     def bases(self) -> tuple[np.ndarray, np.ndarray]:
-        """Orthonormal bases, (n, d, m), and ranks, (n,)."""
-        return orthonormal_bases(self.own, self.storage_dtype)
+        """Orthonormal bases, (n, d, m) float32, and ranks, (n,)."""
+        return orthonormal_bases(self.own, self.storage_dtype, np.float32)
 
     @property
     def ranks(self) -> np.ndarray:
         """How many directions each weight spans; from the bases where they were made."""
         return self.bases[1] if "bases" in self.__dict__ else subspace_ranks(self.own, self.storage_dtype)
+
+    def parts(self) -> Iterator[tuple[slice, LayerWeight]]:
+        """A few heads at a time, with their partners: what is made of them stays small, and so in the cache."""
+        n, d, m = self.own.shape
+        groups = n if self.partner is None else math.gcd(n, len(self.partner))
+        for part in parts(groups, d * m * (n // groups)):
+            heads, partner = _of_groups(part, n // groups), None
+            if self.partner is not None:
+                partner = self.partner[_of_groups(part, len(self.partner) // groups)]
+            yield heads, LayerWeight(self.own[heads], partner, self.storage_dtype)
+
+
+def _of_groups(groups: slice, each: int) -> slice:
+    return slice(groups.start * each, groups.stop * each)
 
 
 def _itself(kernel: np.ndarray) -> np.ndarray:
@@ -189,7 +204,8 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     assert weight.partner is not None
     # Only the Gram matrix squares a condition number; for the rest float32 will do.
     own = np.divide(weight.own, _largest(weight.own)).astype(np.float32, copy=False)
-    partner = _rescaled(weight.partner, per_layer=True)
+    partner = scratch("partners", weight.partner.shape)
+    np.divide(weight.partner, _largest(weight.partner, per_layer=True), out=partner, dtype=np.float64)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
     roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
@@ -304,12 +320,12 @@ def metric_of(name: str) -> Metric:
     return METRICS.get(name) or unknown
 
 
-def _rescaled(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
+def _rescaled(weight: np.ndarray) -> np.ndarray:
     """Float64, with entries of at most 1, so that squares of 1e±30 neither overflow nor vanish.
 
     Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
     """
-    return np.divide(weight, _largest(weight, per_layer), dtype=np.float64)
+    return np.divide(weight, _largest(weight), dtype=np.float64)
 
 
 def _largest(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:

@@ -180,7 +180,8 @@ def _sketch(
     """
     sketch = gaussian_sketch(weights.d_model, size, seed)
     widths = {role: min(weights.d_head(role), weights.d_model) for role in roles}
-    sketches = {role: np.zeros((len(weights.heads(role)), size, widths[role]), np.float32) for role in roles}
+    shapes = {role: (len(weights.heads(role)), widths[role], size) for role in roles}
+    sketches = {role: np.zeros(shape, np.float32).transpose(0, 2, 1) for role, shape in shapes.items()}
     ranks = {role: np.zeros(len(weights.heads(role)), np.int32) for role in roles}
 
     def make(item: tuple[Role, int, np.ndarray]) -> tuple[Role, int]:
@@ -217,7 +218,7 @@ def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     empty = np.einsum("nii->ni", grams) == 0
     np.einsum("nii->ni", grams)[empty] = 1.0
     inverse = np.linalg.inv(np.linalg.cholesky(grams))  # only heads of a condition that float64 can square come here
-    return np.matmul(wide, inverse.transpose(0, 2, 1)).astype(np.float32)
+    return np.matmul(inverse, wide.transpose(0, 2, 1)).astype(np.float32).transpose(0, 2, 1)
 
 
 def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most: int, memory: int, tick: Tick) -> None:
@@ -264,7 +265,7 @@ def _chosen(weights: AttentionWeights, heads: set[Place], tick: Tick = lambda: N
 def _bases(work: Work) -> list[tuple[Place, np.ndarray]]:
     """Their orthonormal bases, (d, m) float32."""
     places, own, dtype = work
-    return list(zip(places, orthonormal_bases(own, dtype)[0].astype(np.float32), strict=True))
+    return list(zip(places, orthonormal_bases(own, dtype, np.float32)[0], strict=True))
 
 
 def _blocks(weights: AttentionWeights, heads: set[Place], memory: int) -> Iterator[set[Place]]:

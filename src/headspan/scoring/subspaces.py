@@ -5,12 +5,13 @@ All arithmetic is float64: these functions are for looking closely; :mod:`headsp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.system.threads import one_thread
+from headspan.system.threads import one_thread, scratch
 
 # Spacing of numbers next to 1 in the dtype that a weight was stored in: the noise every entry carries.
 # Quantised formats carry far more, but their noise fills dimensions rather than hiding them, so their scales'
@@ -27,6 +28,7 @@ _QUANTISED_EPS = 2.0**-10
 
 # Below this condition number a basis made by Cholesky from the float64 Gram matrix is orthonormal to 1e-8.
 _SAFE_CONDITION = 1e4
+_PART = 2**19  # numbers of the heads that are worked on at once
 _SQUARABLE = 1e-140  # squares of what is above it keep all their digits in float64
 
 
@@ -76,23 +78,49 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
     return Basis(np.ascontiguousarray(left[:, :rank]), rank, values * scale, tolerance * float(scale))
 
 
-def orthonormal_bases(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bases of many (d, m) weights at once, and their ranks: (n, d, m) float64 and (n,).
+def orthonormal_bases(
+    weights: np.ndarray, storage_dtype: str, dtype: type[np.floating] = np.float64
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bases of many (d, m) weights at once, and their ranks: (n, d, m) of ``dtype``, made in float64, and (n,).
 
     Columns beyond a head's rank are zero, so that ‖UᵀU'‖² needs no special case. Well-conditioned heads go
     through one batched Cholesky factorisation, the others one by one through the SVD.
     """
-    weights = np.asarray(weights, dtype=np.float64)
-    good, inverse = _well_conditioned(weights, storage_dtype)
-    with one_thread(), np.errstate(all="ignore"):
-        bases = np.zeros_like(weights) if inverse is None else np.matmul(weights, inverse.transpose(0, 2, 1))
-    ranks = np.full(len(weights), weights.shape[2], dtype=np.int32)
-    for i in np.flatnonzero(~good):
-        basis = orthonormal_basis(without_padding(weights[i]), storage_dtype)
-        ranks[i] = basis.rank
-        bases[i] = 0.0
-        bases[i, :, : basis.rank] = basis.vectors
-    return bases, ranks
+    n, d, m = weights.shape
+    bases = np.empty((n, m, d), dtype)  # transposed: the columns of a basis lie one after the other in memory
+    ranks = np.full(n, m, dtype=np.int32)
+    for heads in parts(n, d * m):
+        own = _float64(weights[heads])
+        good, inverse = _well_conditioned(own, storage_dtype)
+        if inverse is not None:
+            with one_thread(), np.errstate(all="ignore"):
+                made = np.matmul(inverse, own.transpose(0, 2, 1), out=scratch("bases", (len(own), m, d)))
+                bases[heads] = made
+        for i in np.flatnonzero(~good):
+            basis = orthonormal_basis(without_padding(own[i]), storage_dtype)
+            ranks[heads.start + i] = basis.rank
+            bases[heads.start + i] = 0.0
+            bases[heads.start + i, : basis.rank] = basis.vectors.T
+    return bases.transpose(0, 2, 1), ranks
+
+
+def _float64(weights: np.ndarray) -> np.ndarray:
+    """A copy in scratch memory, in the order of the axes in memory that the weights have."""
+    by_columns = weights.strides[1] < weights.strides[2]
+    own = scratch("weights", weights.transpose(0, 2, 1).shape if by_columns else weights.shape)
+    own = own.transpose(0, 2, 1) if by_columns else own
+    own[...] = weights
+    return own
+
+
+def parts(n: int, entries: int) -> Iterator[slice]:
+    """Some of n heads after the others, each of so many numbers: as many as stay in the cache in float64.
+
+    >>> [(part.start, part.stop) for part in parts(3, 200_000)]
+    [(0, 2), (2, 3)]
+    """
+    at_once = max(1, _PART // entries)
+    yield from (slice(first, min(first + at_once, n)) for first in range(0, n, at_once))
 
 
 def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -100,26 +128,28 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
 
     sketch: Sᵀ, (s, d) float32. (n, s, m) float32 and (n,); columns beyond a head's rank are zero.
     """
-    own = np.asarray(weights, dtype=np.float64)
-    good, inverse = _well_conditioned(own, storage_dtype)
-    if inverse is None or not good.all():
-        return _sketched_carefully(own, sketch, storage_dtype)
+    n, d, m = weights.shape
+    inverse = np.empty((n, m, m), np.float32)
     narrow, scale = _sketched(weights, sketch)
+    for heads in parts(n, d * m):
+        good, found = _well_conditioned(_float64(weights[heads]), storage_dtype)
+        if found is None or not good.all():
+            return _sketched_carefully(weights, sketch, storage_dtype)
+        inverse[heads] = found * scale[heads]
     with one_thread():
-        return np.matmul(narrow, (inverse * scale).transpose(0, 2, 1).astype(np.float32)), _full_ranks(own)
+        return np.matmul(inverse, narrow.transpose(0, 2, 1)).transpose(0, 2, 1), _full_ranks(weights)
 
 
 def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
     if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
-        return _sketched_carefully(np.asarray(weights, dtype=np.float64), sketch, storage_dtype)
+        return _sketched_carefully(weights, sketch, storage_dtype)
     return _sketched(weights, sketch)[0], _full_ranks(weights)
 
 
-def _sketched_carefully(own: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    bases, ranks = orthonormal_bases(own, storage_dtype)
-    with one_thread():
-        return np.matmul(sketch, bases[:, :, : min(own.shape[1:])].astype(np.float32)), ranks
+def _sketched_carefully(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    bases, ranks = orthonormal_bases(weights, storage_dtype, np.float32)
+    return _product(sketch, bases[:, :, : min(weights.shape[1:])]), ranks
 
 
 def _full_ranks(weights: np.ndarray) -> np.ndarray:
@@ -132,8 +162,18 @@ def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.n
     usual = (largest > 1e-15) & (largest < 1e15)
     scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0).astype(np.float64)))))
     own = weights if usual.all() else np.divide(weights, scale)
+    return _product(sketch, own.astype(np.float32, copy=False)), scale
+
+
+def _product(sketch: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """SᵀW of all heads in one product, (n, s, m), columns one after the other in memory."""
+    n, d, m = weights.shape
     with one_thread():
-        return np.matmul(sketch, own.astype(np.float32, copy=False)), scale
+        if weights.strides[1] < weights.strides[2]:
+            made = (weights.transpose(0, 2, 1).reshape(n * m, d) @ sketch.T).reshape(n, m, -1)
+        else:  # a tensor of d rows stays as it is here
+            made = (sketch @ weights.transpose(1, 0, 2).reshape(d, n * m)).reshape(-1, n, m).transpose(1, 2, 0)
+    return np.ascontiguousarray(made).transpose(0, 2, 1)
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:

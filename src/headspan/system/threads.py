@@ -7,14 +7,18 @@ as many threads as there are cores (numpy lets go of the interpreter lock inside
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
+
+import numpy as np
 
 _BLAS_USERS = ("numpy", "scipy.linalg", "sklearn", "torch")
 
@@ -47,10 +51,25 @@ def team(workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+_own = threading.local()
+
+
+def scratch(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A float64 array that this thread gets again when it asks by the same name, with whatever it held.
+
+    Memory that is fresh from the system costs as much as what is computed in it. For use inside one function.
+    """
+    size = math.prod(shape)
+    held = _own.__dict__.get(name)
+    if held is None or held.size < size:
+        held = _own.__dict__[name] = np.empty(size)
+    return held[:size].reshape(shape)
+
+
 def parallel_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """``map`` on a team, in order; at most ``workers`` items are under way, so that a lazy source stays lazy.
+    """``map`` on a team, in order; one item more than ``workers`` is taken at most, so that a lazy source stays lazy.
 
     >>> list(parallel_map(lambda x: x * x, range(4)))
     [0, 1, 4, 9]
@@ -64,7 +83,7 @@ def parallel_map(
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) >= workers:
+            if len(waiting) > workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
