@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, PortTable, Role
+from headspan.heads import ROLES, Head, Role
 from headspan.models.architectures import WHY_NOT_FOLDABLE
 from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.latent import LatentFactors, LatentReader, latent_notes, latent_ports
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
+from headspan.port_table import PortTable
 from headspan.sources.base import TensorSource
 
 if TYPE_CHECKING:
