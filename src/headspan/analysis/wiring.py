@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from headspan.analysis.baseline import DISCOVERY_RATE, Null, Significance, significance
 from headspan.analysis.circuit import Circuit, edges_of, given_circuit
 from headspan.analysis.effects_result import Effects, effects_in, effects_of
 from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.analysis.hubs import HubScores, hubs
+from headspan.analysis.significance import DISCOVERY_RATE, Null, Significance, significance
 from headspan.errors import HeadspanError, visible
 from headspan.heads import Head, Pairing, Port, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores, edge_row
@@ -251,9 +251,9 @@ def wiring(
         How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
     rule
         ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
-        (``random`` subspaces by default, for ``pk``, or the ``reversed`` pairs; see :mod:`headspan.analysis.baseline`);
-        ``threshold``: the score is at least ``minimum``. With another rule ``q`` and ``null`` would do nothing and
-        are refused.
+        (``random`` subspaces by default, for ``pk``, or the ``reversed`` pairs; see
+        :mod:`headspan.analysis.significance`); ``threshold``: the score is at least ``minimum``. With another rule
+        ``q`` and ``null`` would do nothing and are refused.
     minimum
         With any rule, leave out pairs that score less than this.
     labels
