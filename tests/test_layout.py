@@ -13,7 +13,7 @@ ORDER = ["system", "sources", "models", "scoring", "analysis", "figures", "explo
 VOCABULARY = {"errors", "heads", "port_table", "scores", "scores_file", "__init__"}
 # A notebook asks a wiring to draw itself; what draws is loaded only then.
 # And scores are asked for a head's neighbourhood as for their best pairs.
-EXCEPTIONS = {("wiring.py", "figures"), ("scores.py", "analysis")}
+EXCEPTIONS = {("wiring_graph.py", "figures"), ("scores.py", "analysis")}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
