@@ -11,7 +11,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Role
-from headspan.models.architectures import WHY_NOT_FOLDABLE
+from headspan.models.architecture import WHY_NOT_FOLDABLE
 from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.latent import LatentFactors, LatentReader, latent_notes, latent_ports
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
