@@ -40,6 +40,11 @@ class TensorMap:
         self._check_shapes()
         self.unembedding, self.tied = self._find_unembedding()
 
+    @property
+    def even(self) -> bool:
+        """True where all layers have the same numbers of heads, all of one size."""
+        return len({self.sizes[layer] for layer in self.layers}) == 1
+
     # -- layers ----------------------------------------------------------------------------------------------
 
     def _find_layers(self) -> tuple[int, ...]:
