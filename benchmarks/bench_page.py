@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, PortTable, pair_mask
+from headspan.heads import PAIRINGS, ROLES, pair_mask
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 
 TIMED = """what => new Promise(done => {

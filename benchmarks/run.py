@@ -136,8 +136,9 @@ hs.score(hs.open(sys.argv[1]), "pk", sys.argv[2], screen=int(sys.argv[3]), out=s
 SEEDED = """
 import numpy as np
 import headspan as hs
-from headspan.heads import PortTable, Role
+from headspan.heads import Role
 from headspan.models.weights import AttentionWeights
+from headspan.port_table import PortTable
 
 class Seeded(AttentionWeights):
     architecture, reference, norm_kind, norm_place = "seeded", "seeded", "none", "none"

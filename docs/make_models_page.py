@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headspan.models.architectures import ALIASES, ARCHITECTURES, Architecture
+from headspan.models.architecture import Architecture
+from headspan.models.architectures import ALIASES, ARCHITECTURES
 from headspan.sources.gguf.families import FAMILIES
 from headspan.sources.gguf.unread import UNREAD
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, PortTable, pair_mask
+from headspan.heads import PAIRINGS, ROLES, pair_mask
 from headspan.models.weights import AttentionWeights
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&amp;<!--"

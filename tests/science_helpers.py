@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headspan.heads import ROLES, Pairing, PortTable, pair_mask
+from headspan.heads import ROLES, Pairing, pair_mask
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 
 

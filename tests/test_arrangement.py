@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headspan.heads import Pairing, PortTable, pair_mask
+from headspan.heads import Pairing, pair_mask
+from headspan.port_table import PortTable
 from headspan.scoring import arrangement
 from headspan.scoring.arrangement import Arrangement, Job, arrange, length, rectangles
 from headspan.scoring.contraction import contract

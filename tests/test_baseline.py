@@ -16,14 +16,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.baseline import (
-    benjamini_hochberg,
-    divergence,
-    kl_divergence,
-    significance,
-    summarise,
-    z_scores,
-)
+from headspan.analysis.baseline import divergence, kl_divergence, summarise
 from headspan.analysis.random_subspaces import (
     entry_density,
     moments,
@@ -32,6 +25,7 @@ from headspan.analysis.random_subspaces import (
     sample_pk,
     squared_entry_density,
 )
+from headspan.analysis.significance import benjamini_hochberg, significance, z_scores
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS

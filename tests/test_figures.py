@@ -29,8 +29,9 @@ from headspan.figures.norms import circuit_norms
 from headspan.figures.scatter import groups
 from headspan.figures.twolayer import random_level, strengths
 from headspan.figures.unembedding import token_numbers
-from headspan.heads import PAIRINGS, ROLES, Head, Pairing, PortTable, Role, pair_mask
+from headspan.heads import PAIRINGS, ROLES, Head, Pairing, Role, pair_mask
 from headspan.models.arrays import ArrayWeights
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 
 if TYPE_CHECKING:

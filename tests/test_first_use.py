@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 import headspan as hs
 from headspan.cli import app
 from headspan.errors import HeadspanError
-from headspan.heads import Node, PortTable, Role, mlp_position
+from headspan.heads import Node, Role, mlp_position
 from headspan.models.arrays import ArrayWeights
+from headspan.port_table import PortTable
 
 
 @pytest.fixture(scope="module")

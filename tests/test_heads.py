@@ -19,7 +19,6 @@ from headspan.heads import (
     HeadRole,
     Node,
     Pairing,
-    PortTable,
     Role,
     forward_mask,
     mlp_position,
@@ -27,6 +26,7 @@ from headspan.heads import (
     parse_pairings,
     same_type_mask,
 )
+from headspan.port_table import PortTable
 
 layers = st.integers(0, 999_999)
 heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(sorted({*HEAD_KINDS} - {"KR"}))) | st.builds(

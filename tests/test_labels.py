@@ -9,7 +9,8 @@ import pytest
 from headspan.analysis.labels import SHIPPED, Labels
 from headspan.analysis.reproduction import published
 from headspan.errors import HeadspanError
-from headspan.heads import Head, PortTable
+from headspan.heads import Head
+from headspan.port_table import PortTable
 
 GPT2 = PortTable.regular(range(12), 12, 12)
 

@@ -12,7 +12,8 @@ import pytest
 
 import headspan as hs
 from families import LATENT, Family, build, close, normalise
-from headspan.analysis.baseline import moments, significance
+from headspan.analysis.random_subspaces import moments
+from headspan.analysis.significance import significance
 from headspan.heads import PAIRINGS, Head, Role
 from headspan.models.architectures import find_architecture
 from headspan.models.checkpoint import CheckpointWeights

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.baseline import divergence, significance, summarise, z_scores
+from headspan.analysis.baseline import divergence, summarise
 from headspan.analysis.comparison import compare
 from headspan.analysis.evaluation import evaluate, metric_agreement
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
+from headspan.analysis.significance import significance, z_scores
 from headspan.analysis.wiring import wiring
 from headspan.figures import theme
 from headspan.figures.distributions import kl_figure

@@ -13,8 +13,9 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.heads import ROLES, Pairing, PairSet, PortTable, Role, pair_mask, parse_pairings
+from headspan.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights
+from headspan.port_table import PortTable
 from headspan.scoring import metrics, plan, run
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import route_cost

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headspan.analysis.baseline import benjamini_hochberg, significance
+from headspan.analysis.significance import benjamini_hochberg, significance
 from headspan.analysis.tails import LEAST_FIT, Tail, _anderson_darling, _l_moment_fit, fit_tail
 from science_helpers import make_scores
 

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.baseline import significance
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
 from headspan.analysis.random_subspaces import moments
-from headspan.analysis.wiring import Wiring, wiring
+from headspan.analysis.significance import significance
+from headspan.analysis.wiring import wiring
+from headspan.analysis.wiring_graph import Wiring
 from headspan.cli import app
 from headspan.errors import HeadspanError
 from headspan.figures import save_wiring

@@ -41,7 +41,7 @@ _EXPORTS = {
     "Series": "analysis.series",
     "hubs": "analysis.hubs",
     "baseline": "analysis.baseline",
-    "significance": "analysis.baseline",
+    "significance": "analysis.significance",
     "evaluate": "analysis.evaluation",
     "tokens": "analysis.tokens",
     "pair": "analysis.pair",
@@ -81,7 +81,7 @@ _RENAMED = {
 }
 
 if TYPE_CHECKING:
-    from headspan.analysis.baseline import baseline, significance
+    from headspan.analysis.baseline import baseline
     from headspan.analysis.behaviour import behaviour
     from headspan.analysis.circuit import Circuit
     from headspan.analysis.comparison import compare
@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from headspan.analysis.paths import paths
     from headspan.analysis.reproduction import reproduce
     from headspan.analysis.series import Series
+    from headspan.analysis.significance import significance
     from headspan.analysis.tokens import tokens
     from headspan.analysis.tracking import track
     from headspan.analysis.wiring import wiring

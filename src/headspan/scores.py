@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError, WrongArgument, missing_extra, visible
-from headspan.heads import Head, HeadRole, Pairing, Port, PortTable, Role, forward_mask
+from headspan.heads import Head, HeadRole, Pairing, Port, Role, forward_mask
+from headspan.port_table import PortTable
 from headspan.scores_file import is_result, read_result, write_result
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending

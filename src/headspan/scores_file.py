@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, PortTable, Role, check_node_name
+from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Role, check_node_name
+from headspan.port_table import PortTable
 from headspan.system.atomic import write_safetensors
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_output, remember_input

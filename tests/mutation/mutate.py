@@ -40,7 +40,8 @@ _SCREENED = (
 TESTS = {
     "analysis.areas": ("test_evaluation.py",),
     "analysis.evaluation": ("test_evaluation.py", "test_pair_sets.py"),
-    "analysis.baseline": ("test_baseline.py", "test_tails.py", "test_pair_sets.py"),
+    "analysis.baseline": ("test_baseline.py", "test_pair_sets.py"),
+    "analysis.significance": ("test_baseline.py", "test_tails.py", "test_pair_sets.py"),
     "analysis.random_subspaces": ("test_baseline.py", "../src/headspan/analysis/random_subspaces.py"),
     "analysis.tails": ("test_tails.py",),
     "analysis.hubs": ("test_hubs.py", "test_pair_sets.py"),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing, Port, PortTable, Role
+from headspan.heads import Pairing, Port, Role
+from headspan.port_table import PortTable
 from headspan.system.arguments import checked
 from headspan.system.outputs import remember_input, writing
 from headspan.system.tabular import Tabular

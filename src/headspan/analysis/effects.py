@@ -21,12 +21,13 @@ from headspan.analysis.effects_result import Effects, attach, check_same_heads, 
 from headspan.analysis.measuring import EdgeMeasures, Measuring
 from headspan.analysis.samples import Sample, equal_windows, random_samples, token_pool
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, forward_mask, parse_pairings
+from headspan.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
 from headspan.models.folding import fold
 from headspan.models.identity import same_model
 from headspan.models.receivers import LATENT_NOTE, Receiver
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory

@@ -12,8 +12,9 @@ import numpy as np
 
 from headspan.analysis.samples import KINDS
 from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, Pairing, PortTable, Role, layers_of
+from headspan.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
 from headspan.models.identity import same_model
+from headspan.port_table import PortTable
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.tabular import Tabular
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import Pairing, Port, PortTable, parse_pairings
+from headspan.heads import Pairing, Port, parse_pairings
+from headspan.port_table import PortTable
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.arguments import checked
 from headspan.system.tabular import Tabular

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from headspan.errors import HeadspanError
-from headspan.heads import Head, PortTable, is_head_name
+from headspan.heads import Head, is_head_name
+from headspan.port_table import PortTable
 from headspan.system.arguments import checked
 from headspan.system.outputs import remember_input
 

@@ -10,18 +10,8 @@ import numpy as np
 
 from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.errors import HeadspanError
-from headspan.heads import (
-    FLOW_PAIRINGS,
-    Head,
-    HeadRole,
-    Node,
-    Pairing,
-    Port,
-    PortTable,
-    Role,
-    layers_of,
-    parse_pairings,
-)
+from headspan.heads import FLOW_PAIRINGS, Head, HeadRole, Node, Pairing, Port, Role, layers_of, parse_pairings
+from headspan.port_table import PortTable
 from headspan.scores import Edge, Edges, ScoreMatrix, edge_row
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending

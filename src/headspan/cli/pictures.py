@@ -27,7 +27,7 @@ from headspan.cli.common import (
 from headspan.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.wiring import Wiring
+    from headspan.analysis.wiring_graph import Wiring
     from headspan.figures import Context
 
 DpiOption = Annotated[float, typer.Option(min=20, max=1200, help="Pixels per inch of PNG files.")]
@@ -72,8 +72,8 @@ def wiring(
       headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
       headspan wiring gpt2.safetensors --circuit induction.json --out induction.svg
     """
-    from headspan.analysis.wiring import EDGE_COLUMNS
     from headspan.analysis.wiring import wiring as choose
+    from headspan.analysis.wiring_graph import EDGE_COLUMNS
     from headspan.system.outputs import check_outputs
 
     check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels, circuit], force=force)

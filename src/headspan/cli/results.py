@@ -175,7 +175,7 @@ def top(
 
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
     """Rows of edges with their distance from chance; None where the random baseline is not known."""
-    from headspan.analysis.baseline import z_scores
+    from headspan.analysis.significance import z_scores
 
     tables: dict[str, Any] = {}
     found = []

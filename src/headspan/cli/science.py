@@ -115,8 +115,8 @@ def baseline(
 
 def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: float) -> Listing:
     """The pairs with the largest scores of some pairings, all of them if k is 0."""
-    from headspan.analysis.baseline import significance
     from headspan.analysis.given import given_scores
+    from headspan.analysis.significance import significance
     from headspan.heads import Pairing, parse_pairings
 
     chosen = parse_pairings(pairings)

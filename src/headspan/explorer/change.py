@@ -15,7 +15,8 @@ from headspan.analysis.series import Series
 from headspan.explorer import Report
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, render
-from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, PortTable, Role
+from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
+from headspan.port_table import PortTable
 from headspan.scores import Scores
 from headspan.scoring.metrics import metric_of
 

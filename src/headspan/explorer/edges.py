@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.baseline import Significance, has_reverse, significance
 from headspan.analysis.effects_result import Effects
+from headspan.analysis.significance import Significance, has_reverse, significance
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.heads import FLOW_PAIRINGS, Pairing
 from headspan.scores import Scores

@@ -21,7 +21,7 @@ from headspan.system.outputs import check_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headspan.analysis.wiring import Wiring
+    from headspan.analysis.wiring_graph import Wiring
 
 __all__ = [
     "FIGURES",

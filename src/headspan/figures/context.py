@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from headspan.analysis.wiring import Wiring, wiring
+from headspan.analysis.wiring import wiring
+from headspan.analysis.wiring_graph import Wiring
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
 from headspan.scores import Scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headspan.analysis.wiring import Wiring
+from headspan.analysis.wiring_graph import Wiring
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, legend_rows, new_figure
 from headspan.figures.layout import EllipseLayout, ellipse_layout

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headspan.analysis.wiring import Node as Wired
-from headspan.analysis.wiring import Wiring
+from headspan.analysis.wiring_graph import Node as Wired
+from headspan.analysis.wiring_graph import Wiring
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, legend_rows, new_figure
 from headspan.figures.nodes import (

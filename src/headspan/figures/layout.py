@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from headspan.analysis.wiring import Wiring
+from headspan.analysis.wiring_graph import Wiring
 from headspan.heads import Port, positions_of
 
 ASPECT = 1.5  # width over height of the ellipse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headspan.analysis.wiring import Node, Wiring
+from headspan.analysis.wiring_graph import Node, Wiring
 from headspan.figures import style
 from headspan.heads import Head, Pairing, Role
 from headspan.scores import Edge

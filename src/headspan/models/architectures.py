@@ -1,7 +1,8 @@
 """One declarative table: where each model family keeps Q, K, V, O, its norms and its (un)embedding.
 
-Adding a family means adding one entry to :data:`ARCHITECTURES`. Tensor names are those of the Hugging Face
-classes, without the prefix of the body (``transformer.``, ``model.``), which a checkpoint may or may not have.
+Adding a family means adding one entry to :data:`ARCHITECTURES`; what the fields of an entry mean stands beside them in
+:mod:`headspan.models.architecture`. Tensor names are those of the Hugging Face classes, without the prefix of the body
+(``transformer.``, ``model.``), which a checkpoint may or may not have.
 A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a|b"`` names the two outright.
 
 >>> ARCHITECTURES["gpt2"].fused
@@ -12,158 +13,22 @@ A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
 from headspan.errors import HeadspanError
-
-Config = Mapping[str, Any]
-
-NormKind = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "partial", "none"]
-Layout = Literal["separate", "concatenated", "grouped", "quarters", "heads"]
-"""How Q, K and V are stored, as rows of (out, d_model) tensors.
-
-``separate``: one tensor each. ``concatenated``: all Q heads, then all K heads, then all V heads.
-``grouped``: for each KV head its Q heads, then K, then V; with as many KV heads as Q heads this is the
-per-head interleaving of GPT-NeoX and BLOOM, with a single one the multi-query layout of Falcon-7B.
-``quarters``: CodeGen: four parts, each a quarter of the Q heads, then of the V heads, then of the K heads.
-``heads``: TransformerLens tensors, already (head, d_model, d_head).
-"""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Names and conventions of one family; the defaults are those of Llama."""
-
-    body: str = "model."
-    layer: str = "layers.{}."
-    q: str = "self_attn.q_proj"
-    k: str = "self_attn.k_proj"
-    v: str = "self_attn.v_proj"
-    o: str = "self_attn.o_proj"
-    fused: str | None = None  # the one module that holds Q, K and V, in `layout`
-    layout: Layout = "separate"
-    transposed: bool = False  # Conv1D: weights stored (in, out)
-    norm: tuple[str, ...] = ("input_layernorm",)  # in front of attention; the first that exists
-    norm_kind: NormKind = "rms"
-    norm_place: NormPlace = "pre"
-    output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
-    one_plus: bool = False  # the stored gain is γ − 1
-    weightless_norm: bool = False  # normalises without gain and bias
-    final_norm: str | None = "norm"
-    embedding: str = "embed_tokens"
-    unembedding: tuple[str, ...] = ("lm_head",)  # the first that exists
-    qk_norm: str = "self_attn.q_norm"
-    sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
-    gated: bool = False  # each head's query rows are followed by as many that gate its output
-    own_gate: bool = False  # a module of its own gates what each head hands to its output
-    hybrid: bool = False  # some layers may have no softmax attention
-    latent: bool = False  # keys and values come from a compressed vector: models/latent.py
-    latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
-    rotary_norm: str | None = None  # the norm of the rotary key, beside the latent's
-    sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
-    sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
-    value_size: bool = False  # values have a size of their own, v_head_dim
-    keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
-    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: models/kv_lending.py
-    value_norm: bool = False  # values are normalised, so a value bias is not a constant output
-    streams: bool = False  # several residual streams, read and written through numbers for each token
-    remark: str | None = None  # what else a reader should know of the family
-    in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
-    adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
-    defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
-
-
-WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
-    "post": "its blocks normalise after the attention output is added (post-norm), so a gain acts on the stream "
-    "itself and cannot be moved into the weights exactly",
-    "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
-    "weights exactly",
-    "none": "it has no norm in front of attention, so there is nothing to fold",
-}
-
-WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
-    "post": "its blocks normalise the stream itself after attention has written to it (post-norm), so what a head "
-    "writes reaches no later head directly",
-    "residual": "its stream continues from the normalised stream, so what a head writes reaches no later head directly",
-}
-"""Families in which an edge from head to head is not a sum in the stream, by where their norm stands."""
-
-
-def _multi_query(config: Config) -> Config:
-    """One key/value head, or one for every query head; the number that is written down means nothing then."""
-    return {"num_key_value_heads": 1 if config.get("multi_query", True) else None, "num_kv_heads": None}
-
-
-def _falcon_sizes(config: Config) -> Config:
-    return {} if config.get("new_decoder_architecture", False) else _multi_query(config)
-
-
-def _dbrx_sizes(config: Config) -> Config:
-    inner = config.get("attn_config")
-    return {"num_key_value_heads": inner.get("kv_n_heads", 1)} if isinstance(inner, Mapping) else {}
-
-
-def _laguna_sizes(config: Config) -> Config:
-    per_layer = config.get("num_attention_heads_per_layer")
-    return {"num_attention_heads": per_layer} if per_layer else {}
-
-
-def _mimo_sizes(config: Config) -> Config:
-    """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
-    count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
-    if type(count) is not int or not isinstance(kinds, (list, tuple)):
-        return {}
-    return {"num_key_value_heads": [2 * count if kind == "sliding_attention" else count for kind in kinds]}
-
-
-def _gemma4_sizes(config: Config) -> Config:
-    """Layers that see everything have heads of their own size and number."""
-    kinds, own = config.get("layer_types"), config.get("per_layer_config")
-    if not isinstance(kinds, (list, tuple)):
-        return {}
-    if not isinstance(own, Mapping):
-        same = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-        everywhere = {"head_dim": config.get("global_head_dim", 512), **({"num_key_value_heads": same} if same else {})}
-        own = {str(layer): everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
-    layers = [own.get(str(layer)) or {} for layer in range(len(kinds))]
-    return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
-
-
-_DOTS3_SLIDING = {
-    "num_attention_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
-}  # fmt: skip
-
-
-def _dots3_sizes(config: Config) -> Config:
-    """Layers that see a window have heads and latents of their own sizes: ``swa_…`` in files as they are published."""
-    count, kinds, own = (config.get(key) for key in ("num_hidden_layers", "layer_types", "per_layer_config"))
-    if type(count) is not int or not 0 < count < 10**5:
-        return {}
-    if not isinstance(kinds, (list, tuple)):
-        windows = config.get("use_sliding_window", True)
-        kinds = ["sliding_attention" if windows and n > 1 and n % 4 != 1 else "full_attention" for n in range(count)]
-    if not isinstance(own, Mapping):
-        sliding = {key: config.get(f"swa_{key}", usual) for key, usual in _DOTS3_SLIDING.items()}
-        whole, free = config.get("swa_head_dim", 256), sliding["qk_nope_head_dim"]
-        rotary = whole - free if type(whole) is int and type(free) is int else None
-        sliding["qk_rope_head_dim"] = config.get("swa_qk_rope_head_dim", rotary)
-        own = {str(layer): sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
-    said = {str(layer): sizes for layer, sizes in own.items() if isinstance(sizes, Mapping)}
-    layers = {layer: said.get(str(layer), {}) for layer in range(count)}
-    heads = [layers[layer].get("num_attention_heads", config.get("num_attention_heads")) for layer in layers]
-    return {"layer_types": list(kinds), "num_attention_heads": heads, "_latent_sizes": layers}
-
-
-def _gemma3n_sizes(config: Config) -> Config:
-    """Every fifth layer sees everything, where the config does not say which do."""
-    count = config.get("num_hidden_layers", 35)
-    if config.get("layer_types") or type(count) is not int or not 0 < count < 10**5:
-        return {}
-    kinds = ["full_attention" if number % 5 == 0 else "sliding_attention" for number in range(1, count + 1)]
-    return {"num_hidden_layers": count, "layer_types": kinds}
+from headspan.models.architecture import Architecture, Config
+from headspan.models.family_sizes import (
+    dbrx_sizes,
+    dots3_sizes,
+    falcon_sizes,
+    gemma3n_sizes,
+    gemma4_sizes,
+    laguna_sizes,
+    mimo_sizes,
+    multi_query_sizes,
+)
 
 
 def _opt_variant(entry: Architecture, config: Config) -> Architecture:
@@ -257,13 +122,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": _NEOX,
     "gpt_neox_japanese": replace(_NEOX, body="gpt_neox_japanese."),
     "openai-gpt": replace(_GPT2, norm=(), norm_place="post", final_norm=None, embedding="tokens_embed"),
-    "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, sizes=_multi_query),
+    "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, sizes=multi_query_sizes),
     "opt": Architecture(
         body="model.decoder.", o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer",
         final_norm="final_layer_norm", adapt=_opt_variant,
     ),
     "bloom": _BLOOM,
-    "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), sizes=_falcon_sizes),
+    "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), sizes=falcon_sizes),
     "mpt": Architecture(
         body="transformer.", layer="blocks.{}.", fused="attn.Wqkv", layout="concatenated", o="attn.out_proj",
         norm=("norm_1",), norm_kind="layer", final_norm="norm_f", embedding="wte",
@@ -319,7 +184,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dbrx": Architecture(
         body="transformer.", layer="blocks.{}.", fused="norm_attn_norm.attn.Wqkv", layout="concatenated",
         o="norm_attn_norm.attn.out_proj", norm=("norm_attn_norm.norm_1",), norm_kind="layer", final_norm="norm_f",
-        embedding="wte", sizes=_dbrx_sizes,
+        embedding="wte", sizes=dbrx_sizes,
     ),
     "hyperclovax": Architecture(adapt=_clova_variant, defaults={"use_post_norm": True}),
     "granite_swa": Architecture(sinks=True),
@@ -330,18 +195,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     # layers with different numbers of heads
     "gemma4": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), keys_as_values=True, lends_kv=True,
-        value_norm=True, sizes=_gemma4_sizes,
+        value_norm=True, sizes=gemma4_sizes,
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
     "gemma3n": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), lends_kv=True, value_norm=True, streams=True,
-        sizes=_gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of "
+        sizes=gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of "
         "the first stream: the others have projections of their own between them and the vocabulary",
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
-    "laguna": Architecture(own_gate=True, sizes=_laguna_sizes, defaults={"head_dim": 128}),
+    "laguna": Architecture(own_gate=True, sizes=laguna_sizes, defaults={"head_dim": 128}),
     "mimo_v2_flash": Architecture(
-        sinks=True, value_size=True, sizes=_mimo_sizes, defaults={"head_dim": 192, "v_head_dim": 128},
+        sinks=True, value_size=True, sizes=mimo_sizes, defaults={"head_dim": 192, "v_head_dim": 128},
     ),
     "openelm": Architecture(
         body="transformer.", fused="attn.qkv_proj", layout="concatenated", o="attn.out_proj", norm=("attn_norm",),
@@ -375,7 +240,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         _LATENT, latent_scaled=True, sublayers=2, o="self_attn.{sub}.o_proj", norm=("input_layernorm.{sub}",),
     ),
     "dots3_note_text": replace(
-        _LATENT, latent_scaled=True, own_gate=True, rotary_norm="k_rope_only_layernorm", sizes=_dots3_sizes,
+        _LATENT, latent_scaled=True, own_gate=True, rotary_norm="k_rope_only_layernorm", sizes=dots3_sizes,
         defaults={"num_hidden_layers": 46, "num_attention_heads": 128, "q_lora_rank": 1024, "kv_lora_rank": 512,
                   "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
     ),

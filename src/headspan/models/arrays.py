@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, PortTable, Role
+from headspan.heads import ROLES, Role
 from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
+from headspan.port_table import PortTable
 from headspan.sources.dtypes import exact_array
 from headspan.sources.mapping import hash_tensor
 from headspan.sources.untrusted import changed

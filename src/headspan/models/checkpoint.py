@@ -10,31 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, PortTable, Role
-from headspan.models.architectures import WHY_NOT_FOLDABLE
+from headspan.heads import ROLES, Head, Role
+from headspan.models.architecture import WHY_NOT_FOLDABLE
+from headspan.models.checkpoint_notes import checkpoint_notes, unembedding_differs
 from headspan.models.identity import IDENTITY_PREFIX
-from headspan.models.latent import LatentFactors, LatentReader, latent_notes, latent_ports
+from headspan.models.latent import LatentFactors, LatentReader, latent_ports
 from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
+from headspan.port_table import PortTable
 from headspan.sources.base import TensorSource
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
 
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "eps")
-
-
-# Of masked language models: what stands between the last norm and the unembedding.
-_HEADS = (
-    "cls.predictions.transform.dense.weight", "generator_predictions.dense.weight", "head.dense.weight",
-    "lm_head.dense.weight", "vocab_transform.weight",
-)  # fmt: skip
-_STREAMS = (
-    "it has several residual streams in one set of coordinates, which heads read and write through numbers for each "
-    "token: this changes no span, but effects are refused"
-)
 _PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three
-_SAMPLED = 32  # rows of two tensors that are compared
 
 
 class CheckpointWeights(AttentionWeights):
@@ -58,15 +48,15 @@ class CheckpointWeights(AttentionWeights):
         self.norm_kind = "none" if self.norm_place == "none" else self._entry.norm_kind
         self.not_foldable_reason = WHY_NOT_FOLDABLE.get(self._entry.norm_place)
         self.value_bias_is_constant = self._has_constant_value_bias()
-        self.tied_embedding = self._map.tied
+        self.tied_embedding = False if unembedding_differs(self._map) else self._map.tied
         self.vocab_size = self._find_vocab_size()
-        self.notes = [*source.notes, *self._map.notes, *self._make_notes()]
+        self.notes = [*source.notes, *self._map.notes, *checkpoint_notes(self, self._map)]
         self._kept: tuple[str, np.ndarray] | None = None  # a fused tensor serves three roles in a row
 
     @property
     def even(self) -> bool:
         """True where all layers have the same numbers of heads, all of one size."""
-        return len(set(self._sizes.values())) == 1
+        return self._map.even
 
     def _port_table(self) -> PortTable:
         counts = {layer: (size.n_heads, size.n_kv_heads) for layer, size in self._sizes.items()}
@@ -312,82 +302,6 @@ class CheckpointWeights(AttentionWeights):
 
     # -- the rest --------------------------------------------------------------------------------------------
 
-    def _make_notes(self) -> list[str]:
-        notes = []
-        left_out = sorted(set(range(self.n_layers)) - set(self.layers))
-        if left_out:
-            notes.append(
-                f"{len(left_out)} of {self.n_layers} layers have no softmax attention and are left out "
-                f"({_ranges(left_out)}); the others keep their numbers"
-            )
-        if len({size for layer, size in self._sizes.items() if layer not in self._map.kv_layers}) > 1:
-            notes.append(
-                f"its layers differ: {self.ports.a_layer(Role.O)} heads with {self.ports.a_layer(Role.V)} key/value "
-                "heads; numbers and sizes said of a layer are the largest"
-            )
-        if self._map.kv_layers:
-            notes.append(
-                f"layers {_ranges(sorted(self._map.kv_layers))} make no keys and values: their heads use those of "
-                f"layers {_ranges(sorted(set(self._map.kv_layers.values())))}, which stand there once"
-            )
-        if self._entry.streams:
-            notes.append(_STREAMS)
-        notes += [] if self._entry.remark is None else [self._entry.remark]
-        qk_norm = self._map.in_layer(self.layers[0], self._entry.qk_norm) + "."
-        if any(name.startswith(qk_norm) for name in self._map.names):
-            notes.append(
-                "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
-                "its gains do not change what a head's weight spans"
-            )
-        if self._latents:
-            notes += latent_notes(
-                self._latents, effects=self.even and not (self._entry.streams or self._entry.rotary_norm)
-            )
-        if any(name in self._map.names for name in _HEADS):
-            notes.append(
-                "a layer of its own stands between the stream and the unembedding: tokens of heads are those that the "
-                "unembedding would read without it"
-            )
-        if not self.value_bias_is_constant:
-            notes.append(
-                "a value bias is not a constant output here (attention sinks, clipped or normalised values, or an "
-                "output gate): folding leaves it where it is"
-            )
-        return notes + self._contradictions()
-
-    def _contradictions(self) -> list[str]:
-        """What in the checkpoint does not go together, though it can be read."""
-        notes = []
-        kinds = self.storage_dtypes()
-        if len(kinds) > 1 and not self.source.config.get("_gguf"):
-            notes.append(
-                f"the weights are stored in {len(kinds)} number types ({', '.join(kinds)}): the rank of each is judged "
-                "by its own"
-            )
-        own, embedding = self._map.unembedding, weight_of(self._map.in_body(self._entry.embedding))
-        if own != embedding and self._map.tied and embedding in self._map.names and not self._same_rows(own, embedding):
-            notes.append(
-                f"the config says that the unembedding is the embedding, but {own} holds other numbers than "
-                f"{embedding}: tokens are read from {own}"
-            )
-            self.tied_embedding = False
-        return notes
-
-    def _same_rows(self, first: str | None, second: str) -> bool:
-        """Whether two tensors are the same, by shape and by rows from all over them; True if it cannot be seen."""
-        if getattr(self.source, "commit", None):
-            return True  # a shard of the hub that nobody needs is not downloaded for a remark
-        try:
-            shape = self._map.shape(first or second)
-            if shape != self._map.shape(second):
-                return False
-            starts = np.unique(np.linspace(0, max(0, shape[0] - 1), _SAMPLED).astype(int)).tolist()
-            rows = [slice(start, start + 1) for start in starts]
-            read = self.source.read
-            return all(np.array_equal(read(first or second, row), read(second, row)) for row in rows)
-        except (HeadspanError, IndexError):
-            return True  # nobody asks for it yet; who does is told
-
     def fingerprint(self) -> str:
         present = [name for name in self._other_tensors() if self._is_there(name)]
         return IDENTITY_PREFIX + self.source.fingerprint([*self.tensors(), *present])
@@ -441,14 +355,3 @@ def _clips(config: object) -> bool:
         return False
     nested = config.get("attn_config")
     return bool(config.get("clip_qkv")) or _clips(nested)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0–2, 5``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("–".join(map(str, run)) for run in runs)

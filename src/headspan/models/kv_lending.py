@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from headspan.errors import HeadspanError
-from headspan.models.architectures import Config
+from headspan.models.architecture import Config
 
 
 def kv_layers(config: Config, n_layers: int, where: Any) -> dict[int, int]:

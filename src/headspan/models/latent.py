@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import Head, PortTable, Role
+from headspan.heads import Head, Role
+from headspan.port_table import PortTable
 
 _DRAWS = 24  # random subspaces a layer for its chance level: 276 pairs
 _KEYS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headspan.models.architectures import Config
+from headspan.models.architecture import Config
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import Role
-from headspan.models.architectures import WHY_NO_DIRECT_EDGE
+from headspan.models.architecture import WHY_NO_DIRECT_EDGE
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.receivers import Inlet, Receiver, latent_inlets
 from headspan.models.replay_checks import check_direct_edges

@@ -6,63 +6,20 @@ Only names, shapes and the config are looked at; no tensor is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Role
 from headspan.models.architectures import BODY_PREFIXES, find_architecture
-from headspan.models.kv_lending import kv_layers
-from headspan.models.latent import LatentShape
+from headspan.models.sizes import ModelSizes
 from headspan.sources.base import TensorSource
 
-# The names that configs use for the same number, in the order they are looked up.
-_SIZES = {
-    "d_model": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
-    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers"),
-    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads"),
-    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_key_value_heads"),
-    "d_head": ("head_dim", "d_head"),
-    "d_value": ("v_head_dim",),
-}
-_LARGEST = {
-    "d_model": 2**24,
-    "n_layers": 10**5,
-    "n_heads": 2**20,
-    "n_kv_heads": 2**20,
-    "d_head": 2**20,
-    "d_value": 2**20,
-}
 _SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
                    "minimax_m3_sparse", "attention")  # fmt: skip
 _PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _INTEGERS = ("int", "uint", "qint", "quint", "bool")
 _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many heads the attention of one layer has, and how wide they are."""
-
-    n_heads: int
-    n_kv_heads: int
-    d_head: int  # of queries and keys
-    d_value: int  # of values, and of what the output weight reads
-
-    def __str__(self) -> str:
-        values = "" if self.d_value == self.d_head else f", {self.d_value} of values"
-        return f"{self.n_heads} heads, {self.n_kv_heads} key/value heads and d_head {self.d_head}{values}"
-
-    @property
-    def shared(self) -> bool:
-        return self.n_kv_heads < self.n_heads
-
-    def heads(self, role: Role) -> int:
-        return self.n_kv_heads if role.shared else self.n_heads
-
-    def width(self, role: Role) -> int:
-        return self.d_value if role in (Role.V, Role.O) else self.d_head
 
 
 class TensorMap:
@@ -73,146 +30,22 @@ class TensorMap:
         self.names = frozenset(source.names())
         self.architecture, self.entry, self.config = find_architecture(source.config, self.names)
         self.notes: list[str] = []
-        self._headless: set[int] = set()  # layers for which the config counts 0 heads
-        self._read_sizes()
+        found = ModelSizes(self.architecture, self.entry, self.config, self.names, source.reference)
+        self.d_model, self.n_layers = found.d_model, found.n_layers
+        self.sizes, self.kv_layers, self._headless = found.layers, found.kv_layers, found.headless
+        self.latents = found.latents
+        self.latent = self.latents[0] if self.latents else None  # all layers have tensors of the same names
         self.prefix = self._find_prefix()
         self.layers = self._find_layers()
         self._check_shapes()
         self.unembedding, self.tied = self._find_unembedding()
 
-    # -- sizes -----------------------------------------------------------------------------------------------
+    @property
+    def even(self) -> bool:
+        """True where all layers have the same numbers of heads, all of one size."""
+        return len({self.sizes[layer] for layer in self.layers}) == 1
 
-    def _read_sizes(self) -> None:
-        self.n_layers = 0  # nothing is listed layer by layer before their number is known
-        self.kv_layers: dict[int, int] = {}  # layers without keys and values: the one whose they use
-        self.n_layers = self._count_layers()
-        self.d_model = self._size("d_model")
-        heads = self._sizes("n_heads")
-        self.latents = self._latent_shapes(heads) if self.entry.latent else []
-        self.latent = self.latents[0] if self.latents else None  # all layers have tensors of the same names
-        if self.latents:  # every head makes keys and values of its own
-            each = zip(heads, self.latents, strict=True)
-            self.sizes = [Sizes(count, count, shape.free, shape.value) for count, shape in each]
-            return
-        shared = self._sizes("n_kv_heads", heads)
-        widths = self._sizes("d_head", None if self._says("d_head") else self._evenly(heads))
-        values = self._sizes("d_value", widths) if self.entry.value_size else widths
-        self.sizes = [Sizes(*each) for each in zip(heads, shared, widths, values, strict=True)]
-        for size in self.sizes:
-            self._check_sizes(size)
-        self._lend()
-
-    def _lend(self) -> None:
-        """Layers that use the keys and values of earlier ones have no key/value heads of their own."""
-        self.kv_layers = kv_layers(self.config, self.n_layers, self.source.reference) if self.entry.lends_kv else {}
-        for layer, lender in self.kv_layers.items():
-            size, lent = self.sizes[layer], self.sizes[lender]
-            same = (size.d_head, size.d_value) == (lent.d_head, lent.d_value)
-            if not same or not lent.n_kv_heads or size.n_heads % lent.n_kv_heads:
-                raise HeadspanError(
-                    f"layer {layer} of {self.source.reference} uses the keys and values of layer {lender}, but has "
-                    f"{size} where that has {lent}: check its config"
-                )
-            self.sizes[layer] = replace(size, n_kv_heads=0)
-
-    def _evenly(self, heads: list[int]) -> list[int]:
-        """Sizes of heads where the config says none: d_model shared out among them."""
-        odd = next((count for count in heads if count and self.d_model % count), None)
-        if odd is not None:
-            raise HeadspanError(
-                f"{self.source.reference} has d_model {self.d_model} and {odd} heads: the second must divide "
-                f"the first where the config says none of {', '.join(_SIZES['d_head'])}"
-            )
-        return [self.d_model // max(count, 1) for count in heads]
-
-    def _check_sizes(self, size: Sizes) -> None:
-        if size.n_kv_heads and size.n_heads % size.n_kv_heads:
-            raise HeadspanError(
-                f"{self.source.reference} has {size.n_heads} query heads and {size.n_kv_heads} key/value heads: "
-                "the second must divide the first"
-            )
-        if self.entry.layout == "quarters" and size.n_heads % 4:
-            raise HeadspanError(
-                f"{self.source.reference} has {size.n_heads} heads: {self.architecture} stores them in four equal parts"
-            )
-
-    def _count_layers(self) -> int:
-        """Their number; a family with several attentions a layer counts each (its configs may say either number)."""
-        per_layer, kinds = self.entry.sublayers, self.config.get("layers_block_type")
-        if isinstance(kinds, list) and kinds and all(self.config.get(key) is None for key in _SIZES["n_layers"]):
-            return len(kinds)  # Nemotron-H lists them and does not count them
-        if per_layer == 1 or type(self.config.get("num_layers")) is not int:
-            return self._size("n_layers")
-        return per_layer * self.config["num_layers"]
-
-    def _latent_shapes(self, heads: list[int]) -> list[LatentShape]:
-        """Of every layer; one without attention is given the most heads."""
-        stem, _, output = self.entry.o.rpartition(".")
-        stem += "."
-        split = any(name.endswith(f"{stem}k_b_proj.weight") for name in self.names)
-        options = {"stem": stem, "output": output, "split": split, "scaled": self.entry.latent_scaled}
-        options["rotary_norm"] = self.entry.rotary_norm
-        found, own = [], self.config.get("_latent_sizes")
-        for layer, count in enumerate(heads):
-            config = {**self.config, **own.get(layer, {})} if isinstance(own, dict) else self.config
-            found.append(LatentShape.of(config, self.d_model, count or max(heads), self.source.reference, **options))
-        return found
-
-    def _says(self, what: str) -> bool:
-        return any(self.config.get(key) is not None for key in _SIZES[what])
-
-    def _size(self, what: str) -> int:
-        """A size from the config that all layers share."""
-        found = self._given(what)
-        if isinstance(found, int):
-            return found
-        raise HeadspanError(
-            f"the config of {self.source.reference} lists {what} layer by layer: one number for all layers is needed"
-        )
-
-    def _sizes(self, what: str, default: list[int] | None = None) -> list[int]:
-        """A size of every layer. Where the config lists it, 0 means a layer without attention."""
-        if default is not None and not self._says(what):
-            return default
-        found = self._given(what)
-        if isinstance(found, int):
-            return [found] * self.n_layers
-        if len(found) != self.n_layers:
-            raise HeadspanError(
-                f"the config of {self.source.reference} lists {what} for {len(found)} layers, but has {self.n_layers}"
-            )
-        self._headless |= {layer for layer, count in enumerate(found) if count == 0}
-        return found
-
-    def _given(self, what: str) -> int | list[int]:
-        """What the config says: a positive number, or a list of numbers of which one at least is positive."""
-        keys = _SIZES[what]
-        key = next((key for key in keys if self.config.get(key) is not None), None)
-        if key is None:
-            raise HeadspanError(
-                f"the config of {self.source.reference} does not say {what}: one of {', '.join(keys)} is needed"
-            )
-        value = self.config[key]
-        other = next((k for k in keys if self.config.get(k) is not None and self.config[k] != value), None)
-        if other is not None:
-            raise HeadspanError(
-                f"the config of {self.source.reference} contradicts itself: {key} = {repr(value)[:40]}, but "
-                f"{other} = {repr(self.config[other])[:40]}"
-            )
-        counts = list(value) if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
-            raise HeadspanError(
-                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: an integer is needed"
-            )
-        if max(counts, default=0) > _LARGEST[what]:
-            raise HeadspanError(
-                f"the config of {self.source.reference} has {key} = {repr(value)[:40]}: no model is that large"
-            )
-        if not any(counts):
-            raise HeadspanError(
-                f"the config of {self.source.reference} has {key} = {repr(value)[:80]}: a positive number is needed"
-            )
-        return counts if isinstance(value, (list, tuple)) else counts[0]
+    # -- layers ----------------------------------------------------------------------------------------------
 
     def _find_layers(self) -> tuple[int, ...]:
         """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.errors import HeadspanError, visible
-from headspan.heads import ROLES, Head, HeadRole, PortTable, Role
-from headspan.models.architectures import NormKind
+from headspan.heads import ROLES, Head, HeadRole, Role
+from headspan.models.architecture import NormKind
 from headspan.models.latent import Chance, LatentFactors, latent_chance, stacked_root
+from headspan.port_table import PortTable
 from headspan.scores import is_result
 
 if TYPE_CHECKING:

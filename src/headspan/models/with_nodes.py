@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, Node, PortTable, Role, check_node_name
+from headspan.heads import NODE_ROLES, Node, Role, check_node_name
 from headspan.models.weights import AttentionWeights
 from headspan.models.wrapped import WrappedWeights
+from headspan.port_table import PortTable
 from headspan.system.memory import check_room
 
 if TYPE_CHECKING:

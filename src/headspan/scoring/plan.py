@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, PortTable, Role, mask_of, other_node, positions_of
+from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, Role, mask_of, other_node, positions_of
 from headspan.models.weights import AttentionWeights
+from headspan.port_table import PortTable
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import Route, route_cost
 from headspan.scoring.metrics import METRICS, Metric

@@ -18,8 +18,9 @@ import numpy as np
 
 import headspan
 from headspan.errors import HeadspanError
-from headspan.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, PortTable, pair_mask, parse_pairings
+from headspan.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights, open
+from headspan.port_table import PortTable
 from headspan.scores import Scores, is_result
 from headspan.scoring.assembly import Assembly, is_whole, pair_name, rank_name
 from headspan.scoring.contraction import Route, contract

@@ -1,0 +1,232 @@
+"""The graph of chosen edges between heads: its rows and nodes, and files of it for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.analysis.effects_result import Effects, effects_in
+from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
+from headspan.errors import HeadspanError
+from headspan.heads import Head, Pairing, Port
+from headspan.scores import Edge, Edges, Scores, edge_row
+from headspan.scoring.metrics import metric_of
+from headspan.system.arguments import checked
+from headspan.system.outputs import GENERATOR, writing
+from headspan.system.tabular import Tabular
+
+if TYPE_CHECKING:
+    import networkx
+
+    from headspan.analysis.labels import Labels
+
+SCHEMA = 1
+EDGE_COLUMNS = (*Edge._fields, "effect", "source_labels", "target_labels")
+
+
+class HeadCounts(NamedTuple):
+    """How many heads of a wiring carry a label, and how many carry none; nodes that are no heads are not counted."""
+
+    in_class: int
+    out_of_class: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A head of the graph (or another node of the model), with its labels and its hub values by pairing."""
+
+    head: Port
+    labels: tuple[str, ...] = ()
+    inlet: Mapping[str, float] = field(default_factory=dict)
+    outlet: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Wiring(Tabular):
+    """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
+
+    metric: str
+    pairings: tuple[Pairing, ...]
+    rule: str
+    edges: Edges
+    nodes: tuple[Node, ...]
+    label_names: tuple[str, ...]
+    scores: Scores = field(repr=False)
+    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""
+        labels = {node.head: ";".join(node.labels) for node in self.nodes}
+        ends = ("source", "target")
+        return [
+            edge_row(edge)
+            | {"effect": self.effect(edge)}
+            | {f"{end}_labels": labels[getattr(edge, end)] for end in ends}
+            for edge in self.edges
+        ]
+
+    @cached_property
+    def _effects(self) -> Effects | None:
+        return effects_in(self.scores)
+
+    def effect(self, edge: Edge) -> float | None:
+        """The measured effect of an edge, where the result holds it."""
+        return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
+
+    def _edge_fields(self, edge: Edge) -> dict[str, str | int | float]:
+        fields: dict[str, str | int | float] = {"metric": edge.metric, "pairing": str(edge.pairing)}
+        fields |= {"rank": edge.rank, "score": edge.score}
+        effect = self.effect(edge)
+        return fields if effect is None else fields | {"effect": effect}
+
+    def _headline(self) -> str:
+        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        """How many heads, and nodes besides, are on the edges, in words."""
+        others = len({str(node.head) for node in self.nodes if not isinstance(node.head, Head)})
+        heads = f"{sum(isinstance(node.head, Head) for node in self.nodes)} heads"
+        return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
+
+    @checked
+    def node(self, head: Port | str) -> Node:
+        """The node of one head, or of another node of the model by its name."""
+        wanted, _ = self.scores.ports.ask(head)
+        for node in self.nodes:
+            if str(node.head) == str(wanted):
+                return node
+        raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
+
+    @checked
+    def between(self, pairing: str | Pairing) -> Edges:
+        """The edges of one pairing, best first."""
+        wanted = Pairing.parse(pairing)
+        return Edges(edge for edge in self.edges if edge.pairing == wanted)
+
+    @checked
+    def head_counts(self, labels: Labels | None = None) -> HeadCounts:
+        """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
+        heads = {node.head: node for node in self.nodes if isinstance(node.head, Head)}
+        labelled = sum(bool(node.labels if labels is None else labels.of(head)) for head, node in heads.items())
+        return HeadCounts(labelled, len(heads) - labelled)
+
+    def serves(self) -> list[tuple[Head, Head]]:
+        """Each shared key/value head with each query head of its group, where both are on edges.
+
+        A path goes into a KV head by what it reads and on by what the query heads of its group write.
+        """
+        present = {node.head for node in self.nodes}
+        links = self.scores.ports.served_by.items()
+        return [(kv, head) for head, kv in links if head in present and kv in present]
+
+    def strengths(self) -> list[float]:
+        """How strongly to draw every edge, from 0 to 1: the root of its excess over chance, as on the page."""
+        roles = {role for edge in self.edges for role in edge.pairing}
+        ranks = {role: dict(zip(self.scores.heads(role), self.scores.ranks(role), strict=True)) for role in roles}
+        ends = [
+            (edge.score, ranks[edge.pairing.source][edge.source], ranks[edge.pairing.target][edge.target])
+            for edge in self.edges
+        ]
+        values, first, second = np.array(ends, dtype=np.float64).reshape(-1, 3).T
+        return metric_of(self.metric).strength(values, self.scores.d_model, first, second).tolist()
+
+    # ---------------------------------------------------------------- exports
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``.
+
+        Under GQA edges keyed "serves" lead from a KV head to the query heads of its group.
+        """
+        return as_networkx(self._graph())
+
+    @checked
+    def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Nodes and edges as JSON with a schema version."""
+        names = self._graph_names()
+        nodes = [
+            {
+                "head": names[node.head],
+                "layer": node.head.layer,
+                "kind": node.head.kind,
+                "position": node.head.position,
+                "labels": list(node.labels),
+                "inlet": dict(node.inlet),
+                "outlet": dict(node.outlet),
+            }
+            for node in self.nodes
+        ]
+        edges = [{"source": names[e.source], "target": names[e.target], **self._edge_fields(e)} for e in self.edges]
+        content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
+        if self.scores.ports.shared:
+            content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
+        _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
+
+    @checked
+    def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """The rows as a CSV file."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, EDGE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
+        _write(path, "csv", text.getvalue(), force)
+
+    @checked
+    def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
+        _write(path, "graphml", as_graphml(self._graph()), force)
+
+    def _graph(self) -> Graph:
+        names = self._graph_names()
+        edges = [Link(names[e.source], names[e.target], str(e.pairing), self._edge_fields(e)) for e in self.edges]
+        edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
+        return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
+
+    def _graph_names(self) -> dict[Port, str]:
+        """The names of the nodes; one that writes at one end of the stream and reads at the other is two of them."""
+        count = Counter(str(node.head) for node in self.nodes)
+        twice = [node.head for node in self.nodes if count[str(node.head)] > 1]
+        names = {node.head: str(node.head) for node in self.nodes}
+        return names | {port: f"{port}.{'W' if port in self.scores.heads('W') else 'R'}" for port in twice}
+
+    def _about(self) -> dict[str, str]:
+        return {
+            "metric": self.metric,
+            "pairings": ",".join(map(str, self.pairings)),
+            "rule": self.rule,
+            "model": str(self.scores.provenance.get("reference", "")),
+            "folding": str(self.scores.provenance.get("folding", "none")),
+        }
+
+    def _repr_svg_(self) -> str | None:
+        from headspan.figures import wiring_svg
+
+        return wiring_svg(self) if self.edges else None
+
+    def _repr_html_(self) -> str | None:
+        """In place of an empty drawing, what would not be empty."""
+        return None if self.edges else "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+
+
+def _node_fields(node: Node) -> dict[str, str | int | float]:
+    fields: dict[str, str | int | float] = {
+        "layer": node.head.layer, "kind": node.head.kind, "position": node.head.position,
+        "labels": ";".join(node.labels),
+    }  # fmt: skip
+    fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
+    return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
+
+
+def _write(path: str | os.PathLike[str], kind: str, text: str, force: bool) -> None:
+    with writing(path, kind, force=force) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text

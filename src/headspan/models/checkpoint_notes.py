@@ -1,0 +1,122 @@
+"""What a reader should know of a checkpoint, in sentences: what is left out, what is odd, what does not go together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headspan.errors import HeadspanError
+from headspan.heads import Role
+from headspan.models.latent import latent_notes
+from headspan.models.tensor_map import TensorMap, weight_of
+from headspan.models.weights import AttentionWeights
+
+# Of masked language models: what stands between the last norm and the unembedding.
+_HEADS = (
+    "cls.predictions.transform.dense.weight", "generator_predictions.dense.weight", "head.dense.weight",
+    "lm_head.dense.weight", "vocab_transform.weight",
+)  # fmt: skip
+_STREAMS = (
+    "it has several residual streams in one set of coordinates, which heads read and write through numbers for each "
+    "token: this changes no span, but effects are refused"
+)
+_SAMPLED = 32  # rows of two tensors that are compared
+
+
+def checkpoint_notes(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
+    """The sentences for the weights of a checkpoint, which are ready but for these, and the map of its tensors."""
+    entry, notes = tensors.entry, []
+    left_out = sorted(set(range(tensors.n_layers)) - set(tensors.layers))
+    if left_out:
+        notes.append(
+            f"{len(left_out)} of {tensors.n_layers} layers have no softmax attention and are left out "
+            f"({_ranges(left_out)}); the others keep their numbers"
+        )
+    if len({tensors.sizes[layer] for layer in tensors.layers if layer not in tensors.kv_layers}) > 1:
+        notes.append(
+            f"its layers differ: {weights.ports.a_layer(Role.O)} heads with {weights.ports.a_layer(Role.V)} key/value "
+            "heads; numbers and sizes said of a layer are the largest"
+        )
+    if tensors.kv_layers:
+        notes.append(
+            f"layers {_ranges(sorted(tensors.kv_layers))} make no keys and values: their heads use those of "
+            f"layers {_ranges(sorted(set(tensors.kv_layers.values())))}, which stand there once"
+        )
+    if entry.streams:
+        notes.append(_STREAMS)
+    notes += [] if entry.remark is None else [entry.remark]
+    qk_norm = tensors.in_layer(tensors.layers[0], entry.qk_norm) + "."
+    if any(name.startswith(qk_norm) for name in tensors.names):
+        notes.append(
+            "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
+            "its gains do not change what a head's weight spans"
+        )
+    if tensors.latents:
+        shapes = {layer: tensors.latents[layer] for layer in tensors.layers}
+        notes += latent_notes(shapes, effects=tensors.even and not (entry.streams or entry.rotary_norm))
+    if any(name in tensors.names for name in _HEADS):
+        notes.append(
+            "a layer of its own stands between the stream and the unembedding: tokens of heads are those that the "
+            "unembedding would read without it"
+        )
+    if not weights.value_bias_is_constant:
+        notes.append(
+            "a value bias is not a constant output here (attention sinks, clipped or normalised values, or an "
+            "output gate): folding leaves it where it is"
+        )
+    return notes + _contradictions(weights, tensors)
+
+
+def _contradictions(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
+    """What in the checkpoint does not go together, though it can be read."""
+    notes = []
+    kinds = weights.storage_dtypes()
+    if len(kinds) > 1 and not tensors.source.config.get("_gguf"):
+        notes.append(
+            f"the weights are stored in {len(kinds)} number types ({', '.join(kinds)}): the rank of each is judged "
+            "by its own"
+        )
+    if tensors.tied and not weights.tied_embedding:
+        notes.append(
+            f"the config says that the unembedding is the embedding, but {tensors.unembedding} holds other numbers "
+            f"than {_embedding(tensors)}: tokens are read from {tensors.unembedding}"
+        )
+    return notes
+
+
+def unembedding_differs(tensors: TensorMap) -> bool:
+    """Whether the config says that the unembedding is the embedding, and the checkpoint holds another one."""
+    own, embedding = tensors.unembedding, _embedding(tensors)
+    if own is None or own == embedding or not tensors.tied or embedding not in tensors.names:
+        return False
+    return not _same_rows(tensors, own, embedding)
+
+
+def _embedding(tensors: TensorMap) -> str:
+    return weight_of(tensors.in_body(tensors.entry.embedding))
+
+
+def _same_rows(tensors: TensorMap, first: str, second: str) -> bool:
+    """Whether two tensors are the same, by shape and by rows from all over them; True if it cannot be seen."""
+    if getattr(tensors.source, "commit", None):
+        return True  # a shard of the hub that nobody needs is not downloaded for a remark
+    try:
+        shape = tensors.shape(first)
+        if shape != tensors.shape(second):
+            return False
+        starts = np.unique(np.linspace(0, max(0, shape[0] - 1), _SAMPLED).astype(int)).tolist()
+        rows = [slice(start, start + 1) for start in starts]
+        read = tensors.source.read
+        return all(np.array_equal(read(first, row), read(second, row)) for row in rows)
+    except (HeadspanError, IndexError):
+        return True  # nobody asks for it yet; who does is told
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0–2, 5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("–".join(map(str, run)) for run in runs)

@@ -1,0 +1,85 @@
+"""Sizes that the configs of some families say in a way of their own, under the keys that all others use.
+
+>>> falcon_sizes({"multi_query": True})["num_key_value_heads"]
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headspan.models.architecture import Config
+
+
+def multi_query_sizes(config: Config) -> Config:
+    """One key/value head, or one for every query head; the number that is written down means nothing then."""
+    return {"num_key_value_heads": 1 if config.get("multi_query", True) else None, "num_kv_heads": None}
+
+
+def falcon_sizes(config: Config) -> Config:
+    return {} if config.get("new_decoder_architecture", False) else multi_query_sizes(config)
+
+
+def dbrx_sizes(config: Config) -> Config:
+    inner = config.get("attn_config")
+    return {"num_key_value_heads": inner.get("kv_n_heads", 1)} if isinstance(inner, Mapping) else {}
+
+
+def laguna_sizes(config: Config) -> Config:
+    per_layer = config.get("num_attention_heads_per_layer")
+    return {"num_attention_heads": per_layer} if per_layer else {}
+
+
+def mimo_sizes(config: Config) -> Config:
+    """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
+    count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
+    if type(count) is not int or not isinstance(kinds, (list, tuple)):
+        return {}
+    return {"num_key_value_heads": [2 * count if kind == "sliding_attention" else count for kind in kinds]}
+
+
+def gemma4_sizes(config: Config) -> Config:
+    """Layers that see everything have heads of their own size and number."""
+    kinds, own = config.get("layer_types"), config.get("per_layer_config")
+    if not isinstance(kinds, (list, tuple)):
+        return {}
+    if not isinstance(own, Mapping):
+        same = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        everywhere = {"head_dim": config.get("global_head_dim", 512), **({"num_key_value_heads": same} if same else {})}
+        own = {str(layer): everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    layers = [own.get(str(layer)) or {} for layer in range(len(kinds))]
+    return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
+
+
+_DOTS3_SLIDING = {
+    "num_attention_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def dots3_sizes(config: Config) -> Config:
+    """Layers that see a window have heads and latents of their own sizes: ``swa_…`` in files as they are published."""
+    count, kinds, own = (config.get(key) for key in ("num_hidden_layers", "layer_types", "per_layer_config"))
+    if type(count) is not int or not 0 < count < 10**5:
+        return {}
+    if not isinstance(kinds, (list, tuple)):
+        windows = config.get("use_sliding_window", True)
+        kinds = ["sliding_attention" if windows and n > 1 and n % 4 != 1 else "full_attention" for n in range(count)]
+    if not isinstance(own, Mapping):
+        sliding = {key: config.get(f"swa_{key}", usual) for key, usual in _DOTS3_SLIDING.items()}
+        whole, free = config.get("swa_head_dim", 256), sliding["qk_nope_head_dim"]
+        rotary = whole - free if type(whole) is int and type(free) is int else None
+        sliding["qk_rope_head_dim"] = config.get("swa_qk_rope_head_dim", rotary)
+        own = {str(layer): sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
+    said = {str(layer): sizes for layer, sizes in own.items() if isinstance(sizes, Mapping)}
+    layers = {layer: said.get(str(layer), {}) for layer in range(count)}
+    heads = [layers[layer].get("num_attention_heads", config.get("num_attention_heads")) for layer in layers]
+    return {"layer_types": list(kinds), "num_attention_heads": heads, "_latent_sizes": layers}
+
+
+def gemma3n_sizes(config: Config) -> Config:
+    """Every fifth layer sees everything, where the config does not say which do."""
+    count = config.get("num_hidden_layers", 35)
+    if config.get("layer_types") or type(count) is not int or not 0 < count < 10**5:
+        return {}
+    kinds = ["full_attention" if number % 5 == 0 else "sliding_attention" for number in range(1, count + 1)]
+    return {"num_hidden_layers": count, "layer_types": kinds}
