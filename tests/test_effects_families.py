@@ -89,17 +89,22 @@ class Oracle:
         z, m = run[f"z{layer}"], self.weights.d_head("O")
         alone = np.zeros_like(z)
         alone[:, head * m : (head + 1) * m] = z[:, head * m : (head + 1) * m]
-        project = self.module("O", layer)
+        return (self.projected(alone, layer) - self.projected(0 * z, layer)) * self.scale(run, layer)
+
+    def projected(self, z: np.ndarray, layer: int) -> np.ndarray:
         with torch.no_grad():
-            whole, part, nothing = (project(torch.from_numpy(x)).numpy() for x in (z, alone, 0 * z))
-        written = part - nothing
-        if self.weights.norm_place in ("output", "sandwich"):
-            norm = self.model.get_submodule(self.where.in_layer(layer, self.where.entry.output_norm[0]))
-            gain = norm.weight.detach().numpy() + (1 if self.where.entry.one_plus else 0)
-            eps = self.model.config.rms_norm_eps
-            written = written * gain / np.sqrt(np.square(whole).mean(-1, keepdims=True) + eps)
+            return self.module("O", layer)(torch.from_numpy(z)).numpy()
+
+    def scale(self, run: dict[str, Any], layer: int) -> np.ndarray | float:
+        """What the output of the projection is multiplied with on its way to the stream: a norm behind it, constants."""
         config = self.model.config
-        return written * getattr(config, "residual_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
+        constant = getattr(config, "residual_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
+        if self.weights.norm_place not in ("output", "sandwich"):
+            return constant
+        norm = self.model.get_submodule(self.where.in_layer(layer, self.where.entry.output_norm[0]))
+        gain = norm.weight.detach().numpy() + (1 if self.where.entry.one_plus else 0)
+        whole = self.projected(run[f"z{layer}"], layer)
+        return constant * gain / np.sqrt(np.square(whole).mean(-1, keepdims=True) + config.rms_norm_eps)
 
     def replacement(self, sequence: int, layer: int, head: int) -> np.ndarray | float:
         writes = [self.write(run, layer, head) for run in self.clean]
@@ -156,10 +161,7 @@ class Oracle:
     def _scaled_write(self, mixed: dict[str, Any], base: dict[str, Any], layer: int, head: int) -> np.ndarray:
         m = self.weights.d_head("O")
         z = mixed[f"z{layer}"][:, head * m : (head + 1) * m]
-        written = z @ self.weights.read("O", layer)[head].T
-        unit = self.write(base, layer, head)  # the clean write knows gain and scale, elementwise
-        plain = base[f"z{layer}"][:, head * m : (head + 1) * m] @ self.weights.read("O", layer)[head].T
-        return written * (unit / plain)
+        return (z @ self.weights.read("O", layer)[head].T) * self.scale(base, layer)
 
 
 def expected(oracle: Oracle, role: str) -> np.ndarray:
