@@ -96,7 +96,7 @@ class Oracle:
             return self.module("O", layer)(torch.from_numpy(z)).numpy()
 
     def scale(self, run: dict[str, Any], layer: int) -> np.ndarray | float:
-        """What the output of the projection is multiplied with on its way to the stream: a norm behind it, constants."""
+        """What the output of the projection is multiplied with on its way to the stream: by a norm, by constants."""
         config = self.model.config
         constant = getattr(config, "residual_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
         if self.weights.norm_place not in ("output", "sandwich"):
