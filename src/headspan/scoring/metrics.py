@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.scoring.subspaces import orthonormal_bases, parts, subspace_ranks
+from headspan.scoring.subspaces import largest, orthonormal_bases, parts, subspace_ranks
 from headspan.system.threads import parallel_map, scratch
 
 
@@ -203,13 +203,13 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     """
     assert weight.partner is not None
     # Only the Gram matrix squares a condition number; for the rest float32 will do.
-    own = np.divide(weight.own, _largest(weight.own)).astype(np.float32, copy=False)
+    own = np.divide(weight.own, _scale(weight.own)).astype(np.float32, copy=False)
     partner = scratch("partners", weight.partner.shape)
-    np.divide(weight.partner, _largest(weight.partner, per_layer=True), out=partner, dtype=np.float64)
+    np.divide(weight.partner, largest(weight.partner).max() or 1.0, out=partner, dtype=np.float64)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
     roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
-    factors = np.matmul(own, roots.astype(np.float32))
+    factors = np.matmul(roots.astype(np.float32).transpose(0, 2, 1), own.transpose(0, 2, 1)).transpose(0, 2, 1)
     sizes = _norms(factors)
     for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * _norms(own)):
         factors[i] = _careful_factor(weight.own[i], _partners_of(partner, int(i), len(own)))
@@ -268,7 +268,7 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     """
     # Every head on its own scale, so that fourth powers of 1e±45 neither overflow nor vanish: with A = aA', B = bB'
     # the score is 2‖A'B'ᵀ‖_* / (‖A'‖²·a/b + ‖B'‖²·b/a).
-    scales_a, scales_b = (_largest(f)[:, 0, 0] for f in (first, second))
+    scales_a, scales_b = (_scale(f)[:, 0, 0] for f in (first, second))
     first, second = _rescaled(first), _rescaled(second)
     norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
     scores = np.full(needed.shape, np.nan)
@@ -325,14 +325,13 @@ def _rescaled(weight: np.ndarray) -> np.ndarray:
 
     Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
     """
-    return np.divide(weight, _largest(weight), dtype=np.float64)
+    return np.divide(weight, _scale(weight), dtype=np.float64)
 
 
-def _largest(weight: np.ndarray, per_layer: bool = False) -> np.ndarray:
-    """The largest entry of every head, or of the layer, by size; 1 where all are zero."""
-    axes = None if per_layer else (1, 2)
-    largest = np.maximum(weight.max(axis=axes, keepdims=True), -weight.min(axis=axes, keepdims=True))
-    return np.where(largest > 0, largest, 1.0)
+def _scale(weight: np.ndarray) -> np.ndarray:
+    """The largest entry of every head by size, (n, 1, 1); 1 where all are zero."""
+    size = largest(weight)
+    return np.where(size > 0, size, 1.0)
 
 
 def _norms(factors: np.ndarray) -> np.ndarray:

@@ -158,11 +158,18 @@ def _full_ranks(weights: np.ndarray) -> np.ndarray:
 
 def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """SᵀW in float32, of weights divided by a power of two, and that number, (n, 1, 1): 1 for sizes that are usual."""
-    largest = np.maximum(weights.max(axis=(1, 2), keepdims=True), -weights.min(axis=(1, 2), keepdims=True))
-    usual = (largest > 1e-15) & (largest < 1e15)
-    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0).astype(np.float64)))))
+    size = largest(weights)
+    usual = (size > 1e-15) & (size < 1e15)
+    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(size > 0, size, 1.0).astype(np.float64)))))
     own = weights if usual.all() else np.divide(weights, scale)
     return _product(sketch, own.astype(np.float32, copy=False)), scale
+
+
+def largest(weights: np.ndarray) -> np.ndarray:
+    """The largest entry of every head by size, (n, 1, 1)."""
+    # One axis after the other: whichever lies together in memory, one of the two passes is over small arrays.
+    high, low = weights.max(axis=1).max(axis=1), weights.min(axis=1).min(axis=1)
+    return np.maximum(high, -low)[:, None, None]
 
 
 def _product(sketch: np.ndarray, weights: np.ndarray) -> np.ndarray:
