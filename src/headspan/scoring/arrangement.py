@@ -88,9 +88,13 @@ class Arrangement(NamedTuple):
 
     @property
     def runs(self) -> Iterator[tuple[Key, slice, slice]]:
-        """Heads of one factor array that stand next to each other, and where."""
+        """Heads of one factor array that stand next to each other, and where; without heads that have no pairs."""
+        used = np.zeros(sum(map(len, self.places.values())), dtype=bool)
+        for rows, columns in self.pieces:
+            used[rows] = used[columns] = True
         for key, places in self.places.items():
-            for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) != 1) + 1):
+            mine = np.flatnonzero(used[places])
+            for run in np.split(mine, np.flatnonzero((np.diff(mine) != 1) | (np.diff(places[mine]) != 1)) + 1):
                 if run.size:
                     yield key, slice(run[0], run[-1] + 1), slice(places[run[0]], places[run[-1]] + 1)
 

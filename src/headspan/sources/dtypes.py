@@ -110,6 +110,8 @@ def _as_array(value: Any, name: str) -> np.ndarray:
 
 
 def _check_unmasked(array: np.ndarray, name: str) -> None:
+    if type(array) is np.ndarray:  # nothing else is looked up in numpy.ma, which takes long to load
+        return
     if isinstance(array, np.ma.MaskedArray) and np.ma.getmaskarray(array).any():
         raise HeadspanError(f"{name} is a masked array with numbers missing: fill them first")
 
