@@ -168,11 +168,12 @@ def make_plan(
     plan.left_out = {name: left for name in metrics if (left := _left_out(weights, METRICS[name], pairings))}
     size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
     per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
-    # Making factors of one layer takes its weights, those of its partners, and a few float64 copies of the widest.
-    making = 6 * max(per_layer.values())
+    # Of a layer whose factors are made there are its weights, those of its partners, and what folding makes of them.
+    # One layer more than there are workers is under way; what is made in float64 is a few heads at a time.
+    making = 3 * max(per_layer.values())
     held = _BASE_BYTES + result_bytes(weights.ports, metrics, pairings) + sum(per_layer.values()) + weights.held_bytes
-    plan.workers = max(1, min(cores(), (memory - held) // 4 // making))
-    spare = memory - held - plan.workers * making
+    plan.workers = max(1, min(cores(), (memory - held) // 4 // making - 1))
+    spare = memory - held - (plan.workers + 1) * making
     plan.work_bytes = max(0, min(_MOST_WORK, spare // 3))
     for metric in metrics:
         smallest = _even_blocks(weights.places, 1)
