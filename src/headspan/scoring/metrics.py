@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,16 +42,20 @@ class LayerWeight:
     own: np.ndarray
     partner: np.ndarray | None
     storage_dtype: str
+    _made: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
-    @cached_property
+    @property
     def bases(self) -> tuple[np.ndarray, np.ndarray]:
-        """Orthonormal bases, (n, d, m) float32, and ranks, (n,)."""
-        return orthonormal_bases(self.own, self.storage_dtype, np.float32)
+        """Orthonormal bases, (n, d, m) float32, and ranks, (n,); made once."""
+        # No cached_property: before Python 3.12 it has one lock for all objects, and threads would wait for each other.
+        if "bases" not in self._made:
+            self._made["bases"] = orthonormal_bases(self.own, self.storage_dtype, np.float32)
+        return self._made["bases"]
 
     @property
     def ranks(self) -> np.ndarray:
         """How many directions each weight spans; from the bases where they were made."""
-        return self.bases[1] if "bases" in self.__dict__ else subspace_ranks(self.own, self.storage_dtype)
+        return self.bases[1] if self._made else subspace_ranks(self.own, self.storage_dtype)
 
     def parts(self) -> Iterator[tuple[slice, LayerWeight]]:
         """A few heads at a time, with their partners: what is made of them stays small, and so in the cache."""
