@@ -144,6 +144,12 @@ def test_unknown_precisions_are_refused(device: str) -> None:
         score(random_model(), "pk", "OQ", device=device)
 
 
+@pytest.mark.parametrize("device", ["meta", "torch:meta"])
+def test_a_device_without_numbers_is_refused(device: str) -> None:
+    with pytest.raises(hs.HeadspanError, match=r"'(torch:)?meta' cannot be used here \(.{10,120}\): choose cpu"):
+        score(random_model(), "pk", "OQ", device=device)
+
+
 @pytest.mark.parametrize("grouping", ["blocks", "before", "roles"])
 @pytest.mark.parametrize("layers_per_block", [1, 2, 3, 5])
 def test_any_tile_plan_gives_the_same_result(

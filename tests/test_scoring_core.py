@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,13 @@ import headspan as hs
 from headspan.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights
 from headspan.port_table import PortTable
-from headspan.scoring import metrics, plan, run
+from headspan.scoring import metrics, plan, run, subspaces
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import route_cost
 from headspan.scoring.metrics import METRICS, LayerWeight, Metric, metric_of
 from headspan.scoring.plan import Panel
 from headspan.scoring.run import score
+from headspan.system.threads import parallel_map, scratch
 
 
 def arrays(layers: int = 4, heads: int = 3, kv: int | None = None, d: int = 24, m: int = 5) -> dict[str, np.ndarray]:
@@ -392,3 +396,63 @@ def test_memory_measured_from_outside_stays_within_what_was_given(tmp_path) -> N
         [sys.executable, "-c", CHILD, "450MB", str(tmp_path / "s.safetensors")], capture_output=True, text=True
     )
     assert "too little for this model" in too_little.stderr
+
+
+# ------------------------------------------------------------------------------ how factors are made
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (8, 2), (2, 8), (3, 3), (1, 4)])
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_factors_do_not_depend_on_how_many_heads_are_made_at_once(
+    shape: tuple[int, int], metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    own, partner = (rng.normal(size=(n, 20, 4)).astype(np.float32) for n in shape)
+    weight = LayerWeight(own, partner, "float32")
+    whole = METRICS[metric].factor(weight)
+    for numbers in (1, 250, 10**6):
+        monkeypatch.setattr(subspaces, "_PART", numbers)
+        cut = list(LayerWeight(own, partner, "float32").parts())
+        assert [i for heads, _ in cut for i in range(heads.start, heads.stop)] == list(range(len(own)))
+        assert numbers == 250 or len(cut) == (min(shape) if numbers == 1 else 1)
+        found = np.concatenate([METRICS[metric].factor(part) for _, part in cut])
+        for ours, theirs in zip(found, whole, strict=True):  # a factor is determined up to a rotation of its columns
+            np.testing.assert_allclose(ours @ ours.T, theirs @ theirs.T, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(np.concatenate([part.ranks for _, part in cut]), weight.ranks)
+
+
+def test_factors_of_several_layers_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads inside the factor of one similarity at the same time: neither waits for a lock of the other."""
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(weights: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+        both.wait()  # raises BrokenBarrierError if nobody comes
+        return orthonormal_bases(weights, *rest)
+
+    orthonormal_bases = metrics.orthonormal_bases
+    monkeypatch.setattr(metrics, "orthonormal_bases", meet)
+    weights = [LayerWeight(np.random.default_rng(i).normal(size=(2, 8, 3)), None, "float64") for i in range(2)]
+    found = list(parallel_map(lambda weight: weight.bases[1].tolist(), weights, workers=2))
+    assert found == [[3, 3], [3, 3]]
+
+
+def test_scratch_memory_is_used_again_and_belongs_to_one_thread() -> None:
+    first = scratch("test", (3, 4))
+    first[:] = 7
+    assert np.shares_memory(first, scratch("test", (2, 5))) and (scratch("test", (12,)) == 7).all()
+    assert not np.shares_memory(first, scratch("another", (3, 4)))
+    assert scratch("test", (5, 5)).shape == (5, 5)
+    with ThreadPoolExecutor(1) as pool:
+        assert not np.shares_memory(scratch("test", (3, 4)), pool.submit(scratch, "test", (3, 4)).result())
+
+
+@pytest.mark.parametrize("m", [1, 3, 16, 17, 40, 64, 100])
+def test_triangular_inverses_and_products(m: int) -> None:
+    rng = np.random.default_rng(m)
+    lower = np.tril(rng.normal(size=(3, m, m)), -1) / m + np.eye(m)
+    inverse = subspaces.lower_inverse(lower)
+    np.testing.assert_allclose(inverse, np.linalg.inv(lower), atol=1e-12)
+    right = rng.normal(size=(3, m, 9))
+    np.testing.assert_allclose(
+        subspaces._lower_product(inverse, right, np.empty_like(right)), inverse @ right, atol=1e-12
+    )

@@ -98,7 +98,8 @@ def wiring(
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
-    described = _describe(rule, k, rate, against, minimum) + (", used" if used else "")
+    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
+    described = _describe(rule, most, rate, against, minimum) + (", used" if used else "")
     return Wiring(metric, chosen, described, edges, nodes, names, scores, notes)
 
 

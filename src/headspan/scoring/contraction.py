@@ -241,9 +241,9 @@ def _backend(device: str) -> Iterator[Backend]:
         raise missing_extra("torch", "torch", f"the device {device}") from None
     try:
         place = torch.device(name)
-        torch.zeros(1, device=place)
+        torch.zeros(1, device=place).cpu()  # there and back: "meta" holds no numbers
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0][:120]
         raise HeadspanError(f"the device {device!r} cannot be used here ({reason}): choose cpu, cuda or mps") from None
     # The device is parallel by itself: one piece after another.
     dtype = torch.float32 if place.type == "mps" else torch.float64

@@ -97,6 +97,8 @@ def score(
         raise HeadspanError("nothing to score: choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
     if screen is not None:
+        if route is not None:
+            raise HeadspanError("screening chooses its own way of computing: leave out --route")
         scores = _screened(weights, names, chosen, pairs, screen, delta, budget, device, dask, progress, say)
         if out is not None:
             scores.save(out, force=force)

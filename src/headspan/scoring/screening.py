@@ -23,7 +23,7 @@ from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract
 from headspan.scoring.plan import result_bytes
 from headspan.scoring.sketches import estimates, gaussian_sketch, upper_bounds
-from headspan.scoring.subspaces import orthonormal_bases, sketched_bases, sketched_spans
+from headspan.scoring.subspaces import lower_inverse, orthonormal_bases, sketched_bases, sketched_spans
 from headspan.system.threads import parallel_map
 
 DELTA = 0.01
@@ -35,7 +35,7 @@ _BASE_BYTES = 300 * 10**6
 
 Tick = Callable[[], None]
 Place: TypeAlias = tuple[Role, int]  # a head: its role and its place among the heads of that role
-Work: TypeAlias = tuple[list[Place], np.ndarray, str]  # heads, their weights, and how these are stored
+Work: TypeAlias = tuple[Role, int, list[int], np.ndarray, str]  # role, place of the first head, which, weights, dtype
 
 
 def sketch_size(weights: AttentionWeights, roles: Sequence[Role]) -> int:
@@ -217,7 +217,7 @@ def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     grams = np.matmul(wide.transpose(0, 2, 1), wide)
     empty = np.einsum("nii->ni", grams) == 0
     np.einsum("nii->ni", grams)[empty] = 1.0
-    inverse = np.linalg.inv(np.linalg.cholesky(grams))  # only heads of a condition that float64 can square come here
+    inverse = lower_inverse(np.linalg.cholesky(grams))  # only heads of a condition that float64 can square come here
     return np.matmul(inverse, wide.transpose(0, 2, 1)).astype(np.float32).transpose(0, 2, 1)
 
 
@@ -227,7 +227,7 @@ def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most
     wanted = [(search, search.candidates(most)) for search in searches]
     sources = {(s.pairing.source, int(i)) for s, chosen in wanted for i in np.unique(s.rows[chosen])}
     for block in _blocks(weights, sources, memory):
-        bases = {head: basis for layer in parallel_map(_bases, _chosen(weights, block)) for head, basis in layer}
+        bases = dict(pair for layer in parallel_map(_all_bases, _chosen(weights, block)) for pair in layer)
         against: dict[Place, list[tuple[Search, int]]] = {}
         for search, chosen in wanted:
             for c in chosen:
@@ -256,16 +256,19 @@ def _chosen(weights: AttentionWeights, heads: set[Place], tick: Tick = lambda: N
             span = weights.ports.span(role, layer)
             chosen = [i for i in range(span.start, span.stop) if (role, i) in heads]
             if chosen:
-                own = weights.read(role, layer)
-                own = own[[i - span.start for i in chosen]] if len(chosen) < len(own) else own
-                yield [(role, i) for i in chosen], own, weights.storage_dtype(role, layer)
+                yield role, span.start, chosen, weights.read(role, layer), weights.storage_dtype(role, layer)
         tick()
 
 
-def _bases(work: Work) -> list[tuple[Place, np.ndarray]]:
+def _all_bases(work: Work) -> list[tuple[Place, np.ndarray]]:
+    return list(_bases(work))
+
+
+def _bases(work: Work) -> Iterator[tuple[Place, np.ndarray]]:
     """Their orthonormal bases, (d, m) float32."""
-    places, own, dtype = work
-    return list(zip(places, orthonormal_bases(own, dtype, np.float32)[0], strict=True))
+    role, first, chosen, own, dtype = work
+    for i in chosen:
+        yield (role, i), orthonormal_bases(own[i - first : i - first + 1], dtype, np.float32)[0][0]
 
 
 def _blocks(weights: AttentionWeights, heads: set[Place], memory: int) -> Iterator[set[Place]]:
