@@ -347,7 +347,7 @@ def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: 
     """The (n, d, m) weights unchanged, or an error that names the first head with NaN or infinity."""
     # A sum is finite only if every term is, and costs no temporary of the size of the weights.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = ~np.isfinite(weights.sum(axis=(1, 2), dtype=np.float64))
+        suspicious = ~np.isfinite(weights.sum(axis=(1, 2)))
     for index in map(int, np.flatnonzero(suspicious)):
         bad = int(np.count_nonzero(~np.isfinite(weights[index])))
         if bad:

@@ -191,9 +191,9 @@ def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
     Rows can only add to singular values: where some rows have full rank beyond doubt the weight has it too, and twice
     as many rows as columns tell it of most weights. The others are looked at one by one, with all their rows.
     """
-    d, m = weights.shape[1:]
+    m = weights.shape[2]
     ranks = np.full(len(weights), m, dtype=np.int32)
-    if not _stands_above(weights[:, :: max(1, d // (2 * m))], 2 * _clear_of_noise(weights, storage_dtype)):
+    if not _stands_above(weights[:, : 2 * m], 2 * _clear_of_noise(weights, storage_dtype)):
         for i, weight in enumerate(map(without_padding, weights)):
             full = _stands_above(weight[None], 2 * _clear_of_noise(weight[None], storage_dtype))
             ranks[i] = weight.shape[1] if full else orthonormal_basis(weight, storage_dtype).rank
@@ -203,7 +203,10 @@ def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
 def _clear_of_noise(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
     """Above this a singular value is no noise, and large enough that a float64 Gram matrix shows it, (n,)."""
     with np.errstate(all="ignore"):
-        norms = np.sqrt(np.einsum("nij,nij->n", weights, weights, dtype=np.float64))
+        squares = np.einsum("nij,nij->n", weights, weights)
+        if not ((squares > 1e-20) & (squares < 1e30)).all():  # float32 may not hold them
+            squares = np.einsum("nij,nij->n", weights, weights, dtype=np.float64)
+        norms = np.sqrt(squares)
         return np.maximum(rank_tolerance(weights.shape, norms, storage_dtype), norms / _SAFE_CONDITION)
 
 

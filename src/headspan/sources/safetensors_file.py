@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headspan.sources.ranges import RangeFile
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
+_PIECE = 2**20  # numbers that are widened at once
 
 
 class Entry(NamedTuple):
@@ -80,12 +81,18 @@ class SafetensorsFile:
             return self._read_columns(name, slice(start, stop), columns)
         count = math.prod(shape[1:])
         check_allocation(f"tensor {name} of {self.path}", (stop - start) * count * 4)
-        raw = np.empty((stop - start) * count, dtype)
-        offset = self._data + self._entries[name].begin + start * count * dtype.itemsize
+        found = np.empty((stop - start) * count, self._floats(np.empty(0, dtype), name).dtype)
         with self._opened(f"tensor {name} of {self.path}") as file:
-            file.seek(offset)
-            _fill(file, raw.view(np.uint8).data)
-        return self._floats(raw, name).reshape((stop - start, *shape[1:]) if shape else ())
+            file.seek(self._data + self._entries[name].begin + start * count * dtype.itemsize)
+            if found.dtype == dtype:
+                _fill(file, found.view(np.uint8).data)
+            else:  # piece by piece, so that there is no second array of the size of the tensor
+                raw = np.empty(min(found.size, _PIECE), dtype)
+                for first in range(0, found.size, _PIECE):
+                    part = raw[: found.size - first]
+                    _fill(file, part.view(np.uint8).data)
+                    found[first : first + part.size] = self._floats(part, name)
+        return found.reshape((stop - start, *shape[1:]) if shape else ())
 
     def _read_columns(self, name: str, rows: slice, columns: slice) -> np.ndarray:
         """Some columns of a matrix, of which no more is read than they need."""
