@@ -13,13 +13,8 @@ import headspan as hs
 from families import FAMILIES, Run
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import cheaper_route, contract, route_cost
-from headspan.scoring.subspaces import (
-    orthonormal_bases,
-    orthonormal_basis,
-    rank_tolerance,
-    sketched_bases,
-    subspace_ranks,
-)
+from headspan.scoring.sketches import sketched_bases
+from headspan.scoring.subspaces import orthonormal_bases, orthonormal_basis, rank_tolerance, subspace_ranks
 
 
 def bfloat16(weights: np.ndarray) -> np.ndarray:

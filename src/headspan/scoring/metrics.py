@@ -80,7 +80,7 @@ def _itself(kernel: np.ndarray) -> np.ndarray:
 class Metric:
     """One similarity.
 
-    factor: makes (n, p, q) factors of a layer's weights, already normalised.
+    factor: makes (n, p, q) factors of some heads of a layer, already normalised; each depends on its own head alone.
     finish: the map from ‖F_AᵀF_B‖_F² to the score.
     reads_partner: whether the factor needs the other weight of the circuit.
     inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;

@@ -22,8 +22,8 @@ from headspan.scores import Scores
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract
 from headspan.scoring.plan import result_bytes
-from headspan.scoring.sketches import estimates, gaussian_sketch, upper_bounds
-from headspan.scoring.subspaces import lower_inverse, orthonormal_bases, sketched_bases, sketched_spans
+from headspan.scoring.sketches import estimates, gaussian_sketch, sketched_bases, sketched_spans, upper_bounds
+from headspan.scoring.subspaces import lower_inverse, orthonormal_bases
 from headspan.system.threads import parallel_map
 
 DELTA = 0.01

@@ -1,4 +1,4 @@
-"""What a Gaussian sketch of two subspaces says about their Projection Kernel, exactly.
+"""Gaussian sketches of subspaces, and what those of two say about their Projection Kernel, exactly.
 
 With S of d×s, entries N(0, 1/s), one side becomes Q_A = orth(SᵀU_A) and the other G_B = SᵀU_B. T = ‖Q_AᵀG_B‖_F² costs
 s² operations a pair instead of d², and its law is known (m, m' the dimensions, c_j the cosines of the angles, 0 beyond
@@ -18,6 +18,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from headspan.scoring.subspaces import float64_copy, largest, orthonormal_bases, parts, subspace_ranks, well_conditioned
+from headspan.system.threads import one_thread
+
 _LAMBDAS = np.geomspace(1e-4, 1e3, 400)
 _GRID = 1024  # steps of PK in the table of thresholds
 
@@ -25,6 +28,59 @@ _GRID = 1024  # steps of PK in the table of thresholds
 def gaussian_sketch(d: int, size: int, seed: int) -> np.ndarray:
     """Sᵀ, (s, d) float32."""
     return np.random.default_rng(seed).standard_normal((size, d), dtype=np.float32) / np.float32(np.sqrt(size))
+
+
+def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """SᵀU for the bases U of many (d, m) weights, without making U where that is safe, and their ranks.
+
+    sketch: Sᵀ, (s, d) float32. (n, s, m) float32 and (n,); columns beyond a head's rank are zero.
+    """
+    n, d, m = weights.shape
+    inverse = np.empty((n, m, m), np.float32)
+    narrow, scale = _sketched(weights, sketch)
+    for heads in parts(n, d * m):
+        good, found = well_conditioned(float64_copy(weights[heads]), storage_dtype)
+        if found is None or not good.all():
+            return _sketched_carefully(weights, sketch, storage_dtype)
+        inverse[heads] = found * scale[heads]
+    with one_thread():
+        return np.matmul(inverse, narrow.transpose(0, 2, 1)).transpose(0, 2, 1), _full_ranks(weights)
+
+
+def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
+    if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
+        return _sketched_carefully(weights, sketch, storage_dtype)
+    return _sketched(weights, sketch)[0], _full_ranks(weights)
+
+
+def _sketched_carefully(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    bases, ranks = orthonormal_bases(weights, storage_dtype, np.float32)
+    return _product(sketch, bases[:, :, : min(weights.shape[1:])]), ranks
+
+
+def _full_ranks(weights: np.ndarray) -> np.ndarray:
+    return np.full(len(weights), weights.shape[2], dtype=np.int32)
+
+
+def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """SᵀW in float32, of weights divided by a power of two, and that number, (n, 1, 1): 1 for sizes that are usual."""
+    size = largest(weights)
+    usual = (size > 1e-15) & (size < 1e15)
+    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(size > 0, size, 1.0).astype(np.float64)))))
+    own = weights if usual.all() else np.divide(weights, scale)
+    return _product(sketch, own.astype(np.float32, copy=False)), scale
+
+
+def _product(sketch: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """SᵀW of all heads in one product, (n, s, m), columns one after the other in memory."""
+    n, d, m = weights.shape
+    with one_thread():
+        if weights.strides[1] < weights.strides[2]:
+            made = (weights.transpose(0, 2, 1).reshape(n * m, d) @ sketch.T).reshape(n, m, -1)
+        else:  # a tensor of d rows stays as it is here
+            made = (sketch @ weights.transpose(1, 0, 2).reshape(d, n * m)).reshape(-1, n, m).transpose(1, 2, 0)
+    return np.ascontiguousarray(made).transpose(0, 2, 1)
 
 
 def log_laplace(rate: np.ndarray | float, pk: np.ndarray | float, m: int, m2: int, s: int) -> np.ndarray:

@@ -92,8 +92,8 @@ def orthonormal_bases(
     bases = np.empty((n, m, d), dtype)  # transposed: the columns of a basis lie one after the other in memory
     ranks = np.full(n, m, dtype=np.int32)
     for heads in parts(n, d * m):
-        own = _float64(weights[heads])
-        good, inverse = _well_conditioned(own, storage_dtype)
+        own = float64_copy(weights[heads])
+        good, inverse = well_conditioned(own, storage_dtype)
         if inverse is not None:
             with one_thread(), np.errstate(all="ignore"):
                 made = _lower_product(inverse, own.transpose(0, 2, 1), scratch("bases", (len(own), m, d)))
@@ -106,7 +106,7 @@ def orthonormal_bases(
     return bases.transpose(0, 2, 1), ranks
 
 
-def _float64(weights: np.ndarray) -> np.ndarray:
+def float64_copy(weights: np.ndarray) -> np.ndarray:
     """A copy in scratch memory, in the order of the axes in memory that the weights have."""
     by_columns = weights.strides[1] < weights.strides[2]
     own = scratch("weights", weights.transpose(0, 2, 1).shape if by_columns else weights.shape)
@@ -125,64 +125,11 @@ def parts(n: int, entries: int) -> Iterator[slice]:
     yield from (slice(first, min(first + at_once, n)) for first in range(0, n, at_once))
 
 
-def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """SᵀU for the bases U of many (d, m) weights, without making U where that is safe, and their ranks.
-
-    sketch: Sᵀ, (s, d) float32. (n, s, m) float32 and (n,); columns beyond a head's rank are zero.
-    """
-    n, d, m = weights.shape
-    inverse = np.empty((n, m, m), np.float32)
-    narrow, scale = _sketched(weights, sketch)
-    for heads in parts(n, d * m):
-        good, found = _well_conditioned(_float64(weights[heads]), storage_dtype)
-        if found is None or not good.all():
-            return _sketched_carefully(weights, sketch, storage_dtype)
-        inverse[heads] = found * scale[heads]
-    with one_thread():
-        return np.matmul(inverse, narrow.transpose(0, 2, 1)).transpose(0, 2, 1), _full_ranks(weights)
-
-
-def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
-    if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
-        return _sketched_carefully(weights, sketch, storage_dtype)
-    return _sketched(weights, sketch)[0], _full_ranks(weights)
-
-
-def _sketched_carefully(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    bases, ranks = orthonormal_bases(weights, storage_dtype, np.float32)
-    return _product(sketch, bases[:, :, : min(weights.shape[1:])]), ranks
-
-
-def _full_ranks(weights: np.ndarray) -> np.ndarray:
-    return np.full(len(weights), weights.shape[2], dtype=np.int32)
-
-
-def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """SᵀW in float32, of weights divided by a power of two, and that number, (n, 1, 1): 1 for sizes that are usual."""
-    size = largest(weights)
-    usual = (size > 1e-15) & (size < 1e15)
-    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(size > 0, size, 1.0).astype(np.float64)))))
-    own = weights if usual.all() else np.divide(weights, scale)
-    return _product(sketch, own.astype(np.float32, copy=False)), scale
-
-
 def largest(weights: np.ndarray) -> np.ndarray:
     """The largest entry of every head by size, (n, 1, 1)."""
     # One axis after the other: whichever lies together in memory, one of the two passes is over small arrays.
     high, low = weights.max(axis=1).max(axis=1), weights.min(axis=1).min(axis=1)
     return np.maximum(high, -low)[:, None, None]
-
-
-def _product(sketch: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """SᵀW of all heads in one product, (n, s, m), columns one after the other in memory."""
-    n, d, m = weights.shape
-    with one_thread():
-        if weights.strides[1] < weights.strides[2]:
-            made = (weights.transpose(0, 2, 1).reshape(n * m, d) @ sketch.T).reshape(n, m, -1)
-        else:  # a tensor of d rows stays as it is here
-            made = (sketch @ weights.transpose(1, 0, 2).reshape(d, n * m)).reshape(-1, n, m).transpose(1, 2, 0)
-    return np.ascontiguousarray(made).transpose(0, 2, 1)
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
@@ -231,7 +178,7 @@ def without_padding(weight: np.ndarray) -> np.ndarray:
     return weight[:, : max(1, int(used[-1]) + 1 if used.size else 1)]
 
 
-def _well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+def well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Which of (n, d, m) weights have full rank beyond doubt, and inverses of the Cholesky factors of WᵀW.
 
     None for the inverses when a singular head is among them: then all of them take the careful way.
