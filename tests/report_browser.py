@@ -28,6 +28,11 @@ class View:
     requests: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
+    def drawn(self) -> Any:
+        """The page, once what is to be drawn with the next frame is drawn."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return self.page
+
     def edges(self) -> set[str]:
         """The edges drawn, as the page names them: ``L0H1.O-L2H0.K``."""
         return set(self.page.eval_on_selector_all(".edge-hit", "all => all.map(e => e.dataset.pair)"))
@@ -43,7 +48,7 @@ class View:
         return self.page.evaluate("location.hash")
 
     def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
+        return self.drawn().inner_text(selector)
 
     def shows(self, selector: str, words: str) -> bool:
         """Whether a part of the page has these words, now or as soon as it is drawn."""

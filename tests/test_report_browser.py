@@ -284,7 +284,7 @@ def test_heat_map_scatter_and_hubs_are_linked(open_page: Open, small: tuple[Path
     view = open_page(path, scores)
     page = view.page
     page.click('.thumb[data-pairing="OV"]')
-    assert page.get_attribute('.thumb[data-pairing="OV"]', "aria-pressed") == "true"
+    assert view.drawn().get_attribute('.thumb[data-pairing="OV"]', "aria-pressed") == "true"
     assert "OV" in view.text("#heat-caption")
     box = page.locator("#heat-canvas").bounding_box()
     side = page.evaluate("document.getElementById('heat-canvas').clientHeight - 34")
