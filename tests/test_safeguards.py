@@ -11,9 +11,10 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run
+from headspan.scoring import subspaces
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import cheaper_route, contract, route_cost
-from headspan.scoring.sketches import sketched_bases
+from headspan.scoring.sketches import sketched_bases, sketched_spans
 from headspan.scoring.subspaces import orthonormal_bases, orthonormal_basis, rank_tolerance, subspace_ranks
 
 
@@ -95,18 +96,54 @@ def test_quantised_weights_are_judged_like_the_half_precision_of_their_scales() 
     assert rank_tolerance((64, 8), np.float64(3), "Q4_1") == rank_tolerance((64, 8), np.float64(3), "float16")
 
 
-def test_sketches_are_those_of_the_bases() -> None:
+_ORDERS = {  # how the axes of (n, d, m) weights may lie in memory
+    "heads": lambda w: np.ascontiguousarray(w),
+    "columns": lambda w: np.ascontiguousarray(w.transpose(0, 2, 1)).transpose(0, 2, 1),
+    "rows": lambda w: np.ascontiguousarray(w.transpose(1, 0, 2)).transpose(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e60])  # float32 ends at 1e±38
+@pytest.mark.parametrize("at_once", [1, 2**19])
+def test_sketches_are_those_of_the_bases(
+    order: str, size: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subspaces, "_PART", at_once)
     rng = np.random.default_rng(5)
-    weights, sketch = rng.normal(size=(4, 24, 5)), rng.normal(size=(9, 24)).astype(np.float32)
+    weights, sketch = size * rng.normal(size=(4, 24, 5)), rng.normal(size=(9, 24)).astype(np.float32)
+    weights[1] *= 1e-40  # heads of one layer have scales of their own
     for deficient in (None, 2):
         if deficient is not None:
             weights[deficient, :, 4] = weights[deficient, :, 0]
-        bases, ranks = orthonormal_bases(weights, "float64")
-        found, found_ranks = sketched_bases(weights, sketch, "float64")
-        assert found_ranks.tolist() == ranks.tolist()
-        for mine, basis in zip(found, bases, strict=True):  # bases of one span differ by a rotation
-            np.testing.assert_allclose(mine @ mine.T, sketch @ basis @ basis.T @ sketch.T, atol=1e-4)
-        assert not found[ranks < 5, :, 4].any()
+        given = _ORDERS[order](weights)
+        bases, ranks = orthonormal_bases(given, "float64")
+        for make in (sketched_bases, sketched_spans):
+            found, found_ranks = make(given, sketch, "float64")
+            assert found_ranks.tolist() == ranks.tolist() == [5, 5, 5 - (deficient == 2), 5]
+            assert not found[ranks < 5, :, 4].any()
+            for mine, basis, rank in zip(found, bases, ranks, strict=True):
+                theirs = sketch @ basis
+                if make is sketched_bases:  # bases of one span differ by a rotation
+                    np.testing.assert_allclose(mine @ mine.T, theirs @ theirs.T, atol=1e-4)
+                else:
+                    mine, theirs = (np.linalg.qr(x[:, :rank].astype(np.float64))[0] for x in (mine, theirs))
+                    np.testing.assert_allclose(mine @ mine.T, theirs @ theirs.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_some_rows_tell_the_rank_of_most_weights_and_all_rows_that_of_the_others(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = np.random.default_rng(6).normal(size=(3, 64, 4))
+    looked: list[tuple[int, ...]] = []
+    stands_above = subspaces._stands_above
+    monkeypatch.setattr(subspaces, "_stands_above", lambda w, least: looked.append(w.shape) or stands_above(w, least))
+    assert subspace_ranks(_ORDERS[order](weights), "float32").tolist() == [4, 4, 4]
+    assert looked == [(3, 8, 4)]
+    weights[1, :8, 3] = 0  # what one head has there is in other rows
+    weights[2, :, 3] = weights[2, :, 0]
+    assert subspace_ranks(_ORDERS[order](weights), "float32").tolist() == [4, 4, 3]
 
 
 @pytest.mark.parametrize("route", ["gram", "direct"])

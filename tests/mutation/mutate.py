@@ -50,7 +50,7 @@ TESTS = {
     "analysis.path_search": ("test_paths.py",),
     "analysis.paths": ("test_paths.py",),
     "scoring.screening": ("test_screening.py",),
-    "scoring.sketches": ("test_screening.py",),
+    "scoring.sketches": ("test_safeguards.py", "test_screening.py"),
     "scoring.subspaces": _SCORING,
     "scoring.metrics": _SCORING,
     "scoring.arrangement": ("test_arrangement.py",),
