@@ -1,15 +1,9 @@
-"""Hub models read by byte ranges: a hub on this machine that can be slow, forgetful, private, and change its mind."""
+"""Hub models read by byte ranges: what is read, what is overcome, and that versions are never mixed."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,126 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from local_hub import Answering, LocalHub, serving
-
-REPO, COMMIT = "someone/wide", "0123456789abcdef0123456789abcdef01234567"
-LAYERS, D, WIDE, VOCAB = 3, 192, 3000, 5000
-CONFIG = {"model_type": "gpt2", "n_layer": LAYERS, "n_head": 4, "n_embd": D, "n_inner": WIDE, "vocab_size": VOCAB}
-
-
-def tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """A GPT-2 most of whose bytes are not attention."""
-    rng = np.random.default_rng(seed)
-    shapes = {"wte.weight": (VOCAB, D), "wpe.weight": (16, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
-    for layer in range(LAYERS):
-        shapes |= {
-            f"h.{layer}.attn.c_attn.weight": (D, 3 * D), f"h.{layer}.attn.c_attn.bias": (3 * D,),
-            f"h.{layer}.attn.c_proj.weight": (D, D), f"h.{layer}.attn.c_proj.bias": (D,),
-            f"h.{layer}.ln_1.weight": (D,), f"h.{layer}.ln_1.bias": (D,),
-            f"h.{layer}.mlp.c_fc.weight": (D, WIDE), f"h.{layer}.mlp.c_proj.weight": (WIDE, D),
-        }  # fmt: skip
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def repository(seed: int = 0, shards: int = 1) -> dict[str, bytes]:
-    """The files of the model, in one or in two shards."""
-    files = {"config.json": json.dumps(CONFIG).encode()}
-    everything = tensors(seed)
-    if shards == 1:
-        return files | {"model.safetensors": save(everything)}
-    place = {name: f"model-0000{1 + ('h.2' in name)}-of-00002.safetensors" for name in everything}
-    for shard in sorted(set(place.values())):
-        files[shard] = save({name: array for name, array in everything.items() if place[name] == shard})
-    return files | {"model.safetensors.index.json": json.dumps({"weight_map": place}).encode()}
-
-
-class Hub(LocalHub):
-    """One repository. Large files are handed on to a store, as the real hub does it."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(Handler)
-        self.files = files
-        self.sent: list[tuple[str, int, int]] = []  # name, first byte, last byte
-        self.whole: list[str] = []
-        self.drops = 0  # so many answers end in the middle
-        self.busy = 0  # so many answers are 503
-        self.expired = 0  # so many answers of the store are 403
-        self.delay = 0.0
-        self.ranges = True
-        self.token: str | None = None
-        self.leaked = False  # the store was told the token
-        self.later: dict[str, bytes] | None = None  # the files from the second range on
-        self.lock = threading.Lock()
-
-
-class Handler(Answering):
-    server: Hub
-
-    def answer(self, with_body: bool) -> None:
-        hub, path = self.server, self.path.partition("?")[0]
-        file = re.fullmatch(rf"/({REPO}/resolve/(?:main|{COMMIT})|store)/(.+)", path)
-        stored = bool(file) and file[1] == "store"
-        if stored and "authorization" in map(str.lower, self.headers):
-            hub.leaked = True
-        if hub.token and not stored and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            self.reply(401, b"{}", with_body, {"X-Error-Code": "RepoNotFound"})
-        elif path in (
-            f"/api/models/{REPO}",
-            f"/api/models/{REPO}/revision/main",
-            f"/api/models/{REPO}/revision/{COMMIT}",
-        ):
-            siblings = [{"rfilename": name} for name in hub.files]
-            self.reply(200, json.dumps({"id": REPO, "sha": COMMIT, "siblings": siblings}).encode(), with_body)
-        elif file and file[2] in hub.files:
-            self.file(file[2], stored, with_body)
-        else:
-            self.reply(404, b"{}", with_body, {"X-Error-Code": "EntryNotFound"})
-
-    def file(self, name: str, stored: bool, body: bool) -> None:
-        hub = self.server
-        content = hub.files[name]
-        etag = hashlib.sha256(content).hexdigest()
-        if not stored:
-            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
-            if not name.endswith(".safetensors"):
-                self.reply(200, content, body, headers)
-                return
-            other = f"http://localhost:{hub.server_address[1]}/store/{name}"
-            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content)), "Location": other}
-            self.reply(302, b"", body, headers)
-            return
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        time.sleep(hub.delay)
-        with hub.lock:
-            if hub.busy:
-                hub.busy -= 1
-                self.reply(503, b"", body, {"Retry-After": "0"})
-                return
-            if hub.expired:
-                hub.expired -= 1
-                self.reply(403, b"", body)
-                return
-            if not wanted or not hub.ranges:
-                hub.whole.append(name)
-                self.reply(200, content, body, {"ETag": f'"{etag}"'})
-                return
-            begin, end = int(wanted[1]), int(wanted[2]) + 1
-            hub.sent.append((name, begin, end))
-            headers = {"ETag": f'"{etag}"', "Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"}
-            part = content[begin:end]
-            if hub.later is not None:
-                hub.files, hub.later = hub.later, None
-            if hub.drops:
-                hub.drops -= 1
-                self.send_response(206)
-                for key, value in {**headers, "Content-Length": str(len(part))}.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(part[: len(part) // 2])
-                self.close_connection = True
-                self.connection.close()
-                return
-        self.reply(206, part, body, headers)
+from local_hub import process, serving
+from range_hub import REPO, Hub, repository, run, scores_are_right, tensors
 
 
 @pytest.fixture
@@ -150,28 +26,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def run(hub: Hub, home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own: the hub's settings are read when its package is imported."""
-    variables = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    variables |= {"HF_HOME": str(home / "hf"), "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"}
-    variables |= {"HEADSPAN_CACHE_DIR": str(home / "ours"), "HF_HUB_OFFLINE": "0"} | environment
-    words = words or ("score", REPO, "--out", "r.safetensors", "--metric", "pk", "--pairing", "flow", "--force")
-    home.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, "-m", "headspan", *words], env=variables, cwd=home, capture_output=True, text=True, timeout=120
-    )
-
-
-def scores_are_right(home: Path, files: dict[str, bytes]) -> bool:
-    """Whether the result is that of the same files in a directory."""
-    import headspan as hs
-
-    folder = home / "copy"
-    folder.mkdir(exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    mine, local = hs.load(home / "r.safetensors"), hs.score(str(folder), "pk", "flow")
-    return mine == local and mine.provenance["attention_hash"] == local.provenance["attention_hash"]
+def assert_changed(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2 and "changed on the hub while it was being read: run again" in done.stderr
 
 
 def test_only_attention_is_read_and_the_numbers_are_those_of_the_files(hub: Hub, home: Path) -> None:
@@ -201,10 +57,83 @@ def test_whole_files_where_they_are_wanted(hub: Hub, home: Path) -> None:
     assert run(hub, home).returncode == 0 and not hub.sent  # the whole file serves later runs too
 
 
-def test_a_server_that_sends_whole_files_only(hub: Hub, home: Path) -> None:
-    hub.ranges = False
+@pytest.mark.parametrize("how", ["no ranges", "no etags"])
+def test_a_server_whose_files_can_only_be_read_whole_sends_each_once(hub: Hub, home: Path, how: str) -> None:
+    hub.ranges, hub.etags = how != "no ranges", "sha256" if how == "no ranges" else "none"
     assert run(hub, home).returncode == 0
     assert scores_are_right(home, hub.files)
+    # What was asked for first is left where it is: a few buffers full of it at most.
+    assert hub.whole_bytes < 1.7 * len(hub.files["model.safetensors"])
+
+
+@pytest.mark.parametrize("code", [200, 416])
+def test_a_server_that_stops_sending_ranges_is_asked_for_the_whole_file(hub: Hub, home: Path, code: int) -> None:
+    hub.stops = 1, code
+    done = run(hub, home)
+    assert done.returncode == 0, done.stderr
+    assert scores_are_right(home, hub.files) and "model.safetensors" in hub.whole
+
+
+def test_the_whole_file_must_be_the_one_whose_ranges_were_read(hub: Hub, home: Path) -> None:
+    hub.stops, hub.later = (1, 416), repository(seed=1)
+    assert_changed(run(hub, home))
+    assert run(hub, home).returncode == 0
+    assert scores_are_right(home, hub.files)
+
+
+def test_several_files_are_asked_at_once_for_their_headers_and_for_tensors(hub: Hub, home: Path) -> None:
+    hub.files, hub.together = repository(shards=3), threading.Barrier(3)
+    done = run(hub, home)
+    assert done.returncode == 0, done.stderr
+    assert sum(begin < 1 << 21 for _, begin, _ in hub.sent) == 6 and not hub.alone
+    assert scores_are_right(home, hub.files)
+
+
+def test_a_missing_shard_is_named(hub: Hub, home: Path) -> None:
+    hub.files = repository(shards=2)
+    del hub.files["model-00002-of-00002.safetensors"]
+    done = run(hub, home)
+    assert done.returncode == 2 and "model-00002-of-00002.safetensors of the hub model" in done.stderr
+    assert "there is no such file" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["503", "429", "drop"])
+@pytest.mark.parametrize("what", ["model.safetensors", "config.json"])
+def test_what_the_hub_says_of_a_file_is_asked_for_again(hub: Hub, home: Path, what: str, how: str) -> None:
+    hub.trouble = {what: [how, how]}
+    done = run(hub, home)
+    assert done.returncode == 0, done.stderr
+    assert scores_are_right(home, hub.files) and not hub.trouble[what]
+
+
+def test_a_busy_hub_is_asked_again_for_its_list_of_files(hub: Hub, home: Path) -> None:
+    hub.trouble = {REPO: ["503", "429"]}
+    assert run(hub, home).returncode == 0
+
+
+def test_an_answer_that_does_not_say_how_large_the_file_is_will_do(hub: Hub, home: Path) -> None:
+    hub.total = False
+    assert run(hub, home).returncode == 0
+    assert scores_are_right(home, hub.files)
+
+
+@pytest.mark.parametrize("trouble", [{}, {"drops": 1, "busy": 1}, {"ranges": False}])
+def test_the_package_of_older_versions_of_huggingface_hub_will_do(
+    hub: Hub, home: Path, trouble: dict[str, int]
+) -> None:
+    pytest.importorskip("requests")
+    code = f"""
+import huggingface_hub.utils, requests
+session = requests.Session()
+huggingface_hub.utils.get_session = lambda: session
+from headspan.sources import open_source
+print(open_source({REPO!r}).read("h.2.attn.c_proj.weight").sum())
+"""
+    for name, value in trouble.items():
+        setattr(hub, name, value)
+    done = process(code, home / "hf", hub.address)
+    assert done.stdout.strip() == str(tensors()["h.2.attn.c_proj.weight"].sum()), done.stderr
+    assert hub.whole_bytes < 1.7 * len(hub.files["model.safetensors"])
 
 
 @pytest.mark.parametrize("trouble", [{"drops": 3}, {"busy": 3}, {"expired": 2}, {"delay": 0.2, "drops": 1}])
@@ -232,11 +161,47 @@ def test_a_file_that_changes_in_between_is_refused(hub: Hub, home: Path, size: s
     if size == "other":
         later["model.safetensors"] = save(tensors(1) | {"more": np.zeros(10, np.float32)})
     hub.later = later
-    done = run(hub, home)
-    assert done.returncode == 2 and "changed on the hub while it was being read: run again" in done.stderr
+    assert_changed(run(hub, home))
     assert not (home / "r.safetensors").exists()
     assert run(hub, home).returncode == 0
     assert scores_are_right(home, later)
+
+
+@pytest.mark.parametrize("redirect", [True, False])
+def test_a_file_that_changes_before_its_first_range_is_refused(hub: Hub, home: Path, redirect: bool) -> None:
+    hub.redirect, hub.store = redirect, repository(seed=1)
+    assert_changed(run(hub, home))
+    assert not list((home / "ours").rglob("0*"))
+    hub.store = None
+    assert run(hub, home).returncode == 0
+    assert scores_are_right(home, hub.files)
+
+
+@pytest.mark.parametrize("etags", ["md5", "xet"])
+def test_etags_of_the_store_that_are_of_another_kind_are_no_change(hub: Hub, home: Path, etags: str) -> None:
+    hub.etags = etags
+    assert run(hub, home).returncode == 0
+    assert scores_are_right(home, hub.files) and not hub.whole
+
+
+@pytest.mark.parametrize("etags", ["md5", "xet"])
+def test_a_file_that_is_here_to_the_last_byte_is_what_the_hub_says(hub: Hub, home: Path, etags: str) -> None:
+    small = [save({"a": np.full(4, value, np.float32)}) for value in (0, 1)]
+    hub.etags, hub.files["model.safetensors"], hub.store = etags, small[0], {"model.safetensors": small[1]}
+    assert_changed(run(hub, home))
+    assert not list((home / "ours").rglob("0*"))
+
+
+def test_parts_of_two_runs_are_of_one_version(hub: Hub, home: Path) -> None:
+    hub.etags, hub.stops = "md5", (2, 400)
+    done = run(hub, home)
+    assert done.returncode == 2 and "answer 400" in done.stderr
+    hub.stops, hub.store = None, repository(seed=1)
+    before = len(hub.sent)
+    assert_changed(run(hub, home))
+    assert len(hub.sent) > before  # the first run left something to ask for
+    assert run(hub, home).returncode == 0
+    assert scores_are_right(home, hub.store)  # nothing of the first run
 
 
 def test_a_private_model_needs_the_token_and_only_the_hub_hears_it(hub: Hub, home: Path) -> None:
@@ -271,40 +236,3 @@ def test_damaged_and_foreign_parts_are_fetched_again(hub: Hub, home: Path) -> No
     assert run(hub, home).returncode == 0
     assert len(hub.sent) > before
     assert scores_are_right(home, hub.files)
-
-
-def test_looking_and_clearing(hub: Hub, home: Path) -> None:
-    assert "nothing of the hub" in run(hub, home, "cache").stderr
-    assert run(hub, home).returncode == 0
-    (row,) = json.loads(run(hub, home, "cache", "--json").stdout)
-    assert row["file"] == f"{REPO}/model.safetensors" and 0 < row["mb"] < row["of_mb"] and row["days_unused"] < 1
-    folder = next(path for path in (home / "ours" / "ranges").iterdir() if path.is_dir())
-    (folder / "mine.txt").write_text("not of the program")
-    assert json.loads(run(hub, home, "cache", "elsewhere", "--json").stdout) == []
-    run(hub, home, "cache", "WIDE", "--clear")
-    assert sorted(path.name for path in folder.iterdir()) == ["headspan-ranges.json", "mine.txt"]
-    (folder / "mine.txt").unlink()
-    run(hub, home, "cache", "--clear")
-    assert not folder.exists()
-
-
-def test_the_cache_stays_under_its_limit(hub: Hub, home: Path) -> None:
-    assert run(hub, home).returncode == 0
-    size = sum(path.stat().st_size for path in (home / "ours" / "ranges").rglob("0*"))
-    small = run(
-        hub,
-        home,
-        "score",
-        REPO,
-        "--out",
-        "s.safetensors",
-        HEADSPAN_CACHE_LIMIT="1MB",
-        HEADSPAN_CACHE_DIR=str(home / "b"),
-    )
-    assert small.returncode == 2 and "set HEADSPAN_CACHE_LIMIT to more" in small.stderr
-    hub.files = repository(seed=2)  # another content: the one that was not used for longest goes
-    assert run(hub, home, HEADSPAN_CACHE_LIMIT=str(int(1.5 * size))).returncode == 0
-    assert scores_are_right(home, hub.files)
-    assert sum(path.stat().st_size for path in (home / "ours" / "ranges").rglob("0*")) < 1.5 * size
-    wrong = run(hub, home, "cache", HEADSPAN_CACHE_LIMIT="much")
-    assert wrong.returncode == 2 and "not a size like 50GB" in wrong.stderr

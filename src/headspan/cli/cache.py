@@ -27,16 +27,16 @@ def cache(
       headspan cache
       headspan cache Llama-3 --clear
     """
-    from headspan.sources.chunks import age, cache_limit, contents, remove
+    from headspan.sources.chunk_room import age, cache_limit, contents, remove, size_text
 
     found = [content for content in contents() if name is None or name.lower() in content.file.lower()]
     rows = [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in found]
-    total = sum(content.bytes for content in found) / 1e6
-    title = f"{len(found)} files of the hub in part, {total:,.1f} MB; the limit is {cache_limit() / 1e9:g} GB"
+    total = size_text(sum(content.bytes for content in found))
+    files = "1 file" if len(found) == 1 else f"{len(found)} files"
+    title = f"{files} of the hub in part, {total}; the limit is {size_text(cache_limit())}"
     if clear:
         title = f"removed: {title}"
-        for content in found:
-            remove(content)
+        remove(found)
     if not found:
         note("nothing of the hub is kept" + ("" if name is None else f" whose name contains {name!r}"))
     return Listing(rows, title, {"mb": ",.1f", "of_mb": ",.1f", "days_unused": ".1f"})

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from headspan.sources.chunks import Content, contents, remove
+from headspan.sources.chunk_room import Content, contents, remove
 from headspan.sources.hub import HubReference
 from headspan.sources.revisions import cache_folder
 
@@ -43,9 +43,7 @@ class Downloads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for content in self._ranges():
-            if str(content.folder) not in self.before:
-                remove(content)
+        remove(content for content in self._ranges() if str(content.folder) not in self.before)
         with suppress(OSError):
             new = [path for path in self._entries() if str(path) not in self.before]
             blobs = self._folder / "blobs"

@@ -8,16 +8,19 @@ of weights in safetensors files the headers and the bytes of the tensors that ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
-from headspan.sources.chunks import ChunkStore, remember, remembered
+from headspan.sources.chunk_records import Known, Records
 from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, WeightFile, open_checkpoint
-from headspan.sources.ranges import NoRanges, RangeFile, Remote
+from headspan.sources.network import AT_ONCE, busy, cause, patiently, unreachable
+from headspan.sources.ranges import RangeFile
+from headspan.sources.remote import NoRanges, Remote, about_file
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.untrusted import member, reason
 
@@ -59,8 +62,9 @@ class HubFiles(LocalFiles):
         super().__init__(Path())  # known once the first file is there
         self.hub = hub
         self.download = download
-        self.commit = self._commit = commit
+        self.commit = commit
         self._names = names
+        self._records = Records(hub.repo, commit)
 
     def names(self) -> list[str]:
         return self._names
@@ -69,32 +73,51 @@ class HubFiles(LocalFiles):
         from huggingface_hub import hf_hub_download
 
         # The first download goes by the revision's name, which makes the cache remember what the name stands for.
-        first = self.directory == Path()
-        with _explained(self.hub):
-            path = Path(hf_hub_download(self.hub.repo, name, revision=self.hub.revision if first else self.commit))
+        revision = self.hub.revision if self.directory == Path() else self.commit
+        with _explained(self.hub, name):
+            path = Path(patiently(lambda: hf_hub_download(self.hub.repo, name, revision=revision)))
         self.directory = path.parents[name.count("/")]
         if self.directory.name != self.commit:
             raise HeadspanError(f"the hub model {self.hub} changed while it was being opened: try again")
         return member(self.directory, name)
 
     def open(self, name: str) -> WeightFile:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+        return self._open_ranges(name) or super().open(name)
+
+    def open_ahead(self, names: Iterable[str]) -> dict[str, WeightFile]:
+        def attempt(name: str) -> WeightFile | None:
+            with suppress(HeadspanError):  # said when the file is needed
+                return self._open_ranges(name)
+            return None
+
+        if self.download or len(names := list(dict.fromkeys(names))) < 2:
+            return {}
+        with _quiet(), ThreadPoolExecutor(AT_ONCE) as pool:
+            return {name: file for name, file in zip(names, pool.map(attempt, names), strict=True) if file is not None}
+
+    def _open_ranges(self, name: str) -> WeightFile | None:
+        """A file that is read by ranges; None where the whole file is wanted, or here, or all that the server sends."""
+        from huggingface_hub import hf_hub_url, try_to_load_from_cache
 
         here = isinstance(try_to_load_from_cache(self.hub.repo, name, revision=self.commit), str)
         if here or self.download or not name.endswith(".safetensors"):
-            return super().open(name)
-        with _explained(self.hub):
+            return None
+        with _explained(self.hub, name):
             url = hf_hub_url(self.hub.repo, name, revision=self.commit)
-            about = get_hf_file_metadata(url, timeout=_TIMEOUT)
+            about = patiently(lambda: about_file(url))
         if not about.etag or not about.size:
-            return super().open(name)
-        label = f"{self.hub.repo}/{name}"
-        store = ChunkStore(about.etag, about.size, label)
+            return None
+        remote = Remote(url, about, f"{self.hub.repo}/{name}", lambda: self._records.forget(name))
+        known = self._records.known().get(name)
+        if known is not None and known[:2] == (remote.etag, remote.size):
+            remote.served = known.served
         try:
-            file = SafetensorsFile(Path(label), RangeFile(store, Remote(url, about.etag, about.size, label), label))
+            file = SafetensorsFile(Path(remote.label), RangeFile.opened(remote, lambda: self.path(name)))
         except NoRanges:
-            return super().open(name)
-        remember(self.hub.repo, self._commit, name, about.etag, about.size)
+            self.download = True  # its other files would not come in ranges either
+            return None
+        if remote.served:
+            self._records.remember(name, Known(remote.etag, remote.size, remote.served))
         return file
 
 
@@ -104,17 +127,18 @@ class CachedFiles(LocalFiles):
     def __init__(self, hub: HubReference, directory: Path) -> None:
         super().__init__(directory)
         self.hub = hub
-        self.commit = self._commit = directory.name
+        self.commit = directory.name
+        self._records = Records(hub.repo, directory.name)
 
     def names(self) -> list[str]:
-        return sorted({*super().names(), *remembered(self.hub.repo, self._commit)})
+        return sorted({*super().names(), *self._records.known()})
 
     def open(self, name: str) -> WeightFile:
-        known = remembered(self.hub.repo, self._commit).get(name)
+        known = self._records.known().get(name)
         if known is None or LocalFiles.path(self, name).exists():
             return super().open(name)
         label = f"{self.hub.repo}/{name}"
-        return SafetensorsFile(Path(label), RangeFile(ChunkStore(*known, label), None, label))
+        return SafetensorsFile(Path(label), RangeFile(known.store(label)))
 
     def path(self, name: str) -> Path:
         path = super().path(name)
@@ -137,20 +161,26 @@ def _find_files(hub: HubReference, download: bool) -> LocalFiles:
     if not constants.HF_HUB_OFFLINE:
         try:
             with _quiet():
-                info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=_TIMEOUT)
+                info = patiently(lambda: HfApi().model_info(hub.repo, revision=hub.revision, timeout=_TIMEOUT), busy)
             names = [sibling.rfilename for sibling in info.siblings or [] if "/" not in sibling.rfilename]
             return HubFiles(hub, str(info.sha), names, download)
         except Exception as error:
-            if not _unreachable(error):
+            if not unreachable(error):
                 raise _failure(hub, error) from None
     directory = _cached_snapshot(hub)
+    state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
     if directory is None:
-        state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise HeadspanError(
             f"the hub model {hub} is not in the local cache and {state} (and there is no file or directory of that"
             " name): download it elsewhere and give the path of its directory"
         )
-    return CachedFiles(hub, directory)
+    files = CachedFiles(hub, directory)
+    if not any(name.endswith((*WEIGHT_SUFFIXES, ".index.json", ".gguf")) for name in files.names()):
+        raise HeadspanError(
+            f"the weights of the hub model {hub} are not in the local cache and {state}: connect once, or give the path"
+            " of a local copy"
+        )
+    return files
 
 
 def _cached_snapshot(hub: HubReference) -> Path | None:
@@ -166,42 +196,36 @@ def _cached_snapshot(hub: HubReference) -> Path | None:
     return None
 
 
-def _unreachable(error: BaseException) -> bool:
-    """True when no answer came at all, as against an answer that says no."""
-    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled
-
-    if isinstance(error, HfHubHTTPError):
-        response: Any = getattr(error, "response", None)
-        return response is not None and getattr(response, "status_code", 0) >= 500
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    network = {"ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "RequestException"}
-    return isinstance(error, (OSError, OfflineModeIsEnabled)) or bool(kinds & network)
-
-
 _ANSWERS = {
     "RepositoryNotFoundError": "there is no such model, or it is private",
     "GatedRepoError": "its owner must grant access first: accept its terms on the hub and log in",
     "RevisionNotFoundError": "it has no such revision",
     "HFValidationError": "this is not a valid id",
+    "LocalEntryNotFoundError": "the hub does not answer, and it is not in the local cache",
+    "EntryNotFoundError": "there is no such file in the repository",
 }
 
 
-def _failure(hub: HubReference, error: BaseException) -> HeadspanError:
+def _failure(hub: HubReference, error: BaseException, name: str | None = None) -> HeadspanError:
+    error = cause(error)
     answer = next((_ANSWERS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ANSWERS), None)
+    if name is None:
+        what, hint = f"the hub model {hub}", "no local file or directory has that name either; "
+    else:
+        what, hint = f"the file {name} of the hub model {hub}", ""
     return HeadspanError(
-        f"the hub model {hub} could not be opened: {answer or reason(error)}"
-        " (no local file or directory has that name either; a local copy can be given by its path)"
+        f"{what} could not be opened: {answer or reason(error)} ({hint}a local copy can be given by its path)"
     )
 
 
 @contextmanager
-def _explained(hub: HubReference) -> Iterator[None]:
-    """Turn any failure of a download into one sentence."""
+def _explained(hub: HubReference, name: str | None = None) -> Iterator[None]:
+    """Turn any failure of a download into one sentence. ``name`` is the file that was asked for."""
     try:
         with _quiet():
             yield
     except Exception as error:
-        raise _failure(hub, error) from None
+        raise _failure(hub, error, name) from None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,7 @@ NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler",
 
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{1,6})-of-(?P<count>[0-9]{1,6})\.\w+")
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class WeightFile(Protocol):
@@ -80,6 +81,12 @@ class LocalFiles:
     def open(self, name: str) -> WeightFile:
         """A weight file, by its name."""
         return open_weight_file(self.path(name))
+
+    def open_ahead(self, names: Iterable[str]) -> dict[str, WeightFile]:
+        """Those of some weight files that are better opened together than one by one: remote ones, of which there are
+        none here (the names are not looked at then).
+        """
+        return {}
 
 
 class CheckpointSource(TensorSource):
@@ -179,10 +186,23 @@ class CheckpointSource(TensorSource):
             return self._add(shard, self._files.open(shard))
         return self._opened[shard]
 
+    def _open_ahead(self, names: Iterable[str]) -> None:
+        """Open the shards of tensors together, where that helps; what is wrong with one is said when it is needed."""
+        shards = (self._weight_map[name] for name in names if name in self._weight_map)
+        for shard, file in self._files.open_ahead(shard for shard in shards if shard not in self._opened).items():
+            self._add(shard, file)
+
+    def _alike(self, name: str) -> Iterator[str]:
+        """Tensors that are named like one but for numbers: who asks for one layer's asks for those of others too."""
+        pattern = _NUMBER.sub("0", name)
+        return (other for other in self._weight_map if _NUMBER.sub("0", other) == pattern)
+
     def _file_of(self, name: str) -> WeightFile:
         if name not in self._weight_map:
             raise self._missing(name)
         shard = self._weight_map[name]
+        if shard not in self._opened:
+            self._open_ahead(self._alike(name))
         file = self._open(shard)
         if name not in file.names():
             raise HeadspanError(f"the index of {self.reference} says {name[:80]!r} is in {shard}, but it is not there")
@@ -194,6 +214,7 @@ class CheckpointSource(TensorSource):
 
     def _fetch(self, names: Collection[str]) -> None:
         """Bring the bytes of tensors that are not on this machine here, all together."""
+        self._open_ahead(names)
         wanted = [*names, *(scale for name in names if (scale := self._scale_of(name)) is not None)]
         files = [(self._file_of(name), name) for name in wanted]
         ranges = [(f.remote, f.byte_range(n)) for f, n in files if isinstance(f, SafetensorsFile) and f.remote]
@@ -222,7 +243,8 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
         weight_map = read_index(files.path(chosen[0]))
         source = CheckpointSource(reference, _required(config, reference), files, weight_map)
     else:
-        opened = {shard: files.open(shard) for shard in chosen}
+        ahead = files.open_ahead(chosen)
+        opened = {shard: ahead.get(shard) or files.open(shard) for shard in chosen}
         weight_map = _joined(opened, reference)
         if is_hooked_state(weight_map):
             source = CheckpointSource(reference, {}, files, weight_map, opened)

@@ -1,39 +1,30 @@
-"""One file of the hub read by byte ranges: what is asked for, and no more, through the cache of :mod:`chunks`.
+"""Files of the hub read by byte ranges: what is asked for, and no more, through the cache of :mod:`chunks`.
 
-Requests are of up to sixteen mebibytes, eight at a time, tried again when a connection drops, a server is busy or an
-answer ends early. An answer from another content than the first (another etag or size) is an error: nothing of two
-versions is ever mixed. Without a network the cache alone is read.
+Requests are of up to sixteen mebibytes, several at a time, whichever files they are for. Nothing of two versions of a
+file is ever mixed: :mod:`remote` refuses answers of another version than the first, and parts of different versions are
+kept apart. A server that stops sending ranges is asked for the whole file. Without a network the cache alone is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from headspan.errors import HeadspanError
-from headspan.sources.chunks import CHUNK, ChunkStore, make_room
-from headspan.sources.untrusted import Stamp, reason
+from headspan.sources.chunk_room import contents, remove, room, sweep
+from headspan.sources.chunks import CHUNK, ChunkStore, disk_bytes
+from headspan.sources.network import AT_ONCE
+from headspan.sources.remote import NoRanges, Remote
+from headspan.sources.untrusted import Stamp, open_regular, open_stamped
 from headspan.system.progress import progress_bar
 
 _RUN = 16  # parts of one request
-_AT_ONCE = 8  # requests
-_TRIES = 6
-_WAIT = 0.5  # seconds before the second try, doubled for every further one
-_LONGEST_WAIT = 30.0
-_TIMEOUT = 30.0
-_BUSY = (408, 425, 429, 500, 502, 503, 504)
-
-
-class NoRanges(Exception):
-    """The server sends whole files only."""
 
 
 @dataclass(frozen=True)
@@ -51,171 +42,169 @@ class RemoteStamp(Stamp):
         """As above."""
 
 
-class Remote:
-    """Asks a server for parts of one file."""
-
-    def __init__(self, url: str, etag: str, size: int, label: str) -> None:
-        self._url, self._etag, self._size, self._label = url, etag, size, label
-        self._location: str | None = None
-        self._seen: str | None = None  # the etag of whoever serves the bytes, which may be another server
-        self._lock = threading.Lock()
-
-    def get(self, begin: int, end: int) -> bytes:
-        """The bytes from ``begin`` to ``end``, in as many tries as it takes within reason."""
-        wait, told = _WAIT, "no answer"
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(min(wait, _LONGEST_WAIT))
-                wait *= 2
-            try:
-                answer = self._ask(begin, end)
-            except HeadspanError:
-                raise
-            except Exception as error:  # whatever the network does; the package for it changed between versions
-                told = reason(error)
-                code = getattr(getattr(error, "response", None), "status_code", None)
-                if code is not None and code not in _BUSY:
-                    break
-                continue
-            code = answer.status_code
-            if code == 206 and (content := self._checked(answer, begin, end)) is not None:
-                return content
-            told = f"an answer that ended early ({len(answer.content)} bytes)" if code == 206 else f"answer {code}"
-            if code in (200, 416):
-                raise NoRanges
-            if code in (401, 403, 404, 410):
-                with self._lock:
-                    if self._location is None and code != 403:
-                        break
-                    self._location = None  # an address that is good for some time only: ask for another
-            elif code in _BUSY:
-                with suppress(ValueError, TypeError):
-                    wait = max(wait, float(answer.headers.get("Retry-After", 0)))
-            elif code != 206:
-                break
-        raise HeadspanError(
-            f"{self._label} cannot be read from the hub: {told}, {_TRIES} times at most; what came is kept: run again"
-        )
-
-    def _ask(self, begin: int, end: int) -> Any:
-        from huggingface_hub.utils import build_hf_headers, get_session
-
-        address = self._resolved()
-        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        if urlsplit(address).netloc == urlsplit(self._url).netloc:  # nobody else needs to know who we are
-            headers = build_hf_headers() | headers
-        return get_session().get(address, headers=headers, timeout=_TIMEOUT)
-
-    def _resolved(self) -> str:
-        """Where the bytes are: the hub sends on to a store of large files, for some time."""
-        with self._lock:
-            if self._location is None:
-                from huggingface_hub import get_hf_file_metadata
-
-                about = get_hf_file_metadata(self._url, timeout=_TIMEOUT)
-                if about.etag != self._etag or (about.size is not None and about.size != self._size):
-                    raise self._changed()
-                self._location = about.location
-            return self._location
-
-    def _checked(self, answer: Any, begin: int, end: int) -> bytes | None:
-        """The bytes of an answer if they are all there and of the one content; None if it ended early."""
-        place = str(answer.headers.get("Content-Range", ""))
-        if place != f"bytes {begin}-{end - 1}/{self._size}":
-            raise self._changed()
-        etag = answer.headers.get("ETag")
-        with self._lock:
-            self._seen = self._seen or etag
-            if etag != self._seen:
-                raise self._changed()
-        return answer.content if len(answer.content) == end - begin else None
-
-    def _changed(self) -> HeadspanError:
-        return HeadspanError(f"{self._label} changed on the hub while it was being read: run again")
-
-
 class RangeFile:
     """The bytes of a remote file, fetched as they are needed.
 
     remote: who is asked for what is not in the cache; None without a network.
+    download: brings the whole file to this machine, for when ``remote`` sends no ranges any more.
     """
 
-    def __init__(self, store: ChunkStore, remote: Remote | None, label: str) -> None:
-        self.store, self._remote, self._label = store, remote, label
+    def __init__(
+        self, store: ChunkStore, remote: Remote | None = None, download: Callable[[], Path] | None = None
+    ) -> None:
+        self.store, self._remote, self._download = store, remote, download
         self.stamp = RemoteStamp(store.size, 0, 0, 0)
+        self._whole: tuple[Path, Stamp] | None = None
+        self._lock = threading.Lock()
         store.touch()
 
-    def missing(self, begin: int, end: int) -> list[int]:
-        """The parts of a range that are not in the cache."""
-        return [n for n in range(begin // CHUNK, -(-end // CHUNK)) if not self.store.has(n)]
+    @classmethod
+    def opened(cls, remote: Remote, download: Callable[[], Path]) -> RangeFile:
+        """The file behind a remote. Of which version its bytes are is asked first, if no earlier run knows it."""
+        first = None if remote.served else remote.get(0, min(CHUNK, remote.size))
+        file = cls(ChunkStore(remote.etag, remote.size, remote.served or "", remote.label), remote, download)
+        if first is not None:
+            file._keep([0], first, {file.store.folder})
+            file.verify()
+        return file
 
-    def fetch(self, numbers: Iterable[int], tick: Callable[[int], None] = lambda count: None) -> None:
-        """Bring parts into the cache, neighbours in one request."""
-        runs: list[list[int]] = []
-        for number in sorted(set(numbers)):
-            if runs and runs[-1][-1] == number - 1 and len(runs[-1]) < _RUN:
-                runs[-1].append(number)
-            else:
-                runs.append([number])
-        if not runs:
-            return
+    def missing(self, begin: int, end: int) -> list[int]:
+        """The parts of a range that are not on this machine."""
+        return self.store.missing(begin, end) if self._whole is None else []
+
+    def check_reachable(self) -> None:
         if self._remote is None:
             raise HeadspanError(
-                f"parts of {self._label} are not in the local cache and the hub cannot be reached: connect once, or "
-                "give the path of a local copy"
+                f"parts of {self.store.label} are not in the local cache and the hub cannot be reached: connect once, "
+                "or give the path of a local copy"
             )
-        with ThreadPoolExecutor(min(_AT_ONCE, len(runs))) as pool:
-            try:
-                for run in pool.map(self._fetch_run, runs):
-                    tick(run)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
 
-    def _fetch_run(self, numbers: list[int]) -> int:
+    def bring(self, numbers: Sequence[int], keep: Collection[Path]) -> bytes | None:
+        """Fetch neighbouring parts and keep them; None if the whole file is here instead. ``keep`` is not removed."""
+        self.check_reachable()
         assert self._remote is not None
-        begin, end = numbers[0] * CHUNK, min((numbers[-1] + 1) * CHUNK, self.store.size)
-        content = self._remote.get(begin, end)
-        for i, number in enumerate(numbers):
-            self.store.write(number, content[i * CHUNK : (i + 1) * CHUNK])
-        return len(numbers)
+        if self._whole is not None:
+            return None
+        try:
+            content = self._remote.get(numbers[0] * CHUNK, min((numbers[-1] + 1) * CHUNK, self.store.size))
+        except NoRanges:
+            self._fall_back(self._remote)
+            return None
+        self._keep(numbers, content, keep)
+        return content
 
     def part(self, number: int) -> bytes:
         """One part, from the cache or the hub."""
-        for _ in range(2):
-            content = self.store.read(number)
-            if content is not None:
-                return content
-            self.fetch([number])
-        raise HeadspanError(
-            f"a part of {self._label} cannot be read back from the cache: clear it with headspan cache --clear"
-        )
+        content = self.store.read(number) if self._whole is None else None
+        if content is None:  # the bytes as they come: another process may remove them from the cache at once
+            content = self.bring([number], {self.store.folder})
+        return self._part_of_whole(number) if content is None else content
+
+    def verify(self) -> None:
+        """Compare the hash of a file that is here to the last part with the one that the hub says, if it does."""
+        remote = self._remote
+        if remote is None or remote.sha256 is None or self._whole is not None or self.missing(0, self.store.size):
+            return
+        digest = hashlib.sha256()
+        for number in range(-(-self.store.size // CHUNK)):
+            part = self.store.read(number)
+            if part is None:  # another process removed it
+                return
+            digest.update(part)
+        if digest.hexdigest() != remote.sha256:
+            remove(content for content in contents() if content.folder == self.store.folder)
+            raise remote.changed()
 
     def open(self) -> RangeReader:
         return RangeReader(self)
 
+    def _keep(self, numbers: Sequence[int], content: bytes, keep: Collection[Path]) -> None:
+        with room(sum(disk_bytes(number, self.store.size) for number in numbers), keep):
+            for i, number in enumerate(numbers):
+                self.store.write(number, content[i * CHUNK : (i + 1) * CHUNK])
+
+    def _fall_back(self, remote: Remote) -> None:
+        """Read the whole file from now on, if the parts that were read before are parts of it."""
+        with self._lock:
+            if self._whole is None:
+                assert self._download is not None
+                path = self._download()
+                stamp, target = open_regular(path), path.resolve()
+                other = target.parent.name == "blobs" and target.name != remote.etag  # as the hub's own cache names it
+                if other or stamp.size != self.store.size or not self._holds_parts(path, stamp):
+                    raise remote.changed()
+                self._whole = path, stamp
+
+    def _holds_parts(self, path: Path, stamp: Stamp) -> bool:
+        """Whether every part in the cache is the same in a whole file."""
+        numbers = (n for n in range(-(-self.store.size // CHUNK)) if self.store.has(n))
+        return all(self.store.read(n) in (None, self._slice(path, stamp, n)) for n in numbers)
+
+    def _part_of_whole(self, number: int) -> bytes:
+        assert self._whole is not None
+        return self._slice(*self._whole, number)
+
+    def _slice(self, path: Path, stamp: Stamp, number: int) -> bytes:
+        with open_stamped(path, stamp) as file:
+            file.seek(number * CHUNK)
+            return file.read(self.store.length(number))
+
+
+def fetch(wanted: Iterable[tuple[RangeFile, Iterable[int]]], tick: Callable[[int], None] = lambda count: None) -> None:
+    """Bring parts of several files into the cache, neighbours in one request."""
+    wanted = list(wanted)
+    runs = [(file, run) for file, numbers in wanted for run in _runs(numbers)]
+    if not runs:
+        return
+    keep = {file.store.folder for file, _ in wanted}
+    for file, _ in runs:
+        file.check_reachable()
+
+    def bring(run: tuple[RangeFile, list[int]]) -> int:
+        run[0].bring(run[1], keep)
+        return len(run[1])
+
+    with ThreadPoolExecutor(min(AT_ONCE, len(runs))) as pool:
+        try:
+            for count in pool.map(bring, runs):
+                tick(count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for file in {id(file): file for file, _ in runs}.values():
+        file.verify()
+
 
 def fetch_all(wanted: Sequence[tuple[RangeFile, tuple[int, int]]]) -> None:
-    """Bring ranges of several files into the cache, with a bar, after making room for them."""
+    """Bring ranges of several files into the cache, with a bar, after making room for all of them."""
     files = {id(file): file for file, _ in wanted}
     parts: dict[int, set[int]] = {}
     for file, (begin, end) in wanted:
         parts.setdefault(id(file), set()).update(file.missing(begin, end))
-    total = sum(map(len, parts.values()))
-    if not total:
-        return
-    needed = sum(files[i].store.length(number) for i, numbers in parts.items() for number in numbers)
-    make_room(needed, {file.store.folder for file in files.values()})
-    done = 0
+    sweep()
+    needed = sum(disk_bytes(number, files[i].store.size) for i, numbers in parts.items() for number in numbers)
+    with room(needed, {file.store.folder for file in files.values()}):
+        pass  # before anything is fetched, and also where nothing is: the limit may be lower than it was
+    total, done = sum(map(len, parts.values())), 0
     with progress_bar("reading from the hub") as update:
-        for i, numbers in parts.items():
 
-            def tick(count: int) -> None:
-                nonlocal done
-                done += count
-                update(done, total)
+        def tick(count: int) -> None:
+            nonlocal done
+            done += count
+            update(done, total)
 
-            files[i].fetch(numbers, tick)
+        fetch([(files[i], numbers) for i, numbers in parts.items()], tick)
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers in runs of neighbours, each of one request."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1 and len(runs[-1]) < _RUN:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 class RangeReader(io.RawIOBase):
@@ -239,7 +228,7 @@ class RangeReader(io.RawIOBase):
         """Fill the buffer from as many parts as it takes; what is missing is fetched together."""
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._file.store.size)
-        self._file.fetch(self._file.missing(self._position, end))
+        fetch([(self._file, self._file.missing(self._position, end))])
         done = 0
         while self._position < end:
             number, offset = divmod(self._position, CHUNK)

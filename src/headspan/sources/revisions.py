@@ -141,16 +141,17 @@ def _revisions(repo: str) -> dict[str, str] | None:
     """Branches and tags of a repository with their commits, from the hub; None where it cannot be reached."""
     from huggingface_hub import HfApi, constants
 
-    from headspan.sources.hub import _explained, _quiet, _unreachable
+    from headspan.sources.hub import _explained, _quiet
+    from headspan.sources.network import busy, patiently, unreachable
 
     if constants.HF_HUB_OFFLINE:
         return None
     hub = HubReference(repo)
     try:
         with _quiet():
-            refs = HfApi().list_repo_refs(repo)
+            refs = patiently(lambda: HfApi().list_repo_refs(repo), busy)
     except Exception as error:
-        if _unreachable(error):
+        if unreachable(error):
             return None
         with _explained(hub):
             raise
