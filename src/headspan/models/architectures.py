@@ -18,6 +18,7 @@ from dataclasses import replace
 from headspan.models.architecture import Architecture
 from headspan.models.family_sizes import (
     dbrx_sizes,
+    deci_sizes,
     dots3_sizes,
     falcon_sizes,
     gemma3n_sizes,
@@ -187,6 +188,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "step3p5": Architecture(
         one_plus=True, own_gate=True, sizes=step3_sizes, defaults={"head_dim": 128, "num_key_value_heads": 8},
     ),
+    "nemotron-nas": Architecture(sizes=deci_sizes),
     "openelm": Architecture(
         body="transformer.", fused="attn.qkv_proj", layout="concatenated", o="attn.out_proj", norm=("attn_norm",),
         embedding="token_embeddings", qk_norm="attn.q_norm", defaults={"rms_norm_eps": 1e-6},
@@ -288,6 +290,7 @@ ALIASES: dict[str, str] = {
     **dict.fromkeys(("cohere2_moe", "cohere_compass_text"), "cohere2"),
     "granitemoe_swa": "granite_swa",
     "beam": "afmoe",
+    "deci": "nemotron-nas",
     **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
     **dict.fromkeys(("jais2", "phimoe"), "starcoder2"),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"), "qwen2"),

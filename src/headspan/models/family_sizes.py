@@ -31,6 +31,29 @@ def laguna_sizes(config: Config) -> Config:
     return {"num_attention_heads": per_layer} if per_layer else {}
 
 
+def deci_sizes(config: Config) -> Config:
+    """Blocks found by a search: each says how many query heads share keys and values, or that it does not attend."""
+    blocks, heads = config.get("block_configs"), config.get("num_attention_heads")
+    if not isinstance(blocks, (list, tuple)) or type(heads) is not int:
+        per_layer = config.get("num_key_value_heads_per_layer")
+        return {"num_key_value_heads": per_layer} if per_layer else {}
+    parts = [block.get("attention") if isinstance(block, Mapping) else None for block in blocks]
+    about = [part if isinstance(part, Mapping) else {} for part in parts]
+    attends = [not (part.get("no_op") or part.get("replace_with_linear")) for part in about]
+    shared = [_quotient(heads, part.get("n_heads_in_group")) for part in about]
+    return {
+        "num_attention_heads": [heads * here for here in attends],
+        "num_key_value_heads": [count if here else 0 for count, here in zip(shared, attends, strict=True)],
+    }
+
+
+def _quotient(whole: int, part: Any) -> int | float | None:
+    """An integer where there is one; anything else will be refused with a sentence that shows it."""
+    if type(part) is not int or part <= 0:
+        return None
+    return whole // part if whole % part == 0 else whole / part
+
+
 def mimo_sizes(config: Config) -> Config:
     """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
     count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
