@@ -73,6 +73,18 @@ def test_experts_of_qwen3_vl_are_read_either_way(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_experts_of_two_sizes_are_told(tmp_path: Path) -> None:
+    """Published ERNIE-4.5-VL has smaller experts for pictures; its heads are read all the same."""
+    family = AROUND["ernie4_5_vl_moe"]
+    build(replace(family, config=family.config | {"moe_intermediate_size": [16, 8]})).save_pretrained(tmp_path)
+    weights = hs.open(str(tmp_path))
+    assert len(weights.heads("Q")) == 8
+    with pytest.raises(
+        hs.HeadspanError, match=r"the experts of layer 1 .* have 16 neurons and 8: neurons are read where"
+    ):
+        hs.nodes(weights, neurons="L1E0:1")
+
+
 def test_norms_of_chameleon_behind_attention_and_mlp(tmp_path: Path) -> None:
     """With swin_norm the norm in front of the MLP stands behind it, under the same name."""
     run = Run(AROUND["chameleon-swin"], tmp_path)

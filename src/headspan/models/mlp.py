@@ -135,11 +135,17 @@ class Mlps:
         elif layout.experts:
             while self._name(layer, layout.down, count) in self._map.names:
                 count += 1
-        d, neurons = self.weights.d_model, 0
+        d, neurons, first = self.weights.d_model, 0, 0
         for expert in range(1 if layout.stacked else count):
             name = self._name(layer, layout.down, expert)
             shape = self._map.shape(name)[1 if layout.stacked else 0 :]
             neurons = shape[0 if layout.turned else 1] if len(shape) == 2 else 0
+            first = first or neurons
+            if neurons != first:  # ERNIE-4.5-VL: those of pictures are smaller
+                raise HeadspanError(
+                    f"the experts of layer {layer} of {self.weights.reference} have {first} neurons and {neurons}: "
+                    "neurons are read where all experts of a layer have as many"
+                )
             wanted = {name: ((neurons, d) if layout.turned else (d, neurons))}
             rows = 2 * neurons if layout.fused else neurons
             wanted |= {self._name(layer, m, expert): (d, rows) if layout.turned else (rows, d) for m in layout.reads}
