@@ -1,4 +1,4 @@
-"""Write docs/models.md: which models are read, and for every causal model of transformers that is not, why."""
+"""Write docs/models.md: which models are read, and why others that transformers runs on text are not."""
 
 from __future__ import annotations
 
@@ -8,68 +8,48 @@ from pathlib import Path
 
 from headspan.models.architecture import Architecture
 from headspan.models.architectures import ALIASES, ARCHITECTURES
+from headspan.models.unread import UNREAD as NOT_READ
 from headspan.sources.gguf.families import FAMILIES
 from headspan.sources.gguf.unread import UNREAD
 
 PAGE = Path(__file__).parent / "models.md"
 
-_TWO_STACKS = "a decoder that belongs to an encoder: its stream is fed by cross-attention as well"
-_ENCODER = "a BERT-like encoder that transformers can also run as a decoder; nobody asked for it yet"
-_RECURRENT = "no softmax attention: there are no heads to compare"
-_PICTURES = "a model of pictures or sound around a language model; the language model alone is read where its family is"
-_MIXED = "a convolution between the projections and attention: a head does not read one token's stream alone"
-_GATED_STREAM = (
-    "every coordinate of what a head reads is multiplied by a number of its own for each token, so no weight "
-    "says what it reads"
-)
-_DRAFTER = "it drafts for another model and uses that model's keys and values"
-_SCALED_RESIDUAL = "its stream is multiplied by learned numbers between layers, one for every coordinate"
-
-LEFT_OUT: dict[str, str] = {
-    **dict.fromkeys(
-        ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
-         "prophetnet", "trocr", "whisper", "musicgen", "musicgen_melody"), _TWO_STACKS,
-    ),
-    **dict.fromkeys(
-        ("bert-generation", "big_bird", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm",
-         "roc_bert", "roformer", "xlm", "xlm-roberta-xl", "xmod", "modernbert-decoder"), _ENCODER,
-    ),
-    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(
-        ("emu3", "fuyu", "gemma4_unified", "git", "got_ocr2", "mllama", "moshi", "moss_transcribe_diarize",
-         "phi4_multimodal"),
-        _PICTURES,
-    ),
-    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _GATED_STREAM),
-    **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), _MIXED),
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _DRAFTER),
-    "cpmant": "it puts prompt tokens of its own before every text and leaves them out of what it returns, so its "
-    "attention cannot be held against the tokens that were given",
-    "axk2": "its queries read the latent twice, normalised and not: no single weight says what they read",
-    "bitnet": "heads are normalised together between attention and the output weight",
-    "blt": "three stacks over bytes and patches: no one residual stream",
-    "deepseek_v4": "most of its layers attend to keys and values that weights of their own pool over many tokens",
-    "diffllama": "each head subtracts one attention pattern from another",
-    "doge": _SCALED_RESIDUAL,
-    "hrm_text": "two stacks that are run in turns, many times: a layer has no one place in the stream",
-    "jetmoe": "every token picks its own query and output weights from experts",
-    "minimax": "most layers have linear attention with a fused projection of its own",
-    "reformer": "reversible layers: two streams that take turns",
-    "xlnet": "attention over two streams, with weights stored per relative position",
-    "zamba": "one attention block shared by many layers, reading the stream beside the embedding",
-    "zamba2": "one attention block shared by many layers, reading the stream beside the embedding",
-}  # fmt: skip
+# Model types of transformers that are pictures or sound around a text model that is read.
+WRAPPERS = (
+    "aria", "aya_vision", "blip-2", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni",
+    "deepseek_ocr2", "deepseek_vl", "deepseek_vl_hybrid", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fast_vlm",
+    "fun_asr_nano", "fuyu", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmasr", "glmga", "got_ocr2",
+    "granite4_vision", "granite_docling", "granite_speech", "granite_speech_plus", "hunyuan_vl",
+    "hyperclovax_vision_v2", "idefics2", "idefics3", "instructblip", "instructblipvideo", "internvl", "janus",
+    "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video",
+    "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "minimax_m3_vl", "mistral3", "mllama",
+    "moss_transcribe_diarize", "muse_glimmer", "nemo_speechlm", "nemotron_h_omni", "ovis2", "paddleocr_vl",
+    "paligemma", "perception_lm", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker",
+    "qwen2_audio", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl",
+    "qwen3_vl_moe", "shieldgemma2", "smolvlm", "step3p7", "unlimited_ocr", "vibevoice_asr", "video_llama_3",
+    "video_llava", "vipllava", "voxtral",
+)  # fmt: skip
+READ = {*ARCHITECTURES, *ALIASES}
 
 
-def causal_models() -> list[str]:
-    """The model types that the installed transformers runs as causal language models."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def listed_models() -> dict[str, str]:
+    """What the installed transformers runs on text, alone or beside pictures and sound, with the text model of each."""
+    from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto as auto
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    names = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    found = {}
+    for name in sorted(names | {*auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}):
+        try:
+            config = AutoConfig.for_model(name)
+            text = getattr(config, "text_config", None) or config.get_text_config()
+            found[name] = text.model_type
+        except Exception:  # of several kinds: some cannot be without their parts, or have two of them
+            found[name] = name
+    return found
 
 
-WRAPPERS = ("llama4", "qwen3_5", "qwen3_5_moe")  # name the model with pictures; its text model is read
-READ = {*ARCHITECTURES, *ALIASES, *WRAPPERS}
+NEED_TIMM = ("fast_vlm", "perception_lm")
 
 # Names of GGUF files that no test writes a file of: their entry is that of a relative.
 RELATIVES = ("baichuan", "deepseek", "gemma-embedding", "internlm2", "llama-embed", "minicpm", "nemotron_h", "qwen2vl",
@@ -81,7 +61,7 @@ NAMES_ONLY = ("gemma3n",)  # those of which only the names of tensors are tested
 
 def _names(chosen: Callable[[Architecture], bool]) -> list[str]:
     """The model types whose entry of the table is of some kind."""
-    return [name for name in sorted(READ - {*WRAPPERS}) if chosen(ARCHITECTURES[ALIASES.get(name, name)])]
+    return [name for name in sorted(READ) if chosen(ARCHITECTURES[ALIASES.get(name, name)])]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -93,18 +73,31 @@ def page() -> str:
     lines = [
         "# Models",
         "",
-        "Made by `docs/make_models_page.py` and checked against transformers' list of causal models by",
-        "`tests/test_models_page.py`. Every family that is read is held to transformers' own activations: q, k, v and",
-        "the attention output from our weights are the model's to 1e-5 (`tests/test_architectures.py`,",
+        "Made by `docs/make_models_page.py`; `tests/test_models_page.py` checks it against transformers' lists of",
+        "causal models and of models with pictures or sound. What is read is held to transformers' own activations: q,",
+        "k, v and the attention output from our weights are the model's to 1e-5 (`tests/test_architectures.py`,",
         "`tests/test_latent.py`). For any other model pass its four weights as arrays.",
         "",
         "## Read",
         "",
         ", ".join(f"`{name}`" for name in sorted(READ - {"transformer_lens"})) + ".",
         "",
-        "State dicts of TransformerLens are read too. Models with pictures or sound around one of these are read by",
-        "their `text_config`. Apple's OpenELM (`openelm`) is not in transformers: it is held to its documented layout,",
-        "written down once more in `tests/test_uneven.py`. Effects are refused where layers differ in their heads.",
+        "Some are not in transformers. Apple's OpenELM (`openelm`) is held to its documented layout, written down once",
+        "more in `tests/test_uneven.py`; Nemotron-NAS and DeciLM (`nemotron-nas`, `deci`) to Llama's attention with",
+        "other numbers of heads (`tests/test_nemotron_nas.py`); `kimi_k2` has the tensors of `deepseek_v3` and is read",
+        "as that. State dicts of TransformerLens are read too. Effects are refused where layers differ in their heads.",
+        "",
+        "## Around a text model",
+        "",
+        "Of a model with pictures or sound the text model is read, by the `model_type` of its `text_config`; what",
+        "reads pictures or sound is left alone. Those of transformers whose usual text model is read:",
+        ", ".join(f"`{name}`" for name in WRAPPERS) + ".",
+        "",
+        "Every text model is run and compared as above. Where the whole model is not run with it, names and shapes of",
+        "its tensors are compared with transformers' class (`tests/test_models_page.py`); not so for",
+        f"{_listed(NEED_TIMM)}, whose classes need a package that the tests do not have.",
+        "",
+        "## Kinds of attention",
         "",
         "Keys and values of earlier layers (Gemma 3n, Gemma 4 E2B and E4B; see",
         "[concepts](concepts.md#keys-and-values-of-earlier-layers)): "
@@ -141,11 +134,14 @@ def page() -> str:
         )
         + ".",
         "",
-        "## Causal models of transformers that are not read, and why",
+        "## Not read, and why",
+        "",
+        "Causal models of transformers, models with pictures or sound, and their text models. The program gives the",
+        "same reasons (`headspan/models/unread.py`).",
         "",
         "| model type | why |",
         "|---|---|",
-        *(f"| `{name}` | {why} |" for name, why in sorted(LEFT_OUT.items())),
+        *(f"| `{name}` | {why} |" for name, why in sorted(NOT_READ.items())),
         "",
     ]
     return "\n".join(lines)

@@ -53,6 +53,8 @@ ROUTED = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1
 MASKED = ("bert", "camembert", "distilbert", "electra", "esm", "eurobert", "modernbert", "mpnet", "roberta",
           "xlm-roberta")  # fmt: skip
 
+PICTURE_LAYERS = ("mllama_text_model",)  # some of their layers run only where there is a picture
+
 
 @dataclass(frozen=True)
 class Family:
@@ -66,6 +68,7 @@ class Family:
     layers: tuple[int, ...] = (0, 1)
     counts: tuple[tuple[int, int], ...] = ()  # query and key/value heads of each layer, where they differ
     sizes: tuple[tuple[int, int], ...] = ()  # of queries and of values in each layer, where they differ
+    around: tuple[str, dict[str, Any]] | None = None  # the model with pictures or sound whose text model it is
 
     def heads(self, place: int) -> tuple[int, int]:
         return self.counts[place] if self.counts else (4, self.n_kv_heads)
@@ -286,6 +289,13 @@ FAMILIES: dict[str, Family] = {
         GQA | {"num_hidden_layers": 4, "block_types": ["recurrent", "attention"], "lru_width": 24,
                "intermediate_size": 64}, layers=(1, 3),
     ),
+    "minimax": Family(
+        "minimax",
+        WIDE | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8,
+                "num_local_experts": 2, "num_experts_per_tok": 1, "full_attn_alpha_factor": 1.5},
+        d_head=8, layers=(1, 3), place="residual",
+    ),
+    "modernbert-decoder": Family("modernbert-decoder", BASE | {"hidden_size": 32}, 4, 8, place="partial"),
     "bert": Family("bert", BASE, 4, place="post"),
     "roberta": Family("roberta", BASE, 4, place="post"),
     "distilbert": Family(
@@ -351,9 +361,15 @@ def build(family: Family, seed: int = 0) -> Any:
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(family.model_type, **family.config)
-    masked = family.model_type in MASKED
-    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    if family.around is None:
+        config = transformers.AutoConfig.for_model(family.model_type, **family.config)
+    else:
+        outer, rest = family.around
+        text = family.config | {"model_type": family.model_type}
+        config = transformers.AutoConfig.for_model(outer, text_config=text, **rest)
+    auto = transformers.AutoModelForMaskedLM if family.model_type in MASKED else transformers.AutoModelForCausalLM
+    if type(config) not in auto._model_mapping:
+        auto = transformers.AutoModelForMultimodalLM
     if family.model_type == "mistral4":  # its automatic class is the one with pictures
         config._attn_implementation = "eager"
         model = transformers.Mistral4ForCausalLM(config).eval()
@@ -396,7 +412,9 @@ class Run:
             modules["final"] = where.in_body(where.entry.final_norm)
         if where.entry.output_norm:
             modules |= {f"added{n}": where.in_layer(n, where.entry.output_norm[0]) for n in self.weights.layers}
-        if where.entry.streams:  # the model says what its layers give, not what they read of several streams
+        # Models say what their layers give: not what they read of several streams, nor which layers they passed over.
+        fronts = where.entry.streams or family.model_type in PICTURE_LAYERS
+        if fronts:
             modules |= {f"front{n}": where.in_layer(n, where.entry.norm[0]) for n in self.weights.layers}
         hooked = {label: self.model.get_submodule(name) for label, name in modules.items()}
         hooked["logits"] = self.model.get_output_embeddings()
@@ -410,9 +428,11 @@ class Run:
         with torch.no_grad(), recorded(hooked) as self.seen:
             out = self.model(ids, output_attentions=True, output_hidden_states=True, use_cache=False, **kwargs)
         self.stream = [h.numpy()[0] for h in out.hidden_states]
-        if where.entry.streams:
-            self.stream = [self.seen[f"front{n}"][0] for n in self.weights.layers]
-        attentions = [a.numpy()[0] for a in out.attentions if a is not None]
+        if fronts:
+            self.stream = [self.seen[f"front{n}"][0] if n in self.weights.layers else np.zeros(0)
+                           for n in range(self.weights.n_layers)]  # fmt: skip
+        pattern = (ids.shape[1],) * 2  # linear attention may give something of another shape
+        attentions = [a.numpy()[0] for a in out.attentions if a is not None and a.shape[2:] == pattern]
         self.attention = dict(zip(self.weights.layers, attentions, strict=True))
         self.logits = out.logits.numpy()[0]
 

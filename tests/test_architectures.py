@@ -7,19 +7,23 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from families import FAMILIES, LATENT, TOLERANCE, Run, close, normalise
+from families import FAMILIES, LATENT, PICTURE_LAYERS, TOLERANCE, Run, close, normalise
+from families_around import AROUND, LATENT_AROUND
 from headspan.heads import Role
 from headspan.models.architectures import ALIASES, ARCHITECTURES
 from headspan.models.mlp import Mlps
 
 pytest.importorskip("transformers")
-NOT_FROM_TRANSFORMERS = {"transformer_lens", "openelm"}
+NOT_FROM_TRANSFORMERS = {"transformer_lens", "openelm", "nemotron-nas", "deci"}
 VALUE_SCALES = {"mimo_v2_flash": 0.707}  # numbers from the config that values are multiplied by
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=str)
+EVERY = FAMILIES | {f"{name}-around" if name in FAMILIES else name: family for name, family in AROUND.items()}
+
+
+@pytest.fixture(scope="module", params=EVERY, ids=str)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(FAMILIES[request.param], tmp_path_factory.mktemp("model"))
+    return Run(EVERY[request.param], tmp_path_factory.mktemp("model"))
 
 
 def test_sizes(run: Run) -> None:
@@ -71,7 +75,8 @@ def test_attention_output_equals_the_models_own(run: Run) -> None:
     for layer in run.weights.layers:
         values = run.per_query(layer, run.project("V", layer)) * VALUE_SCALES.get(run.family.model_type, 1)
         if run.weights._map.entry.value_norm:  # without gain
-            values = values / np.sqrt(np.square(values).mean(-1, keepdims=True) + run.model.config.rms_norm_eps)
+            eps = run.model.config.get_text_config().rms_norm_eps
+            values = values / np.sqrt(np.square(values).mean(-1, keepdims=True) + eps)
         mixed = np.einsum("hij,jhm->ihm", run.attention[layer], values)
         if run.weights._map.entry.gated:
             gate = run.seen[f"Q{layer}"][1].reshape(*mixed.shape[:2], -1)[..., mixed.shape[2] :]
@@ -128,18 +133,17 @@ def test_unembedding_and_its_bias(run: Run) -> None:
         logits = run.logits
     bias = run.weights.unembedding_bias()
     close(before @ run.weights.unembedding().T + (0 if bias is None else bias), logits)
-    assert run.weights.tied_embedding == run.model.config.tie_word_embeddings
-    embedding = run.model.get_input_embeddings().weight.detach().numpy()
-    np.testing.assert_array_equal(run.weights.embedding(), embedding)
+    embedding = run.model.get_input_embeddings().weight
+    assert run.weights.tied_embedding == (embedding is run.model.get_output_embeddings().weight)
+    np.testing.assert_array_equal(run.weights.embedding(), embedding.detach().numpy())
 
 
 def test_every_family_of_the_table_is_here() -> None:
-    tested = {family.model_type for family in (FAMILIES | LATENT).values()}
-    elsewhere = {"kimi_k2", "dots3_note"} | {
-        name for name in ALIASES if "_vl" in name
-    }  # in test_latent and test_weights
-    assert tested >= set(ALIASES) - elsewhere
-    assert {ALIASES.get(name, name) for name in tested} == set(ARCHITECTURES) - NOT_FROM_TRANSFORMERS
+    families = [*EVERY.values(), *LATENT.values(), *LATENT_AROUND.values()]
+    tested = {family.model_type for family in families} | {family.around[0] for family in families if family.around}
+    elsewhere = {"kimi_k2", "dots3_note"}  # in test_latent
+    assert tested >= set(ALIASES) - elsewhere - NOT_FROM_TRANSFORMERS
+    assert {ALIASES.get(name, name) for name in tested} >= set(ARCHITECTURES) - NOT_FROM_TRANSFORMERS
 
 
 # Where the layers of a live model keep a mixture of experts.
@@ -158,6 +162,8 @@ def check_neurons(run) -> None:
     for layer in range(run.weights.n_layers):
         parts = mlps.parts(layer)
         assert parts or without_mlp(run, layer), f"no MLP was found in layer {layer}"
+        if run.family.model_type in PICTURE_LAYERS and layer not in run.weights.layers:
+            continue
         block = block_of(run, mlps, layer)
         routed = any(part.layout.experts for part in parts)
         mixture = [part for part in parts if routed and (part.layout.experts or part.layout.shared)]
@@ -175,8 +181,10 @@ def block_of(run, mlps: Mlps, layer: int):
 
 
 def live(mlps: Mlps, layer: int, block, module: str):
-    """A module of a block by its name in files, which two families rename."""
+    """A module of a block by its name in files, which three families rename."""
     name = module.replace("{sub}", str(layer % mlps._map.entry.sublayers)).replace("linear_gate", "gate_proj")
+    if mlps._map.architecture == "cosmos3_edge_text":
+        name = name.replace("up_proj", "fc1").replace("down_proj", "fc2")
     return block.get_submodule(name if hasattr(block, name.partition(".")[0]) else f"mlp.{name.partition('.')[2]}")
 
 
@@ -222,7 +230,7 @@ def activation(config, x: np.ndarray) -> np.ndarray:
 def gated(run, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     if run.weights.architecture in ("gpt_oss", "minimax_m3_vl_text"):  # an activation of their own
         return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-    return activation(run.model.config, gate) * up
+    return activation(run.model.config.get_text_config(), gate) * up
 
 
 def check_experts(run, mlps: Mlps, layer: int, parts, container) -> None:
@@ -248,7 +256,7 @@ def check_experts(run, mlps: Mlps, layer: int, parts, container) -> None:
                 x = seen["mlp"][0]
             reads, writes = (mlps.read(layer, part, role, expert) for role in (Role.R, Role.W))
             given = np.moveaxis(np.einsum("td,ndr->tnr", x, reads), 2, 0)
-            hidden = gated(run, *given) if len(given) == 2 else activation(run.model.config, given[0])
+            hidden = gated(run, *given) if len(given) == 2 else activation(run.model.config.get_text_config(), given[0])
             gives.append(hidden @ writes[:, :, 0])
     if getattr(run.model.config, "zero_expert_num", None):
         gives.append(x)  # an expert that hands on what it reads
@@ -288,6 +296,8 @@ def check_mlp_norm(run) -> None:
     for layer in range(run.weights.n_layers):
         if not mlps.parts(layer):
             continue  # said above to be right
+        if run.family.model_type in PICTURE_LAYERS and layer not in run.weights.layers:
+            continue
         part = mlps.parts(layer)[0]
         block = block_of(run, mlps, layer)
         norm = mlps.norm(layer)

@@ -101,7 +101,7 @@ def test_logits_up_to_a_constant(run: Run) -> None:
     folded = fold(run.weights)
     z = bare(run.weights.final_norm(), run.seen["final"][0])
     logits = plus(z @ folded.unembedding().T, folded.unembedding_bias())
-    if run.weights.architecture == "modernbert":
+    if run.weights.architecture in ("modernbert", "modernbert-decoder"):
         check_head_of_its_own(run, logits)
         return
     config = run.model.config
@@ -120,7 +120,8 @@ def check_head_of_its_own(run: Run, logits: np.ndarray) -> None:
     normed = normalise(final, run.seen["final"][0])
     close(log_softmax(logits), log_softmax(plus(normed @ unembedding.T, bias)))
     with torch.no_grad():
-        behind = run.model.head(torch.tensor(normed, dtype=torch.float32)).numpy()
+        head = run.model.head if run.weights.architecture == "modernbert" else run.model.lm_head
+        behind = head(torch.tensor(normed, dtype=torch.float32)).numpy()
     close(plus(behind @ unembedding.T, bias), run.logits)
     assert any("a layer of its own stands between" in note for note in run.weights.notes)
 

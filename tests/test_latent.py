@@ -12,11 +12,12 @@ import pytest
 
 import headspan as hs
 from families import LATENT, Family, build, close, normalise
+from families_around import LATENT_AROUND
 from headspan.analysis.random_subspaces import moments
 from headspan.analysis.significance import significance
 from headspan.heads import PAIRINGS, Head, Role
-from headspan.models.architectures import find_architecture
 from headspan.models.checkpoint import CheckpointWeights
+from headspan.models.finding import find_architecture
 from headspan.models.folding import fold
 from headspan.models.latent import latent_chance
 from headspan.models.neurons import neuron_sets
@@ -56,9 +57,9 @@ class Run:
         options = {"attention_mask": torch.ones_like(ids), "position_ids": torch.zeros_like(ids)}
         with torch.no_grad():
             out = self.model(ids, output_hidden_states=True, output_attentions=True, use_cache=False, **options)
-        self.stream = [h.numpy()[0] for h in out.hidden_states]
+        self.stream = dict(enumerate(h.numpy()[0] for h in out.hidden_states))
         if self.streams:
-            self.stream = [self.seen[layer, "norm"][0] for layer in self.weights.layers]
+            self.stream = {layer: self.seen[layer, "norm"][0] for layer in self.weights.layers}
         for handle in handles:
             handle.remove()
 
@@ -105,9 +106,12 @@ class Run:
         return vectors if bias is None else vectors + bias
 
 
-@pytest.fixture(scope="module", params=LATENT, ids=str)
+EVERY = LATENT | LATENT_AROUND
+
+
+@pytest.fixture(scope="module", params=EVERY, ids=str)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(LATENT[request.param], tmp_path_factory.mktemp("model"))
+    return Run(EVERY[request.param], tmp_path_factory.mktemp("model"))
 
 
 def test_sizes_and_names(run: Run) -> None:
@@ -116,10 +120,12 @@ def test_sizes_and_names(run: Run) -> None:
     assert [weights.d_head(role) for role in "QVO"] == [6, 5, 5]
     assert weights.d_head("K") == max(6, shape.rotary)
     layer = weights.layers[1]
-    assert list(map(str, weights.heads_in("K", layer))) == [f"L{layer}H{i}" for i in range(N)] + [f"L{layer}KR"]
+    rotary = [f"L{layer}KR"] if shape.rotary else []
+    assert list(map(str, weights.heads_in("K", layer))) == [f"L{layer}H{i}" for i in range(N)] + rotary
     assert list(map(str, weights.heads_in("Q", layer))) == [f"L{layer}H{i}" for i in range(N)]
-    assert weights.ports.group_of(f"L{layer}KR") == weights.heads_in("O", layer)
-    assert weights.read_head(f"L{layer}KR.K").shape == (24, shape.rotary)
+    for name in rotary:
+        assert weights.ports.group_of(name) == weights.heads_in("O", layer)
+        assert weights.read_head(f"{name}.K").shape == (24, shape.rotary)
     assert weights.read_head(f"L{layer}H0.K").shape == (24, 6)
     assert weights.foldable and weights.norm_place == "pre"
     assert any("latent attention" in note for note in weights.notes)
@@ -132,6 +138,9 @@ def test_queries(run: Run) -> None:
         module = run.shape.module(Role.Q).rpartition(".")[2]
         theirs = run.seen[layer, module][1].reshape(7, N, -1) * factor
         close(run.made(layer, "Q") * run.number(layer, "Q"), theirs[..., :6])
+        if not run.shape.rotary:
+            assert run.weights.rotary_queries(layer) is None
+            continue
         rotary = np.stack([run.weights.read_head(f"L{layer}QR{i}.Q") for i in range(N)])
         np.testing.assert_array_equal(rotary, run.weights.rotary_queries(layer))
         if run.weights.bias("Q", layer) is None:
@@ -145,6 +154,9 @@ def test_keys_and_values(run: Run) -> None:
         keys = run.made(layer, "K")
         close(keys[:, :N, :6] * run.number(layer, "K"), theirs[..., :6])
         close(run.made(layer, "V") * run.number(layer, "V"), theirs[..., 6:])
+        if not run.shape.rotary:
+            assert keys.shape == (7, N, 6)
+            continue
         rotary = keys[:, N, : run.shape.rotary]
         if run.shape.rotary_norm:  # whose gains are in our weight, what it divides by is put back
             before, after = run.seen[layer, run.shape.rotary_norm]
@@ -197,7 +209,8 @@ def test_norm_in_front_and_folding(run: Run) -> None:
             ours = np.einsum("td,hdm->thm", bare, folded.read(role, layer))
             close(ours, np.einsum("td,hdm->thm", x, run.weights.read(role, layer)))
         close(folded.latent_map("K", layer), run.weights.latent_map("K", layer) * norm.gain[:, None])
-        close(folded.rotary_queries(layer), run.weights.rotary_queries(layer) * norm.gain[None, :, None])
+        if run.shape.rotary:
+            close(folded.rotary_queries(layer), run.weights.rotary_queries(layer) * norm.gain[None, :, None])
 
 
 def test_scores_and_partners(run: Run) -> None:
@@ -205,7 +218,7 @@ def test_scores_and_partners(run: Run) -> None:
     scores = hs.score(run.weights, ["pk", "cs"], ["OK", "OQ", "KK", "VV"])
     first, second = run.weights.layers[:2]
     writer = run.weights.read_head(f"L{first}H1.O")
-    for name in (f"L{second}KR", f"L{second}H2"):
+    for name in (f"L{second}KR", f"L{second}H2")[not run.shape.rotary :]:
         key = run.weights.read_head(f"{name}.K")
         bases = [np.linalg.qr(w.astype(np.float64))[0] for w in (writer, key)]
         assert scores["pk", "OK"].at(f"L{first}H1", name) == pytest.approx(
@@ -232,17 +245,18 @@ def test_chance_inside_a_layer(run: Run) -> None:
     plain = moments(24, 5, 5)
     score = scores["pk", "VV"].values[between]
     assert tested.z[between] == pytest.approx((score - plain.mean) / plain.sd, rel=1e-4)
-    keys = significance(scores, "KK")
-    rotary = scores["pk", "KK"].values[0, N]  # the rotary key is not in the latent
-    plain = moments(24, 6, run.shape.rotary)
-    assert keys.z[0, N] == pytest.approx((rotary - plain.mean) / plain.sd, rel=1e-4)
+    if run.shape.rotary:
+        keys = significance(scores, "KK")
+        rotary = scores["pk", "KK"].values[0, N]  # the rotary key is not in the latent
+        plain = moments(24, 6, run.shape.rotary)
+        assert keys.z[0, N] == pytest.approx((rotary - plain.mean) / plain.sd, rel=1e-4)
+        assert hs.pair(run.weights, f"L{layer}QR0.Q", f"L{other}KR.K").dimensions == (run.shape.rotary,) * 2
     report = hs.pair(run.weights, f"L{layer}H0.V", f"L{layer}H1.V")
     assert (report.random_mean, report.random_sd) == pytest.approx(found)
     assert any("latent of one layer" in note for note in report.notes)
     assert run.weights.same_layer_chance("O", "V", layer) is None
     assert run.weights.same_layer_chance("Q", "K", layer) is None
     assert (run.weights.same_layer_chance("Q", "Q", layer) is None) == (run.shape.q_rank is None)
-    assert hs.pair(run.weights, f"L{layer}QR0.Q", f"L{other}KR.K").dimensions == (run.shape.rotary,) * 2
 
 
 def test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs(run: Run) -> None:
@@ -271,26 +285,29 @@ def test_chance_is_that_of_random_weights_behind_the_same_latent() -> None:
 
 
 def test_similarities_inside_a_head_need_one_width(run: Run) -> None:
-    if run.shape.rotary == 6:
-        pytest.skip("both kinds of keys have one width")
-    with pytest.raises(hs.HeadspanError, match="column by column, but the K of this model have"):
-        hs.score(run.weights, ["linear_cka"], ["QK"])
+    if run.shape.rotary:
+        with pytest.raises(hs.HeadspanError, match="column by column, but the K of this model have"):
+            hs.score(run.weights, ["linear_cka"], ["QK"])
+    else:
+        assert np.isfinite(hs.score(run.weights, ["linear_cka"], ["QK"])["linear_cka", "QK"].pairs()[2]).all()
     assert np.isfinite(hs.score(run.weights, ["linear_cka", "procrustes"], ["OV"])["procrustes", "OV"].pairs()[2]).all()
 
 
 def test_tokens_info_and_drift(run: Run) -> None:
     weights = run.weights
     layer = weights.layers[0]
-    assert len(hs.tokens(weights, f"L{layer}KR", "K")) == 10
+    last = str(weights.heads_in("K", layer)[-1])  # the rotary one where there is one
+    assert len(hs.tokens(weights, last, "K")) == 10
     facts = hs.info(weights, check=True)
     assert facts["check"]["rank_deficient"] == []
     assert "latent attention" in "\n".join(facts.lines())
-    refused = weights.architecture in ("hy_v4", "dots3_note_text")  # several streams; a norm of the rotary key
+    # Several streams, or a norm of the rotary key.
+    refused = weights.architecture in ("hy_v4", "glm5_next_text", "dots3_note_text")
     assert ("effects keep what those norms divide by" in " ".join(" ".join(facts.lines()).split())) != refused
     same = hs.diff(weights, weights)
     assert max(line.drift for line in same.drift) < 1e-9 and not any(np.isnan(line.floor) for line in same.drift)
     assert not any(line.moved for line in same.drift)
-    assert {str(line.head) for line in same.drift} >= {f"L{layer}KR", f"L{layer}H0"}
+    assert {str(line.head) for line in same.drift} >= {last, f"L{layer}H0"}
 
 
 UNEVEN = {

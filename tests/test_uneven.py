@@ -21,7 +21,7 @@ import headspan as hs
 from families import FAMILIES, Run, build, close, normalise
 from headspan.analysis.labels import Labels
 from headspan.heads import ROLES, Role
-from headspan.models.architectures import find_architecture
+from headspan.models.finding import find_architecture
 from headspan.models.folding import fold
 from headspan.models.kv_lending import kv_layers
 from headspan.models.mlp import Mlps

@@ -42,6 +42,7 @@ class Architecture:
     norm_place: NormPlace = "pre"
     output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
     one_plus: bool = False  # the stored gain is γ − 1
+    plain_final_norm: bool = False  # but that of the last norm is γ
     weightless_norm: bool = False  # normalises without gain and bias
     final_norm: str | None = "norm"
     embedding: str = "embed_tokens"

@@ -7,20 +7,18 @@ A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a
 
 >>> ARCHITECTURES["gpt2"].fused
 'attn.c_attn'
->>> find_architecture({"model_type": "xlm-roberta"})[0]
+>>> ALIASES["xlm-roberta"]
 'roberta'
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
-from headspan.errors import HeadspanError
-from headspan.models.architecture import Architecture, Config
+from headspan.models.architecture import Architecture
 from headspan.models.family_sizes import (
     dbrx_sizes,
+    deci_sizes,
     dots3_sizes,
     falcon_sizes,
     gemma3n_sizes,
@@ -28,54 +26,22 @@ from headspan.models.family_sizes import (
     laguna_sizes,
     mimo_sizes,
     multi_query_sizes,
+    step3_sizes,
+)
+from headspan.models.family_variants import (
+    bloom_variant,
+    chameleon_variant,
+    clova_variant,
+    lens_variant,
+    lfm3_variant,
+    opt_variant,
 )
 
-
-def _opt_variant(entry: Architecture, config: Config) -> Architecture:
-    if config.get("do_layer_norm_before", True):
-        return replace(entry, final_norm=None) if config.get("_remove_final_layer_norm") else entry
-    return replace(entry, norm=(), norm_place="post", final_norm=None)
-
-
-def _clova_variant(entry: Architecture, config: Config) -> Architecture:
-    if config.get("use_post_norm"):
-        return replace(entry, norm_place="sandwich", output_norm=("post_norm1",))
-    return entry
-
-
-def _lfm3_variant(entry: Architecture, config: Config) -> Architecture:
-    if not config.get("use_sandwich_norm", True):
-        entry = replace(entry, norm_place="pre", output_norm=())
-    return replace(entry, own_gate=bool(config.get("use_attention_gate", True)))
-
-
-def _bloom_variant(entry: Architecture, config: Config) -> Architecture:
-    if config.get("apply_residual_connection_post_layernorm"):
-        return replace(entry, norm_place="residual")
-    return entry
-
-
-_LENS_NORMS: dict[Any, dict[str, Any]] = {
-    "LN": {"norm_kind": "layer"},
-    "LNPre": {"norm_kind": "layer", "weightless_norm": True},
-    "RMS": {"norm_kind": "rms"},
-    "RMSPre": {"norm_kind": "rms", "weightless_norm": True},
-    None: {"norm": (), "norm_place": "none", "final_norm": None},
-}
-
-
-def _lens_variant(entry: Architecture, config: Config) -> Architecture:
-    kind = config.get("normalization_type")
-    if not isinstance(kind, (str, type(None))) or kind not in _LENS_NORMS:
-        raise HeadspanError(
-            f"normalization_type is {repr(kind)[:80]} in the TransformerLens config: known are LN, LNPre, RMS, RMSPre "
-            "and null"
-        )
-    return replace(entry, **_LENS_NORMS[kind])
-
-
 _LLAMA = Architecture()
-_QWEN3 = Architecture(defaults={"head_dim": 128})
+_COSMOS_FILES = {  # attention as Diffusers names it
+    "q": "self_attn.to_q", "k": "self_attn.to_k", "v": "self_attn.to_v", "o": "self_attn.to_out",
+    "qk_norm": "self_attn.norm_q",
+}  # fmt: skip
 _GPT2 = Architecture(
     body="transformer.", layer="h.{}.", fused="attn.c_attn", layout="concatenated", transposed=True,
     o="attn.c_proj", norm=("ln_1",), norm_kind="layer", final_norm="ln_f", embedding="wte",
@@ -91,12 +57,13 @@ _NEOX = Architecture(
 _BLOOM = Architecture(
     body="transformer.", layer="h.{}.", fused="self_attention.query_key_value", layout="grouped",
     o="self_attention.dense", norm_kind="layer", final_norm="ln_f", embedding="word_embeddings",
-    adapt=_bloom_variant,
+    adapt=bloom_variant,
 )  # fmt: skip
 _GEMMA = Architecture(one_plus=True, defaults={"head_dim": 256})
 _GEMMA2 = replace(_GEMMA, norm_place="sandwich", output_norm=("post_attention_layernorm",), defaults={
     "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
 })  # fmt: skip
+_GLM4 = Architecture(norm_place="sandwich", output_norm=("post_self_attn_layernorm",))
 _OLMO2 = Architecture(norm=(), norm_place="output", output_norm=("post_attention_layernorm",))
 _GLM = Architecture(defaults={"head_dim": 128})
 _LATENT = Architecture(latent=True)
@@ -125,7 +92,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_bigcode": replace(_GPT2, layout="grouped", transposed=False, sizes=multi_query_sizes),
     "opt": Architecture(
         body="model.decoder.", o="self_attn.out_proj", norm=("self_attn_layer_norm",), norm_kind="layer",
-        final_norm="final_layer_norm", adapt=_opt_variant,
+        final_norm="final_layer_norm", adapt=opt_variant,
     ),
     "bloom": _BLOOM,
     "falcon": replace(_BLOOM, norm=("ln_attn", "input_layernorm"), sizes=falcon_sizes),
@@ -140,7 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": _LLAMA,
     "qwen2": _LLAMA,
     "qwen2_moe": _LLAMA,
-    "qwen3": _QWEN3,
+    "qwen3": Architecture(defaults={"head_dim": 128}, in_files=_COSMOS_FILES),
     "qwen3_moe": _LLAMA,
     "internlm3": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 2}),
     "iquestcoder": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 8}),
@@ -159,9 +126,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture(norm_kind="layer"),
     "stablelm": Architecture(norm_kind="layer", qk_norm="self_attn.q_layernorm"),
     "glm": _GLM,
-    "glm4": replace(_GLM, norm_place="sandwich", output_norm=("post_self_attn_layernorm",)),
+    "glm4": replace(_GLM4, defaults={"head_dim": 128}),
+    "glm4v_text": _GLM4,
     "kolibri1": replace(
-        _GLM, norm_place="sandwich", output_norm=("post_self_attn_layernorm", "post_attn_norm"),
+        _GLM4, output_norm=("post_self_attn_layernorm", "post_attn_norm"), defaults={"head_dim": 128},
     ),
     "cohere": _COHERE,
     "cohere2": _COHERE,
@@ -186,12 +154,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         o="norm_attn_norm.attn.out_proj", norm=("norm_attn_norm.norm_1",), norm_kind="layer", final_norm="norm_f",
         embedding="wte", sizes=dbrx_sizes,
     ),
-    "hyperclovax": Architecture(adapt=_clova_variant, defaults={"use_post_norm": True}),
+    "hyperclovax": Architecture(adapt=clova_variant, defaults={"use_post_norm": True}),
     "granite_swa": Architecture(sinks=True),
     "minimax_m3_vl_text": Architecture(one_plus=True, defaults={"head_dim": 128}),
     "afmoe": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), own_gate=True, defaults={"head_dim": 128},
     ),
+    "paddleocr_vl_text": Architecture(defaults={"head_dim": 128, "num_key_value_heads": 2}),
+    "cosmos3_edge_text": Architecture(
+        defaults={"head_dim": 128, "num_key_value_heads": 8}, in_files=_COSMOS_FILES,
+    ),
+    "muse_glimmer_text": Architecture(
+        norm_place="sandwich", output_norm=("post_attention_layernorm",), one_plus=True, plain_final_norm=True,
+        own_gate=True, defaults={"head_dim": 128, "num_key_value_heads": 2},
+    ),
+    "chameleon": Architecture(adapt=chameleon_variant),
     # layers with different numbers of heads
     "gemma4": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), keys_as_values=True, lends_kv=True,
@@ -208,6 +185,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mimo_v2_flash": Architecture(
         sinks=True, value_size=True, sizes=mimo_sizes, defaults={"head_dim": 192, "v_head_dim": 128},
     ),
+    "step3p5": Architecture(
+        one_plus=True, own_gate=True, sizes=step3_sizes, defaults={"head_dim": 128, "num_key_value_heads": 8},
+    ),
+    "nemotron-nas": Architecture(sizes=deci_sizes),
     "openelm": Architecture(
         body="transformer.", fused="attn.qkv_proj", layout="concatenated", o="attn.out_proj", norm=("attn_norm",),
         embedding="token_embeddings", qk_norm="attn.q_norm", defaults={"rms_norm_eps": 1e-6},
@@ -219,7 +200,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "lfm3": Architecture(
         norm=("operator_norm",), norm_place="sandwich", output_norm=("post_operator_norm",),
-        final_norm="embedding_norm", own_gate=True, hybrid=True, adapt=_lfm3_variant,
+        final_norm="embedding_norm", own_gate=True, hybrid=True, adapt=lfm3_variant,
         defaults={"head_dim": 128, "num_key_value_heads": 4},
     ),
     "jamba": Architecture(final_norm="final_layernorm", hybrid=True),
@@ -232,6 +213,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "recurrent_gemma": Architecture(
         q="temporal_block.q_proj", k="temporal_block.k_proj", v="temporal_block.v_proj", o="temporal_block.o_proj",
         norm=("temporal_pre_norm",), final_norm="final_norm", one_plus=True, hybrid=True,
+    ),
+    "minimax": Architecture(norm_place="residual", hybrid=True),
+    "mllama_text_model": Architecture(
+        hybrid=True, remark="the layers that are left out read pictures by cross-attention and write into its stream",
     ),
     "qwen3_next": Architecture(one_plus=True, gated=True, hybrid=True),
     # latent attention
@@ -246,6 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "hy_v4": replace(_LATENT, sinks=True, own_gate=True, streams=True),
     "kimi_linear": replace(_LATENT, hybrid=True),
+    "glm5_next_text": replace(_LATENT, hybrid=True, streams=True, defaults={"qk_rope_head_dim": 0}),
     "bailing_hybrid": replace(
         _LATENT, hybrid=True, own_gate=True, in_files={"o": "attention.dense", "embedding": "word_embeddings"},
     ),
@@ -271,77 +257,61 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_place="partial", final_norm="final_norm", embedding="embeddings.tok_embeddings",
         unembedding=("decoder",),
     ),
+    "modernbert-decoder": Architecture(
+        q="attn.q_proj", k="attn.k_proj", v="attn.v_proj", o="attn.Wo", norm=("attn_norm",), norm_kind="layer",
+        norm_place="partial", final_norm="final_norm", embedding="embeddings.tok_embeddings", unembedding=("decoder",),
+    ),
+    "git": replace(_BERT, body="git.", unembedding=("output",)),
     # state dicts of TransformerLens' HookedTransformer
     "transformer_lens": Architecture(
         body="", layer="blocks.{}.", layout="heads", q="attn.W_Q|attn.b_Q", k="attn.W_K|attn.b_K",
         v="attn.W_V|attn.b_V", o="attn.W_O|attn.b_O", norm=("ln1.w|ln1.b",), final_norm="ln_final.w|ln_final.b",
-        embedding="embed.W_E|", unembedding=("unembed.W_U|unembed.b_U",), adapt=_lens_variant,
+        embedding="embed.W_E|", unembedding=("unembed.W_U|unembed.b_U",), adapt=lens_variant,
     ),
 }  # fmt: skip
 
 ALIASES: dict[str, str] = {
     **dict.fromkeys(
-        ("arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone_moe", "glm4_moe",
-         "aria_text", "helium", "hy_v3", "mellum", "solar_open",
-         "llama4_text", "minimax_m2", "ministral", "ministral3", "seed_oss"), "llama",
+        ("arcee", "aria_text", "cwm", "deepseek_ocr2_text", "dots1", "emu3_text_model", "ernie4_5", "ernie4_5_moe",
+         "ernie4_5_vl_moe_text", "eurobert", "exaone_moe", "glm4_moe", "glm4v_moe_text", "helium", "hy_v3",
+         "llama4_text", "mellum", "minimax_m2", "ministral", "ministral3", "seed_oss", "solar_open",
+         "unlimited_ocr_text"), "llama",
     ),
     **dict.fromkeys(
         ("axk1", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "minicpm3", "mistral4",
          "youtu"), "deepseek_v3",
     ),
-    **dict.fromkeys(("granitemoe", "granitemoeshared"), "granite"),
+    **dict.fromkeys(
+        ("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared"), "granite",
+    ),
     "dots3_note": "dots3_note_text",
+    "glm5_next": "glm5_next_text",
     "gpt-sw3": "gpt2",
     **dict.fromkeys(("cohere2_moe", "cohere_compass_text"), "cohere2"),
     "granitemoe_swa": "granite_swa",
     "beam": "afmoe",
+    "deci": "nemotron-nas",
     **dict.fromkeys(("exaone4", "flex_olmo"), "olmo2"),
     **dict.fromkeys(("jais2", "phimoe"), "starcoder2"),
-    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"), "qwen2"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
+    **dict.fromkeys(("qwen3_omni_moe_text", "qwen3_vl_moe_text"), "qwen3_moe"),
+    "qwen3_vl_text": "qwen3",
     **dict.fromkeys(("xlm-roberta", "camembert"), "roberta"),
-    "hunyuan_v1_moe": "hunyuan_v1_dense",
+    **dict.fromkeys(("hunyuan_v1_moe", "hunyuan_vl_text"), "hunyuan_v1_dense"),
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), "gemma4"),
-    "qwen3_vl_text": "qwen3",
+    "glm_ocr_text": "glm4v_text",
+    "phi4_multimodal": "phi3",
     "vaultgemma": "gemma",
     "lfm2_moe": "lfm2",
     **dict.fromkeys(("bamba", "falcon_h1"), "jamba"),
 }  # fmt: skip
 """Other model_type names with exactly the layout of a table entry."""
 
-BODY_PREFIXES = ("", "model.", "backbone.", "model.language_model.", "language_model.model.", "model.text_model.")
+BODY_PREFIXES = (
+    "", "model.", "backbone.", "model.language_model.", "language_model.", "language_model.model.",
+    "language_model.backbone.", "model.text_model.", "text_model.model.", "thinker.model.", "llm.model.",
+)  # fmt: skip
 """Where a body may stand when it is not under its own name: bare, wrapped, or inside a multimodal model."""
-
-
-def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str, Architecture, Config]:
-    """The family of a checkpoint: its name, its entry for this very config, and the config of its text model."""
-    if config.get("_unread"):
-        raise HeadspanError(str(config["_unread"]))
-    model_type = config.get("model_type")
-    nested = config.get("text_config")
-    if isinstance(nested, Mapping) and nested:  # a multimodal model: only its language model is read
-        ties = [part["tie_word_embeddings"] for part in (config, nested) if part.get("tie_word_embeddings") is not None]
-        config = {**nested, "tie_word_embeddings": any(ties) if ties else None}
-        model_type = config.get("model_type", model_type)
-    if model_type is None and any(name.endswith(".attn.W_Q") for name in names):
-        model_type = "transformer_lens"
-    name = ALIASES.get(str(model_type), str(model_type))
-    if name not in ARCHITECTURES:
-        seen = "the config has no model_type" if model_type is None else f"unknown model_type {str(model_type)[:80]!r}"
-        raise HeadspanError(
-            f"{seen}: known are {', '.join(sorted({*ARCHITECTURES, *ALIASES}))}; for any other model pass its four "
-            'weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, d_head)'
-        )
-    entry = ARCHITECTURES[name]
-    if config.get("kv_lora_rank") and not entry.latent:
-        raise HeadspanError(
-            f"the config says {name} and sets kv_lora_rank, the mark of latent attention, which {name} is not known to "
-            "have: check its model_type"
-        )
-    if entry.in_files and not any(f".{entry.o}." in tensor for tensor in names):
-        entry = replace(entry, **entry.in_files)
-    config = {**entry.defaults, **{key: value for key, value in config.items() if value is not None}}
-    config = {**config, **(entry.sizes(config) if entry.sizes else {})}
-    return name, entry.adapt(entry, config) if entry.adapt else entry, config

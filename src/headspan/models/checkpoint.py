@@ -214,29 +214,32 @@ class CheckpointWeights(AttentionWeights):
 
     def output_norm(self, layer: int) -> Norm | None:
         self._check_layer(layer)
-        return self._read_norm([self._map.in_layer(layer, module) for module in self._entry.output_norm])
+        modules = [self._map.in_layer(layer, module) for module in self._entry.output_norm]
+        return self._read_norm(modules, self._eps("post_norm_eps"))
 
     def final_norm(self) -> Norm | None:
         module = self._entry.final_norm
-        return self._read_norm([] if module is None else [self._map.in_body(module)])
+        plain = self._entry.plain_final_norm
+        return self._read_norm([] if module is None else [self._map.in_body(module)], plain=plain)
 
-    def _read_norm(self, modules: list[str]) -> Norm | None:
+    def _read_norm(self, modules: list[str], eps: float | None = None, plain: bool = False) -> Norm | None:
         if not modules:
             return None
-        eps = self._eps()
+        eps = self._eps() if eps is None else eps
         if self._entry.weightless_norm:
             return Norm(self._entry.norm_kind, np.ones(self.d_model, dtype=np.float32), None, eps)
         if self.norm_place == "partial" and weight_of(modules[0]) not in self._map.names:
             return None
         module = self._map.first_present(modules)
         gain = self._vector(weight_of(module), self.d_model)
-        if self._entry.one_plus and not self._map.config.get("_gguf"):  # GGUF files hold the sum
+        if self._entry.one_plus and not plain and not self._map.config.get("_gguf"):  # GGUF files hold the sum
             gain = gain + 1
         has_bias = bias_of(module) in self._map.names
         return Norm(self._entry.norm_kind, gain, self._vector(bias_of(module), self.d_model) if has_bias else None, eps)
 
-    def _eps(self) -> float:
-        key = next((key for key in _EPS if key in self._map.config), None)
+    def _eps(self, *first: str) -> float:
+        """The small number of a norm, under the first of these keys that the config has, or under a usual one."""
+        key = next((key for key in (*first, *_EPS) if key in self._map.config), None)
         value = 1e-5 if key is None else self._map.config[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
             raise HeadspanError(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from headspan.models.architecture import Config
 
@@ -30,6 +31,29 @@ def laguna_sizes(config: Config) -> Config:
     return {"num_attention_heads": per_layer} if per_layer else {}
 
 
+def deci_sizes(config: Config) -> Config:
+    """Blocks found by a search: each says how many query heads share keys and values, or that it does not attend."""
+    blocks, heads = config.get("block_configs"), config.get("num_attention_heads")
+    if not isinstance(blocks, (list, tuple)) or type(heads) is not int:
+        per_layer = config.get("num_key_value_heads_per_layer")
+        return {"num_key_value_heads": per_layer} if per_layer else {}
+    parts = [block.get("attention") if isinstance(block, Mapping) else None for block in blocks]
+    about = [part if isinstance(part, Mapping) else {} for part in parts]
+    attends = [not (part.get("no_op") or part.get("replace_with_linear")) for part in about]
+    shared = [_quotient(heads, part.get("n_heads_in_group")) for part in about]
+    return {
+        "num_attention_heads": [heads * here for here in attends],
+        "num_key_value_heads": [count if here else 0 for count, here in zip(shared, attends, strict=True)],
+    }
+
+
+def _quotient(whole: int, part: Any) -> int | float | None:
+    """An integer where there is one; anything else will be refused with a sentence that shows it."""
+    if type(part) is not int or part <= 0:
+        return None
+    return whole // part if whole % part == 0 else whole / part
+
+
 def mimo_sizes(config: Config) -> Config:
     """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
     count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
@@ -38,16 +62,38 @@ def mimo_sizes(config: Config) -> Config:
     return {"num_key_value_heads": [2 * count if kind == "sliding_attention" else count for kind in kinds]}
 
 
+def step3_sizes(config: Config) -> Config:
+    """Layers that see a window have heads of another number; key/value heads are called groups in published files."""
+    groups = config.get("num_attention_groups", config.get("num_key_value_heads"))
+    other, kinds = config.get("attention_other_setting"), config.get("layer_types")
+    count = other.get("num_attention_heads") if isinstance(other, Mapping) else None
+    count = config.get("num_sliding_attention_heads", count)
+    if count is None or not isinstance(kinds, (list, tuple)):
+        return {"num_key_value_heads": groups}
+    usual, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
+    kinds = kinds[:layers] if type(layers) is int else kinds  # layers that predict further tokens stand behind
+    heads = [count if kind == "sliding_attention" else usual for kind in kinds]
+    return {"num_key_value_heads": groups, "num_attention_heads": heads}
+
+
+def _own_sizes(config: Config) -> dict[int, Mapping[str, Any]] | None:
+    """What transformers writes of layers that differ, by their numbers: its keys are "5", or "05" beside "11"."""
+    own = config.get("per_layer_config")
+    if not isinstance(own, Mapping):
+        return None
+    return {int(key): sizes for key, sizes in own.items() if str(key).isdecimal() and isinstance(sizes, Mapping)}
+
+
 def gemma4_sizes(config: Config) -> Config:
     """Layers that see everything have heads of their own size and number."""
-    kinds, own = config.get("layer_types"), config.get("per_layer_config")
+    kinds, own = config.get("layer_types"), _own_sizes(config)
     if not isinstance(kinds, (list, tuple)):
         return {}
-    if not isinstance(own, Mapping):
+    if own is None:
         same = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
         everywhere = {"head_dim": config.get("global_head_dim", 512), **({"num_key_value_heads": same} if same else {})}
-        own = {str(layer): everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
-    layers = [own.get(str(layer)) or {} for layer in range(len(kinds))]
+        own = {layer: everywhere for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    layers = [own.get(layer, {}) for layer in range(len(kinds))]
     return {key: [layer.get(key, config.get(key)) for layer in layers] for key in ("head_dim", "num_key_value_heads")}
 
 
@@ -58,20 +104,19 @@ _DOTS3_SLIDING = {
 
 def dots3_sizes(config: Config) -> Config:
     """Layers that see a window have heads and latents of their own sizes: ``swa_…`` in files as they are published."""
-    count, kinds, own = (config.get(key) for key in ("num_hidden_layers", "layer_types", "per_layer_config"))
+    count, kinds, own = config.get("num_hidden_layers"), config.get("layer_types"), _own_sizes(config)
     if type(count) is not int or not 0 < count < 10**5:
         return {}
     if not isinstance(kinds, (list, tuple)):
         windows = config.get("use_sliding_window", True)
         kinds = ["sliding_attention" if windows and n > 1 and n % 4 != 1 else "full_attention" for n in range(count)]
-    if not isinstance(own, Mapping):
+    if own is None:
         sliding = {key: config.get(f"swa_{key}", usual) for key, usual in _DOTS3_SLIDING.items()}
         whole, free = config.get("swa_head_dim", 256), sliding["qk_nope_head_dim"]
         rotary = whole - free if type(whole) is int and type(free) is int else None
         sliding["qk_rope_head_dim"] = config.get("swa_qk_rope_head_dim", rotary)
-        own = {str(layer): sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
-    said = {str(layer): sizes for layer, sizes in own.items() if isinstance(sizes, Mapping)}
-    layers = {layer: said.get(str(layer), {}) for layer in range(count)}
+        own = {layer: sliding for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
+    layers = {layer: own.get(layer, {}) for layer in range(count)}
     heads = [layers[layer].get("num_attention_heads", config.get("num_attention_heads")) for layer in layers]
     return {"layer_types": list(kinds), "num_attention_heads": heads, "_latent_sizes": layers}
 

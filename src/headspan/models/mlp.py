@@ -19,7 +19,6 @@ from headspan.models.mlp_table import (
     OUTPUT_NORMS,
     OWN_NORMS,
     SHARED,
-    STACKED_TURNED,
     Layout,
     is_parallel,
 )
@@ -105,10 +104,18 @@ class Mlps:
         for layout in table:
             if all(self._name(layer, module, 0) in self._map.names for module in (*layout.reads, layout.down)):
                 parameter = layout.stacked and layout.fused  # GGUF files hold gate and up apart, as Linear does
-                turned = layout.turned or (parameter and self._family in STACKED_TURNED)
+                turned = layout.turned or (parameter and self._stored_turned(layer, layout))
                 turned = turned or (self._map.entry.transposed and not layout.experts)
                 return replace(layout, turned=turned, interleaved=parameter and self._family in INTERLEAVED)
         return None
+
+    def _stored_turned(self, layer: int, layout: Layout) -> bool:
+        """Whether stacked experts are stored (expert, in, out): gpt-oss, Llama 4, and Qwen3-VL in published files.
+
+        The shapes say so, and never both: gate and up together have twice as many neurons as down.
+        """
+        reads, writes = (self._map.shape(self._name(layer, module, 0)) for module in (layout.reads[0], layout.down))
+        return reads[1:2] == writes[2:] == (self.weights.d_model,)
 
     def _name(self, layer: int, module: str, expert: int) -> str:
         return weight_of(self._map.in_layer(layer, module.replace("{}", str(expert))))
@@ -128,11 +135,17 @@ class Mlps:
         elif layout.experts:
             while self._name(layer, layout.down, count) in self._map.names:
                 count += 1
-        d, neurons = self.weights.d_model, 0
+        d, neurons, first = self.weights.d_model, 0, 0
         for expert in range(1 if layout.stacked else count):
             name = self._name(layer, layout.down, expert)
             shape = self._map.shape(name)[1 if layout.stacked else 0 :]
             neurons = shape[0 if layout.turned else 1] if len(shape) == 2 else 0
+            first = first or neurons
+            if neurons != first:  # ERNIE-4.5-VL: those of pictures are smaller
+                raise HeadspanError(
+                    f"the experts of layer {layer} of {self.weights.reference} have {first} neurons and {neurons}: "
+                    "neurons are read where all experts of a layer have as many"
+                )
             wanted = {name: ((neurons, d) if layout.turned else (d, neurons))}
             rows = 2 * neurons if layout.fused else neurons
             wanted |= {self._name(layer, m, expert): (d, rows) if layout.turned else (rows, d) for m in layout.reads}
@@ -171,9 +184,15 @@ class Mlps:
             return None
         if entry.weightless_norm:
             return self.checkpoint._read_norm(["weightless"])
+        if self._norms_behind(layer):
+            return None
         behind = entry.output_norm if layer in self.checkpoint.layers else ()
         names = [n for n in NORMS if n not in behind]
         return self._norm_of(layer, names) or self._attention_norm(layer)
+
+    def _norms_behind(self, layer: int) -> bool:
+        """Whether the norms of a layer stand behind attention and MLP; layers of another kind may have others."""
+        return self._map.entry.norm_place == "output" and layer in self.checkpoint.layers
 
     def _attention_norm(self, layer: int) -> Norm | None:
         # Of two that may be there (GGUF files of Falcon) the first is attention's own.
@@ -182,7 +201,9 @@ class Mlps:
     def output_norm(self, layer: int) -> Norm | None:
         """The norm between the MLP of a layer and the stream."""
         if ("out", layer) not in self._norms:
-            self._norms["out", layer] = self._norm_of(layer, list(OUTPUT_NORMS))
+            # Chameleon calls the norm behind its MLP what others call the one in front.
+            others = [n for n in NORMS if n not in self._map.entry.output_norm] if self._norms_behind(layer) else []
+            self._norms["out", layer] = self._norm_of(layer, [*OUTPUT_NORMS, *others])
         return self._norms["out", layer]
 
     def _norm_of(self, layer: int, names: list[str]) -> Norm | None:

@@ -93,6 +93,7 @@ EXPERTS: tuple[Layout, ...] = (
     _gated("block_sparse_moe.experts.{}", _W),
     _gated("mlp.experts.{}", _W),
     _gated("mlp.experts", stacked=True),
+    _gated("moe", stacked=True),
     Layout("mlp.experts.gate_up_proj", None, "mlp.experts.down_proj", stacked=True),
     Layout("mlp.experts.gate_up_proj|", None, "mlp.experts.down_proj|", stacked=True),
     Layout("feed_forward.experts.gate_up_proj|", None, "feed_forward.experts.down_proj|", stacked=True),
@@ -106,14 +107,14 @@ SHARED: tuple[Layout, ...] = (
         "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert",
         "block_sparse_moe.shared_experts",
     )),
+    _gated("share_expert", shared=True),
     _gated("mlp.shared_experts", _LINEAR_GATE, shared=True),
     _plain("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", shared=True),
     Layout("mlp.shared_experts.gate_up_proj", None, "mlp.shared_experts.down_proj", shared=True),
     Layout("shared_mlp.input_linear", None, "shared_mlp.output_linear", shared=True),
 )  # fmt: skip
 
-# Families whose stacked experts are stored (expert, in, out), and those that store gate and up by turns.
-STACKED_TURNED = frozenset({"gpt_oss", "llama4_text"})
+# Families that store gate and up of stacked experts by turns.
 INTERLEAVED = frozenset({"gpt_oss"})
 
 # The norm between the stream and the MLP: the first that the layer has. Where it has none the MLP of a parallel block

@@ -10,16 +10,17 @@ from typing import Any
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Role
-from headspan.models.architectures import BODY_PREFIXES, find_architecture
+from headspan.models.architectures import BODY_PREFIXES
+from headspan.models.finding import find_architecture
 from headspan.models.sizes import ModelSizes
 from headspan.sources.base import TensorSource
 
-_SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
-                   "minimax_m3_sparse", "attention")  # fmt: skip
+_SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "reference_sliding_attention", "chunked_attention",
+                   "indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse", "attention")  # fmt: skip
 _PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _INTEGERS = ("int", "uint", "qint", "quint", "bool")
-_UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.")
+_UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.", "text_model.", "thinker.", "llm.")
 
 
 class TensorMap:

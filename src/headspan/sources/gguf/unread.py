@@ -8,6 +8,7 @@ _NO_HEADS = "there is no softmax attention in it"
 _TWO_STACKS = "it is an encoder with a decoder, or the encoder of one"
 _NO_TEXT = "it is no language model"
 _FAMILY = "its family is not among the models that are read"
+_UNTRIED = "its family is read from directories, but no GGUF file of it was compared with one yet"
 _DRAFTER = "it drafts for another model"
 
 UNREAD: dict[str, str] = {
@@ -16,11 +17,12 @@ UNREAD: dict[str, str] = {
     **dict.fromkeys(("clip", "mmproj", "wavtokenizer-dec"), _NO_TEXT),
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTER),
     **dict.fromkeys(
-        ("arctic", "bailingmoe", "bailingmoe2", "bitnet", "chameleon", "codeshell", "cogvlm", "deci", "deepseek2-ocr",
-         "dream", "exaone", "grok", "grovemoe", "hunyuan_vl", "jais", "jina-bert-v2", "jina-bert-v3", "llada",
-         "llada-moe", "maincoder", "neo-bert", "nomic-bert", "nomic-bert-moe", "orion", "paddleocr", "pangu-embedded",
-         "plamo", "plamo2", "plamo3", "plm", "qwen", "refact", "rnd1", "smallthinker", "step35"), _FAMILY,
+        ("arctic", "bailingmoe", "bailingmoe2", "bitnet", "codeshell", "cogvlm", "deepseek2-ocr",
+         "dream", "exaone", "grok", "grovemoe", "jais", "jina-bert-v2", "jina-bert-v3", "llada",
+         "llada-moe", "maincoder", "neo-bert", "nomic-bert", "nomic-bert-moe", "orion", "pangu-embedded",
+         "plamo", "plamo2", "plamo3", "plm", "qwen", "refact", "rnd1", "smallthinker"), _FAMILY,
     ),
+    **dict.fromkeys(("chameleon", "deci", "hunyuan_vl", "paddleocr", "step35"), _UNTRIED),
     "gptj": "llama.cpp names its tensors, but nothing writes such files, so the order of their rows is not known",
     "persimmon": "llama.cpp gave it up, and the order of its rows with it",
 }  # fmt: skip
