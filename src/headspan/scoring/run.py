@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps of a tile
 _LONG = 10.0  # minutes from which a shorter way is offered
 _SURELY_SHORT = 1e13  # operations that take less on any machine
-_OVERHEAD = 1.8  # time of a run over that of its arithmetic
+_OVERHEAD = 1.4  # time of a run over that of its arithmetic
 
 
 @checked
