@@ -93,7 +93,7 @@ def streamed(address: str, headers: dict[str, str]) -> Iterator[Any]:
 
     session: Any = get_session()
     with connection:
-        if callable(getattr(session, "stream", None)):  # httpx, from huggingface_hub 1.0 on; in requests it is a setting
+        if callable(getattr(session, "stream", None)):  # httpx, from huggingface_hub 1.0; requests has a setting
             with session.stream("GET", address, headers=headers, timeout=TIMEOUT) as answer:
                 yield answer
         else:
