@@ -272,6 +272,9 @@ def test_the_diagram_works_with_the_keyboard(open_page: Open, small: tuple[Path,
     for key in ("ArrowRight",) * 8 + ("ArrowDown",):
         page.keyboard.press(key)
     assert "L0H1.O → L2H0.K" in view.text("#heat-caption")
+    page.set_viewport_size({"width": 1000, "height": 700})  # it is drawn again, and the keyboard stays where it was
+    assert "L0H1.O → L2H0.K" in view.text("#heat-caption")
+    assert page.evaluate("document.activeElement.id") == "heat-canvas"
     page.keyboard.press("Enter")
     assert view.state("pair") == "L0H1.O-L2H0.K"
 

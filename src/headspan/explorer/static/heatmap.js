@@ -64,7 +64,7 @@ HS.heatmap = (() => {
     for (const button of HS.byId("heat-grid").children) button.setAttribute("aria-pressed", String(button.dataset.pairing === pairing));
     const box = HS.byId("heat-main");
     if (!m) { plot = null; box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`)); return; }
-    box.replaceChildren(canvas, over);
+    if (canvas.parentElement !== box) box.replaceChildren(canvas, over); // taking it out and in again would lose the focus
     const bounds = scaleOf(m);
     const size = Math.max(150, Math.min(620, box.clientWidth - MARGIN - 70));
     const wide = size / m.columns, tall = size / m.rows; // one pair; not square where K and V have fewer heads
@@ -78,7 +78,8 @@ HS.heatmap = (() => {
     plot = { m, pairing, wide, tall, width, height, names };
     axes(context, pairing, names);
     scale(context, bounds, metric);
-    HS.byId("heat-caption").textContent = caption(m, pairing, metric);
+    if (cursor && (cursor[0] >= m.rows || cursor[1] >= m.columns)) cursor = null;
+    HS.byId("heat-caption").textContent = cursor && document.activeElement === canvas ? told(cursor) : caption(m, pairing, metric);
     highlight();
   };
 
@@ -169,6 +170,8 @@ HS.heatmap = (() => {
     return `${title}\n${HS.model.metric(metric).title} ${v.exact ? "" : "≈ "}${HS.score(v.score, metric)}`;
   };
 
+  const told = (cell) => describe(cell).replace("\n", ": ") || "No pair here.";
+
   const open = ([row, column]) => {
     const { m, pairing, names } = plot;
     if (!m.layers && !Number.isNaN(m.values[row * m.columns + column])) HS.choosePair(pairing, names[0][row], names[1][column]);
@@ -184,7 +187,7 @@ HS.heatmap = (() => {
       if (steps[event.key]) {
         const [row, column] = cursor ?? [0, 0];
         cursor = [Math.max(0, Math.min(plot.m.rows - 1, row + steps[event.key][0])), Math.max(0, Math.min(plot.m.columns - 1, column + steps[event.key][1]))];
-        HS.byId("heat-caption").textContent = describe(cursor).replace("\n", ": ") || "No pair here.";
+        HS.byId("heat-caption").textContent = told(cursor);
         highlight();
       } else if (event.key === "Enter" && cursor) open(cursor);
       else return;
