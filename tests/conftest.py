@@ -182,3 +182,19 @@ def open_page(browser: Any) -> Iterator[Open]:
         assert others == []
         assert sum(url.startswith("file://") for url in view.requests) == 1
         view.page.context.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    """A hub on this machine that sends byte ranges, with one model; some test files have a hub of their own."""
+    from local_hub import serving
+    from range_hub import Hub, repository
+
+    with serving(Hub(repository())) as server:
+        yield server
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where processes that a test starts keep their caches."""
+    return tmp_path / "home"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,17 +15,6 @@ import pytest
 from headspan.sources.chunks import locked
 from local_hub import serving
 from range_hub import REPO, Hub, repository, run, scores_are_right
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serving(Hub(repository())) as server:
-        yield server
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
 
 
 def bytes_in(folder: Path) -> int:

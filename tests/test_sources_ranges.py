@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from local_hub import process, serving
+from local_hub import process
 from range_hub import REPO, Hub, repository, run, scores_are_right, tensors
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serving(Hub(repository())) as server:
-        yield server
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
 
 
 def assert_changed(done: subprocess.CompletedProcess[str]) -> None:

@@ -227,7 +227,7 @@ def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most
     wanted = [(search, search.candidates(most)) for search in searches]
     sources = {(s.pairing.source, int(i)) for s, chosen in wanted for i in np.unique(s.rows[chosen])}
     for block in _blocks(weights, sources, memory):
-        bases = dict(pair for layer in parallel_map(_all_bases, _chosen(weights, block)) for pair in layer)
+        bases = dict(pair for layer in parallel_map(_bases, _chosen(weights, block)) for pair in layer)
         against: dict[Place, list[tuple[Search, int]]] = {}
         for search, chosen in wanted:
             for c in chosen:
@@ -260,15 +260,11 @@ def _chosen(weights: AttentionWeights, heads: set[Place], tick: Tick = lambda: N
         tick()
 
 
-def _all_bases(work: Work) -> list[tuple[Place, np.ndarray]]:
-    return list(_bases(work))
-
-
-def _bases(work: Work) -> Iterator[tuple[Place, np.ndarray]]:
+def _bases(work: Work) -> list[tuple[Place, np.ndarray]]:
     """Their orthonormal bases, (d, m) float32."""
     role, first, chosen, own, dtype = work
-    for i in chosen:
-        yield (role, i), orthonormal_bases(own[i - first : i - first + 1], dtype, np.float32)[0][0]
+    places = [i - first for i in chosen]
+    return [((role, first + i), orthonormal_bases(own[i : i + 1], dtype, np.float32)[0][0]) for i in places]
 
 
 def _blocks(weights: AttentionWeights, heads: set[Place], memory: int) -> Iterator[set[Place]]:
