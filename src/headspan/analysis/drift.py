@@ -21,7 +21,7 @@ import numpy as np
 
 import headspan
 from headspan.analysis.changes import EdgeChange, HubChange, edge_changes, hub_changes
-from headspan.analysis.rounding import PortNoise, rounding_floor
+from headspan.analysis.rounding import StoredPort, rounding_floor
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, ROLES, Head, Role
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
@@ -30,13 +30,12 @@ from headspan.models.folding import fold as folded
 from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
-from headspan.scoring.subspaces import orthonormal_bases
+from headspan.scoring.subspaces import span_drift
 from headspan.system.arguments import checked
 from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
 from headspan.system.tabular import data_frame, same_content
-from headspan.system.threads import one_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -279,51 +278,19 @@ def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, b
 
 def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[int]) -> Iterator[list[PortDrift]]:
     """The drift of every head, one role of one layer at a time; each tensor is read once."""
+    raw = unfolded(second)
+    # An adapter is added to the very numbers of its base: nothing but arithmetic is rounded between the two.
+    adapted = isinstance(raw, AdaptedWeights) and raw.base is unfolded(first)
     for layer in layers:
         for role in (role for role in ROLES if first.heads_in(role, layer)):
-            dtypes = storage_dtypes(first, second, role, layer)
-            weights = first.read(role, layer)
-            bases, ranks = orthonormal_bases(weights, first.storage_dtype(role, layer))
-            noises = [PortNoise(first, role, layer, weights, dtypes[0])]
-            others = second.read(role, layer)
-            noises.append(PortNoise(second, role, layer, others, dtypes[1]))
-            new_bases, new_ranks = orthonormal_bases(others, second.storage_dtype(role, layer))
-            drift, angle = span_drift(bases, ranks, new_bases, new_ranks)
-            floor = rounding_floor(weights, bases, ranks, noises)
+            before, after = (StoredPort(weights, role, layer, adapted) for weights in (first, second))
+            drift, angle = span_drift(before.bases, before.ranks, after.bases, after.ranks)
+            floor = rounding_floor(before, after, drift)
             yield [
-                PortDrift(head, role, float(drift[i]), float(floor[i]), float(np.degrees(angle[i])), int(ranks[i]),
-                          int(new_ranks[i]))
+                PortDrift(head, role, float(drift[i]), float(floor[i]), float(np.degrees(angle[i])),
+                          int(before.ranks[i]), int(after.ranks[i]))
                 for i, head in enumerate(first.heads_in(role, layer))
             ]  # fmt: skip
-
-
-def storage_dtypes(first: AttentionWeights, second: AttentionWeights, role: Role, layer: int) -> tuple[str, str]:
-    """How the numbers of both models were rounded, as far as their difference can tell.
-
-    An adapter is added to the very numbers of its base: nothing but arithmetic is rounded between the two.
-    """
-    raw = unfolded(second)
-    if isinstance(raw, AdaptedWeights) and raw.base is unfolded(first):
-        return "float32", "float32"
-    return first.storage_dtype(role, layer), second.storage_dtype(role, layer)
-
-
-def span_drift(
-    first: np.ndarray, first_ranks: np.ndarray, second: np.ndarray, second_ranks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """1 − PK/rank and the largest principal angle (radians) of each pair of bases, (n,) both.
-
-    first, second: (n, d, m), orthonormal columns, zero beyond the ranks. Measured on what the larger subspace has
-    outside the other, so that small changes keep their digits.
-    """
-    swap = (first_ranks > second_ranks)[:, None, None]
-    larger, smaller = np.where(swap, first, second), np.where(swap, second, first)
-    with one_thread():  # many small products: more threads would wait for each other
-        outside = larger - np.matmul(smaller, np.matmul(smaller.transpose(0, 2, 1), larger))
-        squares = np.linalg.eigvalsh(np.matmul(outside.transpose(0, 2, 1), outside))
-    ranks = np.maximum(first_ranks, second_ranks)
-    total = np.clip(squares, 0.0, 1.0).sum(axis=1)
-    return total / np.maximum(ranks, 1), np.arcsin(np.sqrt(np.clip(squares[:, -1], 0.0, 1.0)))
 
 
 # -- scores --------------------------------------------------------------------------------------------------

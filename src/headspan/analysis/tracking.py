@@ -20,7 +20,6 @@ import numpy as np
 
 import headspan
 from headspan.analysis.assembling import assembled
-from headspan.analysis.drift import span_drift
 from headspan.analysis.hubs import hubs
 from headspan.analysis.series import Series
 from headspan.analysis.shelf import Arrays, Shelf
@@ -30,7 +29,7 @@ from headspan.models.folding import fold as folded
 from headspan.models.weights import AttentionWeights, open
 from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
-from headspan.scoring.subspaces import orthonormal_bases
+from headspan.scoring.subspaces import orthonormal_bases, span_drift
 from headspan.scoring.tiles import TileStore
 from headspan.sources.downloads import Downloads
 from headspan.sources.revisions import Checkpoint, find_checkpoints

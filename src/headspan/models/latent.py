@@ -40,10 +40,15 @@ class Chance(NamedTuple):
 class LatentFactors(NamedTuple):
     """The stored matrices whose products are the weights of heads behind one latent, and how they are stored."""
 
-    inner: np.ndarray  # (d, r), what the latent reads, its gains included
+    stored: np.ndarray  # (d, r), what the latent reads, without its gains
     heads: np.ndarray  # (n, m, r), what each head makes of it
     gains: np.ndarray  # (r,)
-    dtypes: tuple[str, str, str]  # of inner, heads, gains
+    factor: float  # that some families multiply the gains with
+    dtypes: tuple[str, str, str]  # of stored, heads, gains
+
+    def product(self) -> np.ndarray:
+        """(n, d, m), the weights."""
+        return _through(self.heads, self.stored * (self.gains * np.float32(self.factor)))
 
 
 @dataclass(frozen=True)
@@ -192,18 +197,26 @@ class LatentReader:
 
     def factors(self, role: Role, layer: int, dtype: Callable[[int, str], str]) -> LatentFactors | None:
         """What the weights of a role are products of, None without a latent; ``dtype`` says how a module is stored."""
-        inner = self.latent_map(role, layer)
-        if inner is None:
+        module = self.shapes[layer].latent_module(role)
+        if module is None:
             return None
+        gains = self._stored_gains(role, layer)
+        inner = self._tensor(layer, module)[: len(gains)].T
         names = [name.removesuffix(".weight") for name in self.shapes[layer].tensors(role)]
-        stored = tuple(dtype(layer, names[i]) for i in (0, 2, 1))
-        return LatentFactors(inner, self._heads_of_latent(role, layer), self._gains(role, layer), stored)  # type: ignore[arg-type]
+        kinds = dtype(layer, names[0]), dtype(layer, names[2]), dtype(layer, names[1])
+        return LatentFactors(inner, self._heads_of_latent(role, layer), gains, self._gain_factor(role, layer), kinds)
 
     def _gains(self, role: Role, layer: int) -> np.ndarray:
         """(r,): of the norm inside, with the factor that some families add."""
+        return self._stored_gains(role, layer) * np.float32(self._gain_factor(role, layer))
+
+    def _stored_gains(self, role: Role, layer: int) -> np.ndarray:
+        return self._tensor(layer, list(self.shapes[layer].tensors(role))[1].removesuffix(".weight"))
+
+    def _gain_factor(self, role: Role, layer: int) -> float:
         shape = self.shapes[layer]
-        gains = self._tensor(layer, list(shape.tensors(role))[1].removesuffix(".weight"))
-        return gains * np.float32(np.sqrt(shape.d_model / len(gains))) if shape.scaled else gains
+        rank = shape.q_rank if role is Role.Q else shape.kv_rank
+        return float(np.sqrt(shape.d_model / (rank or 1))) if shape.scaled else 1.0
 
     def bias(self, role: Role, layer: int, stored: Callable[[int, str], np.ndarray | None]) -> np.ndarray | None:
         """(n, m): what a bias of the latent adds, times the same number a token as the rest; ``stored`` finds it."""

@@ -269,3 +269,21 @@ def _check_same_space(first: np.ndarray, second: np.ndarray) -> None:
         raise HeadspanError(
             f"two subspaces must lie in one space: got bases of shapes {first.shape} and {second.shape}"
         )
+
+
+def span_drift(
+    first: np.ndarray, first_ranks: np.ndarray, second: np.ndarray, second_ranks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """1 − PK/rank and the largest principal angle (radians) of each pair of bases, (n,) both.
+
+    first, second: (n, d, m), orthonormal columns, zero beyond the ranks. Measured on what the larger subspace has
+    outside the other, so that small changes keep their digits.
+    """
+    swap = (first_ranks > second_ranks)[:, None, None]
+    larger, smaller = np.where(swap, first, second), np.where(swap, second, first)
+    with one_thread():  # many small products: more threads would wait for each other
+        outside = larger - np.matmul(smaller, np.matmul(smaller.transpose(0, 2, 1), larger))
+        squares = np.linalg.eigvalsh(np.matmul(outside.transpose(0, 2, 1), outside))
+    ranks = np.maximum(first_ranks, second_ranks)
+    total = np.clip(squares, 0.0, 1.0).sum(axis=1)
+    return total / np.maximum(ranks, 1), np.arcsin(np.sqrt(np.clip(squares[:, -1], 0.0, 1.0)))
