@@ -1,0 +1,150 @@
+"""The rounding floor of `diff` on real and made weights: rounding is no change, and a little more than it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import headspan as hs
+from headspan.analysis.drift import Diff
+from headspan.heads import ROLES
+from headspan.models.rounded import narrowest, round_to
+from test_drift import random_model, with_norm
+
+Arrays = dict[str, Any]
+TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
+
+
+def each(arrays: Arrays, change: Callable[[np.ndarray], Any]) -> Arrays:
+    return {name: value if isinstance(value, str) else change(value) for name, value in arrays.items()}
+
+
+def stored(arrays: Arrays, kind: str) -> Arrays:
+    return each(arrays, lambda value: value.astype(TYPES[kind]))
+
+
+def upcast(arrays: Arrays, kind: str) -> Arrays:
+    return each(arrays, lambda value: value.astype(TYPES[kind]).astype(np.float32))
+
+
+def disturbed(arrays: Arrays, kind: str, times: float) -> Arrays:
+    """Noise of several times the rounding error of a type in every weight, then rounded to that type."""
+    rng = np.random.default_rng(3)
+
+    def change(value: np.ndarray) -> np.ndarray:
+        error = value.astype(TYPES[kind]).astype(np.float32) - value
+        noise = rng.normal(size=value.shape) * times * np.sqrt(np.square(error).mean())
+        return (value + noise if value.ndim == 4 else value).astype(TYPES[kind])
+
+    return each(arrays, change)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "minilm", "smollm2", "gaussian", "small"])
+def weights(request: pytest.FixtureRequest) -> Arrays:
+    """Every third head of the first and the last layer of a model as arrays, with its norm where it can be folded."""
+    rng = np.random.default_rng(0)
+    if request.param == "gaussian":
+        return with_norm({role: rng.normal(0, 0.02, (2, 4, 256, 32)).astype(np.float32) for role in "QKVO"}, "layer")
+    if request.param == "small":
+        return with_norm(random_model(layers=2, d=12, m=3), "rms")
+    fixture = {"gpt2": "gpt2_dir", "minilm": "minilm_dir", "smollm2": "smollm2_gguf"}[request.param]
+    model = hs.open(str(request.getfixturevalue(fixture)))
+    ends = model.layers[0], model.layers[-1]
+    arrays: Arrays = {str(role): np.stack([model.read(role, layer)[::3] for layer in ends]) for role in ROLES}
+    if not model.foldable:
+        return arrays
+    norms = [model.norm(layer) for layer in ends]
+    return {**arrays, "norm": model.norm_kind, "gain": np.stack([norm.gain for norm in norms if norm is not None])}
+
+
+def moved(change: Diff) -> int:
+    assert not any(np.isnan(line.floor) for line in change.drift)
+    return sum(line.moved for line in change.drift)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+def test_rounding_moves_nothing_and_three_times_as_much_everything(weights: Arrays, kind: str, fold: bool) -> None:
+    if fold and "norm" not in weights:
+        pytest.skip("the norms of this model cannot be folded")
+    once = hs.diff(weights, stored(weights, kind), fold=fold, k=1)
+    again = hs.diff(weights, upcast(weights, kind), fold=fold, k=1)
+    assert moved(once) == moved(again) == 0
+    assert max(line.drift for line in once.drift) > 1e-9  # it is not that nothing happened
+    assert [line.drift for line in once.drift] == [line.drift for line in again.drift]
+    assert [line.floor for line in once.drift] == [line.floor for line in again.drift]
+    more = hs.diff(weights, disturbed(weights, kind, 3), fold=fold, k=1)
+    assert moved(more) >= len(more.drift) * (0.9 if weights["Q"].shape[2] < 20 else 1)
+
+
+@pytest.mark.parametrize("kinds", [("bfloat16", "float16"), ("float16", "bfloat16"), ("float8_e4m3fn", "bfloat16")])
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+def test_two_roundings_of_one_model_are_no_change(kinds: tuple[str, str], fold: bool) -> None:
+    base = with_norm(random_model(seed=2, layers=2, d=64), "layer")
+    assert moved(hs.diff(*(stored(base, kind) for kind in kinds), fold=fold)) == 0
+    assert moved(hs.diff(*(upcast(base, kind) for kind in kinds), fold=fold)) == 0
+
+
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_another_basis_stored_anew_is_no_change(kind: str, fold: bool) -> None:
+    """What was rounded are other numbers than those of the first model, and the steps of both count."""
+    base = with_norm(random_model(seed=4, layers=2, d=64), "layer")
+    rng, other = np.random.default_rng(5), dict(base)
+    for role in "QKVO":
+        turns = np.linalg.qr(rng.normal(size=(*base[role].shape[:2], 6, 6)))[0] * np.geomspace(1, 9, 6)
+        other[role] = (base[role].astype(np.float64) @ turns).astype(np.float32).astype(TYPES.get(kind, np.float32))
+    change = hs.diff(base, other, fold=fold)
+    assert moved(change) == 0 and max(line.drift for line in change.drift) > 1e-16
+
+
+def test_a_fine_tuned_copy_of_upcast_numbers_is_noticed() -> None:
+    base = upcast(random_model(layers=2, d=64), "bfloat16")
+    other = {role: array.copy() for role, array in base.items()}
+    other["K"][1, 2] *= 1 + 0.02 * np.random.default_rng(6).normal(size=other["K"][1, 2].shape)
+    assert [f"{line.head}.{line.role}" for line in hs.diff(base, other).drift if line.moved] == ["L1H2.K"]
+
+
+def test_gains_that_both_models_share_do_not_hide_a_change() -> None:
+    """The coarse gains of a model stored in bfloat16 once moved nothing between two later copies of it."""
+    base = with_norm(random_model(layers=2, d=64), "rms")
+    base["gain"] = base["gain"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    other = each(base, lambda value: value.copy())
+    other["V"] *= 1 + 1e-5 * np.random.default_rng(7).normal(size=other["V"].shape)
+    assert {str(line.role) for line in hs.diff(base, other, fold=True).drift if line.moved} == {"V"}
+
+
+@pytest.mark.parametrize("exponent", [-310, -200, 200, 300])
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+@pytest.mark.filterwarnings("error")
+def test_weights_of_any_size_have_a_floor(exponent: int, fold: bool) -> None:
+    base = with_norm(random_model(layers=2), "layer")
+    for role in "QKVO":
+        base[role] = base[role].astype(np.float64) * 10.0**exponent
+    assert moved(hs.diff(base, base, fold=fold)) == 0
+    other = each(base, lambda value: value.copy())
+    other["O"] *= 1 + 1e-9 * np.random.default_rng(8).normal(size=other["O"].shape)
+    assert {str(line.role) for line in hs.diff(base, other, fold=fold).drift if line.moved} == {"O"}
+    assert moved(hs.diff(base, other, fold=fold)) == 8
+
+
+@pytest.mark.parametrize("kind", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64"])
+def test_the_narrowest_type_of_numbers(kind: str) -> None:
+    numbers = np.random.default_rng(9).normal(size=(40, 30))
+    rounded = round_to(numbers, kind)
+    assert narrowest(rounded) == kind and np.array_equal(round_to(rounded, kind), rounded)
+    rounded[3, 4] *= 1 + 2.0**-40  # one number that does not fit is enough
+    assert narrowest(rounded) == "float64"
+
+
+@pytest.mark.parametrize("numbers", [np.zeros((3, 3)), np.eye(5), 2.0 ** -np.arange(9), np.arange(-3.0, 4.0)])
+def test_simple_numbers_were_not_rounded(numbers: np.ndarray) -> None:
+    assert narrowest(numbers) == "float32"
+
+
+def test_numbers_too_large_for_a_type_become_its_largest() -> None:
+    assert round_to(np.array([1e9, -1e9, 1.0]), "float16").tolist() == [65504.0, -65504.0, 1.0]
