@@ -137,7 +137,7 @@ def stored_types(weights: AttentionWeights, role: Role, layer: int, folded: bool
     factors = weights.latent_factors(role, layer)
     if factors is None:
         return StoredTypes(narrowest(weights.read(role, layer)), gains=gains)
-    return StoredTypes(*(narrowest(part) for part in (factors.stored, factors.heads, factors.gains)), gains)
+    return StoredTypes(narrowest(factors.stored), narrowest(factors.heads), narrowest(factors.gains), gains)
 
 
 def norm_of(weights: AttentionWeights, role: Role, layer: int) -> Norm | None:
