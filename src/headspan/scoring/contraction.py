@@ -39,6 +39,7 @@ _PADDING = 16  # numbers between heads: rows that lie a power of two apart push 
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
 _BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
+_SMALL_KERNEL = 1e-5  # of factors of norm 1: above it, an error of 6e-8 is one of 1e-5 in the root
 _HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads of one piece of work by the direct route
 
 
@@ -72,6 +73,7 @@ def contract(
     route: Route | None = None,
     work_bytes: int = 256 * 2**20,
     device: str = "cpu",
+    rooted: bool = False,
     tick: Callable[[float], None] = lambda share: None,
 ) -> list[np.ndarray]:
     """The kernel matrix of each job, float64, NaN outside its needed entries.
@@ -80,6 +82,7 @@ def contract(
     work_bytes: memory for intermediate arrays, besides factors and results.
     device: ``cpu`` works in numpy; anything else names a torch device ("cuda", "mps", "torch:cpu"), with "+bf16" behind
         it for products in bfloat16.
+    rooted: the roots of the kernels are wanted, of factors of norm 1; small kernels then have to be right, too.
     tick: told the share of the work done since the last call.
     """
     for first, second, needed in jobs:
@@ -102,10 +105,32 @@ def contract(
             chosen = [i for i, job in enumerate(jobs) if factors[job.first].shape[1] == size]
             found = run(backend, mine, [jobs[i] for i in chosen], work_bytes, lambda share: tick(share / len(sizes)))
             totals |= zip(chosen, found, strict=True)
+            if rooted and route == "gram":
+                _make_small_again(backend, mine, {i: jobs[i] for i in chosen}, totals, work_bytes)
     for i, job in enumerate(jobs):
         np.maximum(totals[i], 0.0, out=totals[i])  # a sum of squares: only rounding can make it negative
         totals[i][~job.needed] = np.nan
     return [totals[i] for i in range(len(jobs))]
+
+
+def _make_small_again(
+    backend: Backend,
+    factors: Mapping[Key, Any],
+    jobs: Mapping[int, Job],
+    totals: dict[int, np.ndarray],
+    work_bytes: int,
+) -> None:
+    """Kernels that the Gram route may have lost to rounding, by the direct route, which adds up squares.
+
+    An inner product of Gram matrices is off by 1e-7 of their sizes, and its root by the root of that where they are
+    orthogonal. Heads of trained models are hardly ever that far apart.
+    """
+    again = {i: Job(*job[:2], job.needed & (totals[i] < _SMALL_KERNEL)) for i, job in jobs.items()}
+    again = {i: job for i, job in again.items() if job.needed.any()}
+    if again:
+        made = _direct_route(backend, factors, list(again.values()), work_bytes, lambda share: None)
+        for (i, job), kernels in zip(again.items(), made, strict=True):
+            np.copyto(totals[i], kernels, where=job.needed)
 
 
 def _gram_route(

@@ -31,7 +31,15 @@ from functools import lru_cache
 import numpy as np
 
 from headspan.errors import HeadspanError
-from headspan.scoring.subspaces import largest, orthonormal_bases, parts, subspace_ranks
+from headspan.scoring.accurate import accurate_product
+from headspan.scoring.subspaces import (
+    largest,
+    orthonormal_bases,
+    orthonormal_basis,
+    parts,
+    power_of_two,
+    subspace_ranks,
+)
 from headspan.system.threads import parallel_map, scratch
 
 
@@ -209,7 +217,7 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     # Only the Gram matrix squares a condition number; for the rest float32 will do.
     own = np.divide(weight.own, _scale(weight.own)).astype(np.float32, copy=False)
     partner = scratch("partners", weight.partner.shape)
-    np.divide(weight.partner, largest(weight.partner).max() or 1.0, out=partner, dtype=np.float64)
+    np.divide(weight.partner, _group_scale(weight.partner, len(own)), out=partner, dtype=np.float64)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
     roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
@@ -223,12 +231,19 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
 
 
 _CANCELLATION = 0.05  # of what random weights give; float32 keeps five digits above it
+_DEEP_CANCELLATION = 1e-9  # float64 keeps seven digits above it
 
 
 def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
-    """A·Rᵀ in float64, P = QR, on a scale that float32 can hold."""
-    root = np.asarray(np.linalg.qr(partner, mode="r"))
-    return _rescaled(np.matmul(_rescaled(own[None])[0], root.T)[None])[0]
+    """A·Rᵀ in float64, P = QR, on a scale that float32 can hold; R as QᵀP in twice the digits where they are needed."""
+    own, m = _rescaled(own[None])[0], own.shape[1]
+    frame, root = np.linalg.qr(partner)
+    factor = own @ root.T
+    if np.linalg.norm(factor) < _DEEP_CANCELLATION * np.linalg.norm(own) * np.linalg.norm(root):
+        basis = orthonormal_basis(partner)
+        high, low = accurate_product(partner.T, basis.vectors if basis.rank == m else frame)
+        factor = np.add(*accurate_product(own, high)) + own @ low
+    return _rescaled(np.pad(factor, ((0, 0), (0, m - factor.shape[1])))[None])[0]
 
 
 def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
@@ -250,6 +265,7 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
     own = _rescaled(weight.own)
     centred = own - own.mean(axis=2, keepdims=True)
+    centred -= centred.mean(axis=2, keepdims=True)  # what rounding left of the mean, where columns are nearly equal
     # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
     size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
     centred *= size > own.shape[2] * 2.0**-52 * noise
@@ -325,7 +341,7 @@ def metric_of(name: str) -> Metric:
 
 
 def _rescaled(weight: np.ndarray) -> np.ndarray:
-    """Float64, with entries of at most 1, so that squares of 1e±30 neither overflow nor vanish.
+    """Float64, with entries below 2, so that squares of 1e±200 neither overflow nor vanish.
 
     Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
     """
@@ -333,9 +349,15 @@ def _rescaled(weight: np.ndarray) -> np.ndarray:
 
 
 def _scale(weight: np.ndarray) -> np.ndarray:
-    """The largest entry of every head by size, (n, 1, 1); 1 where all are zero."""
-    size = largest(weight)
-    return np.where(size > 0, size, 1.0)
+    """A power of two of the size of every head's largest entry, (n, 1, 1)."""
+    return power_of_two(largest(weight))
+
+
+def _group_scale(partner: np.ndarray, n: int) -> np.ndarray:
+    """The scale of the partners of each of n heads: one for all those that are stacked, (len(partner), 1, 1)."""
+    sizes = largest(partner)
+    per_head = max(1, len(partner) // n)
+    return power_of_two(np.repeat(sizes.reshape(-1, per_head, 1, 1).max(axis=1), per_head, axis=0))
 
 
 def _norms(factors: np.ndarray) -> np.ndarray:

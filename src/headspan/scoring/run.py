@@ -284,7 +284,10 @@ def compute_tile(
     factors, jobs, metric = store.of(tile), plan.jobs(tile), METRICS[tile.metric]
     if metric.all_pairs is None:
         route = plan.routes[tile.metric]
-        kernels = contract(factors, jobs, route=route, work_bytes=plan.work_bytes, device=device, tick=tick)
+        rooted = metric.finish is np.sqrt
+        kernels = contract(
+            factors, jobs, route=route, work_bytes=plan.work_bytes, device=device, rooted=rooted, tick=tick
+        )
         values = [metric.finish(kernel) for kernel in kernels]
     else:
         values = []

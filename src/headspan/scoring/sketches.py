@@ -18,7 +18,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from headspan.scoring.subspaces import float64_copy, largest, orthonormal_bases, parts, subspace_ranks, well_conditioned
+from headspan.scoring.subspaces import (
+    clear_ranks,
+    float64_copy,
+    largest,
+    orthonormal_bases,
+    parts,
+    power_of_two,
+    well_conditioned,
+)
 from headspan.system.threads import one_thread
 
 _LAMBDAS = np.geomspace(1e-4, 1e3, 400)
@@ -36,38 +44,46 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
     sketch: Sᵀ, (s, d) float32. (n, s, m) float32 and (n,); columns beyond a head's rank are zero.
     """
     n, d, m = weights.shape
-    inverse = np.empty((n, m, m), np.float32)
+    inverse, ranks = np.zeros((n, m, m), np.float32), np.full(n, -1, np.int32)
     narrow, scale = _sketched(weights, sketch)
     for heads in parts(n, d * m):
         good, found = well_conditioned(float64_copy(weights[heads]), storage_dtype)
-        if found is None or not good.all():
-            return _sketched_carefully(weights, sketch, storage_dtype)
-        inverse[heads] = found * scale[heads]
-    with one_thread():
-        return np.matmul(inverse, narrow.transpose(0, 2, 1)).transpose(0, 2, 1), _full_ranks(weights)
+        if found is not None:
+            with np.errstate(all="ignore"):  # of the heads that are not good
+                inverse[heads] = found * scale[heads]
+            ranks[heads][good] = m
+    with one_thread(), np.errstate(all="ignore"):
+        made = np.matmul(inverse, narrow.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return _with_careful(made, ranks, weights, sketch, storage_dtype)
 
 
 def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`sketched_bases`, of any basis of each span: the weight itself where it has full rank beyond doubt."""
-    if (subspace_ranks(weights, storage_dtype) < weights.shape[2]).any() or weights.shape[2] > weights.shape[1]:
-        return _sketched_carefully(weights, sketch, storage_dtype)
-    return _sketched(weights, sketch)[0], _full_ranks(weights)
+    """As :func:`sketched_bases`, of any basis of each span: the weight itself where its condition allows it.
+
+    A product in float32 is off by 1e-7 of a head's strongest direction. Directions that are weaker than that would
+    be lost, and with them the overlaps that they make, so such heads are made orthonormal first.
+    """
+    ranks = clear_ranks(weights, storage_dtype)
+    return _with_careful(_sketched(weights, sketch)[0], ranks, weights, sketch, storage_dtype)
 
 
-def _sketched_carefully(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    bases, ranks = orthonormal_bases(weights, storage_dtype, np.float32)
-    return _product(sketch, bases[:, :, : min(weights.shape[1:])]), ranks
-
-
-def _full_ranks(weights: np.ndarray) -> np.ndarray:
-    return np.full(len(weights), weights.shape[2], dtype=np.int32)
+def _with_careful(
+    made: np.ndarray, ranks: np.ndarray, weights: np.ndarray, sketch: np.ndarray, storage_dtype: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sketches and ranks, those of heads without a rank so far (−1) made again of orthonormal bases."""
+    made = made[:, :, : min(weights.shape[1:])]
+    left = np.flatnonzero(ranks < 0)
+    if len(left):
+        bases, ranks[left] = orthonormal_bases(weights[left], storage_dtype, np.float32)
+        made[left] = _product(sketch, bases[:, :, : made.shape[2]])
+    return made, ranks
 
 
 def _sketched(weights: np.ndarray, sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """SᵀW in float32, of weights divided by a power of two, and that number, (n, 1, 1): 1 for sizes that are usual."""
     size = largest(weights)
     usual = (size > 1e-15) & (size < 1e15)
-    scale = np.where(usual, 1.0, np.exp2(np.floor(np.log2(np.where(size > 0, size, 1.0).astype(np.float64)))))
+    scale = np.where(usual, 1.0, power_of_two(size))
     own = weights if usual.all() else np.divide(weights, scale)
     return _product(sketch, own.astype(np.float32, copy=False)), scale
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headspan.errors import HeadspanError
+from headspan.scoring.accurate import accurate_product
 from headspan.system.threads import one_thread, scratch
 
 # Spacing of numbers next to 1 in the dtype that a weight was stored in: the noise every entry carries.
@@ -28,6 +29,8 @@ _QUANTISED_EPS = 2.0**-10
 
 # Below this condition number a basis made by Cholesky from the float64 Gram matrix is orthonormal to 1e-8.
 _SAFE_CONDITION = 1e4
+# Above it an SVD in float64 loses so much of the weak directions that an overlap may be off by more than 1e-9.
+_SAFE_FOR_SVD = 1e6
 _PART = 2**19  # numbers of the heads that are worked on at once
 _SMALL = 16  # rows of a triangular matrix that LAPACK inverts whole
 _ROW_BLOCKS = 4  # of a triangular product: five eighths of the operations of a full one
@@ -64,6 +67,8 @@ def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, stora
 def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
     """Orthonormal basis of the column span of a (d, m) weight, by SVD, with its numerical rank.
 
+    The SVD is right to 1e-16 of the *largest* singular value; directions that are far weaker are made anew from it.
+
     >>> orthonormal_basis(np.array([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0]])).rank
     1
     """
@@ -72,12 +77,27 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
         raise HeadspanError(f"a subspace needs a d×m matrix with d, m ≥ 1, not an array of shape {weight.shape}")
     if not np.isfinite(weight).all():
         raise HeadspanError("a subspace needs finite numbers, but this weight holds NaN or infinity")
-    scale = np.abs(weight).max()
+    scale = float(power_of_two(np.abs(weight).max()))
+    weight = weight / scale
     with one_thread():
-        left, values, _ = np.linalg.svd(weight / scale if scale else weight, full_matrices=False)
-    tolerance = float(rank_tolerance(weight.shape, np.linalg.norm(values), storage_dtype))
-    rank = int(np.count_nonzero(values > tolerance))
-    return Basis(np.ascontiguousarray(left[:, :rank]), rank, values * scale, tolerance * float(scale))
+        left, values, right = np.linalg.svd(weight, full_matrices=False)
+        tolerance = float(rank_tolerance(weight.shape, np.linalg.norm(values), storage_dtype))
+        rank = int(np.count_nonzero(values > tolerance))
+        vectors = np.ascontiguousarray(left[:, :rank])
+        if rank and values[0] > _SAFE_FOR_SVD * values[rank - 1]:
+            vectors = _sharpened(weight, right[:rank], vectors)
+    return Basis(vectors, rank, values * scale, tolerance * scale)
+
+
+def _sharpened(weight: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Left singular vectors (d, r) made again as W·V, whose columns span what those of W do to the last digit.
+
+    Whatever the rounding of V, each column is nearly a multiple of its left singular vector, so that the columns,
+    brought to one length, are well conditioned.
+    """
+    columns = accurate_product(weight, right.T)[0]
+    sharp = np.asarray(np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0])
+    return sharp * np.where(np.einsum("dr,dr->r", sharp, left) < 0, -1.0, 1.0)
 
 
 def orthonormal_bases(
@@ -132,18 +152,36 @@ def largest(weights: np.ndarray) -> np.ndarray:
     return np.maximum(high, -low)[:, None, None]
 
 
+def power_of_two(size: np.ndarray | float) -> np.ndarray:
+    """The largest power of two that is not above each size, and 1 for 0: dividing by it costs no digit.
+
+    >>> power_of_two(np.array([5.0, 0.3, 0.0]))
+    array([4.  , 0.25, 1.  ])
+    """
+    size = np.asarray(size, dtype=np.float64)
+    return np.where(size > 0, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
+
+
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
     """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases.
 
     Rows can only add to singular values: where some rows have full rank beyond doubt the weight has it too, and twice
     as many rows as columns tell it of most weights. The others are looked at one by one, with all their rows.
     """
+    ranks = clear_ranks(weights, storage_dtype)
+    for i in np.flatnonzero(ranks < 0):
+        ranks[i] = orthonormal_basis(without_padding(weights[i]), storage_dtype).rank
+    return ranks
+
+
+def clear_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
+    """The ranks of weights that are full beyond doubt, of a condition that float32 products can bear; −1 of others."""
     m = weights.shape[2]
     ranks = np.full(len(weights), m, dtype=np.int32)
     if not _stands_above(weights[:, : 2 * m], 2 * _clear_of_noise(weights, storage_dtype)):
         for i, weight in enumerate(map(without_padding, weights)):
             full = _stands_above(weight[None], 2 * _clear_of_noise(weight[None], storage_dtype))
-            ranks[i] = weight.shape[1] if full else orthonormal_basis(weight, storage_dtype).rank
+            ranks[i] = weight.shape[1] if full else -1
     return ranks
 
 
