@@ -56,6 +56,10 @@ def score(
     delta: Annotated[
         float | None, typer.Option(help="With --screen: how improbable a wrong certificate must be. [default: 0.01]")
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --screen: seed of the sketches. [default: from the content of the model]"),
+    ] = None,
     nodes: NodeWords = NO_NODES,
     fold: Fold = False,
     memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
@@ -87,8 +91,9 @@ def score(
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
-    if delta is not None and screen is None:
-        raise HeadspanError("--delta belongs to the certificate of --screen: add it, for example --screen 100")
+    for name, value in (("delta", delta), ("seed", seed)):
+        if value is not None and screen is None:
+            raise HeadspanError(f"--{name} belongs to the certificate of --screen: add it, for example --screen 100")
     check_result_name(out)
     check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
     weights = open_model(model, fold, tell=True, download=download)
@@ -101,6 +106,7 @@ def score(
             nodes=nodes.given(),
             screen=screen,
             delta=DELTA if delta is None else delta,
+            seed=seed,
             out=out,
             force=force,
             resume=resume,

@@ -52,6 +52,7 @@ def score(
     nodes: Any = None,
     screen: int | None = None,
     delta: float = DELTA,
+    seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
     resume: bool = True,
@@ -74,6 +75,7 @@ def score(
         2,000 nodes (``headspan.nodes`` takes any number).
     screen: only the so many strongest pairs of every pairing, by pk, found by sketches and then computed exactly; the
         provenance says how many of them are certified but for a probability of ``delta``.
+    seed: of the sketches of ``screen``; by default it comes from the content of the model, which its author knows too.
     out: write the result there, and keep finished tiles in the cache folder until it is complete.
     force: replace a file that is not a result; one that is read is never replaced.
     resume: take over finished tiles of a run with the same plan and model.
@@ -99,10 +101,12 @@ def score(
     if screen is not None:
         if route is not None:
             raise HeadspanError("screening chooses its own way of computing: leave out --route")
-        scores = _screened(weights, names, chosen, pairs, screen, delta, budget, device, dask, progress, say)
+        scores = _screened(weights, names, chosen, pairs, screen, delta, seed, budget, device, dask, progress, say)
         if out is not None:
             scores.save(out, force=force)
         return scores
+    if seed is not None:
+        raise HeadspanError("the seed belongs to the sketches of screening: add screen, or leave out the seed")
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
     for sentence in plan.remarks():
         say(sentence)
@@ -172,6 +176,7 @@ def _screened(
     pairs: PairSet,
     k: int,
     delta: float,
+    seed: int | None,
     memory: int,
     device: str,
     dask: str | None,
@@ -181,12 +186,14 @@ def _screened(
     """The strongest pairs alone; see :mod:`headspan.scoring.screening`."""
     if k < 1 or not 0 < delta < 1:
         raise HeadspanError(f"screening needs at least one pair and a δ between 0 and 1, not {k} and {delta:g}")
+    if seed is not None and not 0 <= seed < 2**64:
+        raise HeadspanError(f"the seed of a sketch is a whole number from 0 to 2**64 - 1, not {str(seed)[:40]}")
     if names != ("pk",):
         raise HeadspanError(f"screening finds the strongest pairs by pk, not by {', '.join(names)}: choose --metric pk")
     if dask is not None or device != "cpu":
         raise HeadspanError("screening runs on this machine's processor: leave out --dask and --device")
     with progress_bar("screening", progress) as update:
-        scores = find_strongest(weights, pairings, pairs, k, memory=memory, delta=delta, progress=update)
+        scores = find_strongest(weights, pairings, pairs, k, memory=memory, delta=delta, seed=seed, progress=update)
     for pairing in pairings:
         about = scores.provenance["screen"][str(pairing)]
         say(

@@ -5,10 +5,14 @@ pairing again exactly. The certificate: let τ be the largest upper bound among 
 exactly, each bound wrong with a probability of at most δ/k. The k truly strongest pairs are fixed before the sketch is
 drawn, so but for a probability of δ all their bounds hold; then those of them above τ were all compared, and every
 found pair above τ stands at its true place.
+
+So the sketch may not be known to whoever makes the weights: an edge in the null space of S has T = 0. Its seed comes
+from the fingerprint of the model, a hash of every number that is compared, and so it is another one for any change.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -32,6 +36,8 @@ _EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly, for every pair that is 
 _MORE = 40  # times as many, where they make the certificate whole
 _AT_ONCE = 64  # sketches that one core makes orthonormal
 _BASE_BYTES = 300 * 10**6
+_ROUNDING = 1e-3  # T is off by less: 2e-4 was seen for heads of the largest condition that float32 sketches are made of
+_SEED_DIGITS = 13  # hexadecimal ones, 52 bits: every reader of JSON keeps them
 
 Tick = Callable[[], None]
 Place: TypeAlias = tuple[Role, int]  # a head: its role and its place among the heads of that role
@@ -43,6 +49,11 @@ def sketch_size(weights: AttentionWeights, roles: Sequence[Role]) -> int:
     return max(_LEAST_COLUMNS, _COLUMNS * max(min(weights.d_head(role), weights.d_model) for role in roles))
 
 
+def sketch_seed(fingerprint: str) -> int:
+    """The seed of the sketch of a model, by the hash of its content."""
+    return int(hashlib.sha256(f"sketch of {fingerprint}".encode()).hexdigest()[:_SEED_DIGITS], 16)
+
+
 def screen(
     weights: AttentionWeights,
     pairings: Sequence[Pairing],
@@ -51,7 +62,7 @@ def screen(
     *,
     memory: int,
     delta: float = DELTA,
-    seed: int = 0,
+    seed: int | None = None,
     size: int | None = None,
     exact: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -59,13 +70,15 @@ def screen(
     """The k largest Projection Kernels of every pairing, exact, with a certificate in the provenance.
 
     delta: the probability, over the draw of the sketch, that a certified pair of a pairing has a wrong place.
-    size, seed: columns of the sketch, and its seed.
+    seed: of the sketch, by default from the content of the model.
+    size: columns of the sketch.
     exact: pairs of a pairing to compare exactly at first; up to 40 times as many where they make the certificate whole.
     """
     roles = tuple(dict.fromkeys(role for pairing in pairings for role in pairing))
     size = size or sketch_size(weights, roles)
     _check_memory(weights, pairings, roles, size, memory)
     provenance = dict(weights.provenance)  # as it is when the run begins
+    seed = sketch_seed(provenance["fingerprint"]) if seed is None else seed
     tick = _ticks(progress, 2 * len(weights.places) + len(pairings))
     based = _common_side(pairings)
     sketches, ranks = _sketch(weights, roles, based, size, seed, tick)
@@ -122,7 +135,7 @@ class Search:
             for m2 in np.unique(m2_of[m2_of > 0]).tolist():
                 chosen = (m_of == m) & (m2_of == m2)
                 self.estimate[chosen] = estimates(t[chosen], m, m2, size)
-                self.upper[chosen] = upper_bounds(t[chosen], delta / k, m, m2, size)
+                self.upper[chosen] = upper_bounds(t[chosen] + _ROUNDING, delta / k, m, m2, size)
         self.exact = np.full(t.shape, np.nan)
 
     def candidates(self, most: int) -> np.ndarray:
@@ -214,11 +227,15 @@ def _orthonormal(sketches: np.ndarray) -> np.ndarray:
 
 def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     wide = sketches.astype(np.float64)
+    empty = ~wide.any(axis=1, keepdims=True)
     grams = np.matmul(wide.transpose(0, 2, 1), wide)
-    empty = np.einsum("nii->ni", grams) == 0
-    np.einsum("nii->ni", grams)[empty] = 1.0
-    inverse = lower_inverse(np.linalg.cholesky(grams))  # only heads of a condition that float64 can square come here
-    return np.matmul(inverse, wide.transpose(0, 2, 1)).astype(np.float32).transpose(0, 2, 1)
+    np.einsum("nii->ni", grams)[empty[:, 0]] = 1.0
+    try:
+        inverse = lower_inverse(np.linalg.cholesky(grams))  # float64 can square the conditions that come here
+        found = np.matmul(inverse, wide.transpose(0, 2, 1)).transpose(0, 2, 1)
+    except np.linalg.LinAlgError:  # unless heads were made for this very sketch
+        found = np.where(empty, 0.0, np.linalg.qr(wide)[0])
+    return np.ascontiguousarray(found.astype(np.float32).transpose(0, 2, 1)).transpose(0, 2, 1)
 
 
 def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most: int, memory: int, tick: Tick) -> None:

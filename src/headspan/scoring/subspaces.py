@@ -158,8 +158,9 @@ def power_of_two(size: np.ndarray | float) -> np.ndarray:
     >>> power_of_two(np.array([5.0, 0.3, 0.0]))
     array([4.  , 0.25, 1.  ])
     """
-    size = np.asarray(size, dtype=np.float64)
-    return np.where(size > 0, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
+    size = np.asarray(size)
+    one = np.ones((), size.dtype)
+    return np.where(size > 0, np.ldexp(one, np.frexp(size)[1] - 1), one)
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
