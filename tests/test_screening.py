@@ -279,7 +279,7 @@ def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         ({"device": "torch:cpu"}, "leave out --dask and --device"),
         ({"route": "gram"}, "leave out --route"),
         ({"seed": -1}, "whole number from 0"),
-        ({"screen": None, "seed": 1}, "add screen, or leave out the seed"),
+        ({"screen": None, "seed": 1}, "only used by screening"),
     ],
 )
 def test_what_screening_cannot_do(options: dict, sentence: str) -> None:

@@ -54,11 +54,11 @@ def score(
         ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="With --screen: how improbable a wrong certificate must be. [default: 0.01]")
+        float | None, typer.Option(help="With --screen: probability allowed for a wrong certificate. [default: 0.01]")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="With --screen: seed of the sketches. [default: from the content of the model]"),
+        typer.Option(min=0, help="With --screen: seed of the random sketches. [default: derived from the weights]"),
     ] = None,
     nodes: NodeWords = NO_NODES,
     fold: Fold = False,
@@ -93,7 +93,7 @@ def score(
         raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
     for name, value in (("delta", delta), ("seed", seed)):
         if value is not None and screen is None:
-            raise HeadspanError(f"--{name} belongs to the certificate of --screen: add it, for example --screen 100")
+            raise HeadspanError(f"--{name} is only used with --screen. Add it, for example --screen 100")
     check_result_name(out)
     check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
     weights = open_model(model, fold, tell=True, download=download)

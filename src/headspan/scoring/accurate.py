@@ -1,9 +1,9 @@
 """Matrix products that keep their digits where almost everything cancels.
 
-A product of float64 matrices is off by 1e-16 of the size of its factors, which is all of it where the weak directions
-of a head are 1e-15 of the strong ones. Here the factors are cut into slices of so few bits that the products of two
-slices are exact, whatever the order of their sums (Ozaki et al. 2012), and the slices of the product are added up
-without loss.
+A product of float64 matrices has an error of 1e-16 relative to the size of its factors. That is too much where the
+product itself is that small, for example along the weak directions of an ill-conditioned head. Here both factors are
+split into slices of so few bits that a product of two slices is exact, in any order of summation (Ozaki et al. 2012);
+the products of slices are added with compensation.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _SLICES = 4  # of 18 bits or more each, for inner products of up to 2**17 terms
 
 
 def accurate_product(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The product of (p, k) and (k, q) as high + low, right to 1e-20 of the sizes of a row and a column.
+    """The product of (p, k) and (k, q) as high + low, with an error of 1e-20 relative to the row and the column.
 
-    The entries should be of ordinary size: of at most 1, say.
+    Entries should be of ordinary size, for example at most 1.
 
     >>> high, low = accurate_product(np.array([[1.0, 1.0, -1.0]]), np.array([[1.0], [2.0**-70], [1.0]]))
     >>> float(high[0, 0]) == 2.0**-70
@@ -34,7 +34,7 @@ def accurate_product(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
 
 
 def _slices(matrix: np.ndarray, bits: int, axis: int) -> list[np.ndarray]:
-    """Matrices that add up to this one, each of whole multiples of one number a row (or column), 2**bits at most."""
+    """Matrices that add up to this one; in each, a row (or column) holds multiples up to 2**bits of one step."""
     left, found = np.array(matrix, dtype=np.float64), []
     for _ in range(_SLICES):
         exponent = np.frexp(np.abs(left).max(axis=axis, keepdims=True))[1]
@@ -45,7 +45,7 @@ def _slices(matrix: np.ndarray, bits: int, axis: int) -> list[np.ndarray]:
 
 
 def _sum(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A sum of two float64 arrays, and what rounding took from it (Knuth)."""
+    """The sum of two float64 arrays and its rounding error (Knuth's two-sum)."""
     total = first + second
     part = total - first
     return total, (first - (total - part)) + (second - part)

@@ -39,7 +39,7 @@ _PADDING = 16  # numbers between heads: rows that lie a power of two apart push 
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
 _BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
-_SMALL_KERNEL = 1e-5  # of factors of norm 1: above it, an error of 6e-8 is one of 1e-5 in the root
+_SMALL_KERNEL = 1e-5  # above it, an error of 6e-8 in a kernel is at most 1e-5 in its square root
 _HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads of one piece of work by the direct route
 
 
@@ -82,7 +82,7 @@ def contract(
     work_bytes: memory for intermediate arrays, besides factors and results.
     device: ``cpu`` works in numpy; anything else names a torch device ("cuda", "mps", "torch:cpu"), with "+bf16" behind
         it for products in bfloat16.
-    rooted: the roots of the kernels are wanted, of factors of norm 1; small kernels then have to be right, too.
+    rooted: scores are square roots of the kernels, and factors have norm 1; small kernels then need relative accuracy.
     tick: told the share of the work done since the last call.
     """
     for first, second, needed in jobs:
@@ -120,10 +120,10 @@ def _make_small_again(
     totals: dict[int, np.ndarray],
     work_bytes: int,
 ) -> None:
-    """Kernels that the Gram route may have lost to rounding, by the direct route, which adds up squares.
+    """Compute small kernels again by the direct route, which sums squares and so cannot cancel.
 
-    An inner product of Gram matrices is off by 1e-7 of their sizes, and its root by the root of that where they are
-    orthogonal. Heads of trained models are hardly ever that far apart.
+    The Gram route has an absolute error of about 1e-7, whose square root would be a large error in a score near 0.
+    Trained models have few such pairs, if any.
     """
     again = {i: Job(*job[:2], job.needed & (totals[i] < _SMALL_KERNEL)) for i, job in jobs.items()}
     again = {i: job for i, job in again.items() if job.needed.any()}

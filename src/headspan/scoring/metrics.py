@@ -235,7 +235,7 @@ _DEEP_CANCELLATION = 1e-9  # float64 keeps seven digits above it
 
 
 def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
-    """A·Rᵀ in float64, P = QR, on a scale that float32 can hold; R as QᵀP in twice the digits where they are needed."""
+    """A·Rᵀ in float64 with P = QR, at a scale that float32 can hold; in twice the precision where float64 cancels."""
     own, m = _rescaled(own[None])[0], own.shape[1]
     frame, root = np.linalg.qr(partner)
     factor = own @ root.T
@@ -265,7 +265,9 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
     own = _rescaled(weight.own)
     centred = own - own.mean(axis=2, keepdims=True)
-    centred -= centred.mean(axis=2, keepdims=True)  # what rounding left of the mean, where columns are nearly equal
+    centred -= centred.mean(
+        axis=2, keepdims=True
+    )  # the rounding error of the mean, which shows where columns are nearly equal
     # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
     size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
     centred *= size > own.shape[2] * 2.0**-52 * noise

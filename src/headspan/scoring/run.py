@@ -75,7 +75,7 @@ def score(
         2,000 nodes (``headspan.nodes`` takes any number).
     screen: only the so many strongest pairs of every pairing, by pk, found by sketches and then computed exactly; the
         provenance says how many of them are certified but for a probability of ``delta``.
-    seed: of the sketches of ``screen``; by default it comes from the content of the model, which its author knows too.
+    seed: of the sketches of ``screen``; derived from the content of the model by default.
     out: write the result there, and keep finished tiles in the cache folder until it is complete.
     force: replace a file that is not a result; one that is read is never replaced.
     resume: take over finished tiles of a run with the same plan and model.
@@ -106,7 +106,7 @@ def score(
             scores.save(out, force=force)
         return scores
     if seed is not None:
-        raise HeadspanError("the seed belongs to the sketches of screening: add screen, or leave out the seed")
+        raise HeadspanError("a seed is only used by screening: add screen, or leave out the seed")
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
     for sentence in plan.remarks():
         say(sentence)

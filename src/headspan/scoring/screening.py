@@ -6,8 +6,8 @@ exactly, each bound wrong with a probability of at most δ/k. The k truly strong
 drawn, so but for a probability of δ all their bounds hold; then those of them above τ were all compared, and every
 found pair above τ stands at its true place.
 
-So the sketch may not be known to whoever makes the weights: an edge in the null space of S has T = 0. Its seed comes
-from the fingerprint of the model, a hash of every number that is compared, and so it is another one for any change.
+The proof needs weights that do not depend on the sketch: an edge in the null space of S has T = 0. The seed is
+therefore derived from the fingerprint of the model, a hash over every weight, so that changing a weight changes S.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly, for every pair that is 
 _MORE = 40  # times as many, where they make the certificate whole
 _AT_ONCE = 64  # sketches that one core makes orthonormal
 _BASE_BYTES = 300 * 10**6
-_ROUNDING = 1e-3  # T is off by less: 2e-4 was seen for heads of the largest condition that float32 sketches are made of
+_ROUNDING = 1e-3  # T is off by less: by up to 2e-4 for the largest condition at which sketches are made in float32
 _SEED_DIGITS = 13  # hexadecimal ones, 52 bits: every reader of JSON keeps them
 
 Tick = Callable[[], None]
@@ -50,7 +50,7 @@ def sketch_size(weights: AttentionWeights, roles: Sequence[Role]) -> int:
 
 
 def sketch_seed(fingerprint: str) -> int:
-    """The seed of the sketch of a model, by the hash of its content."""
+    """The seed of a model's sketch, from the hash of its content."""
     return int(hashlib.sha256(f"sketch of {fingerprint}".encode()).hexdigest()[:_SEED_DIGITS], 16)
 
 
@@ -70,7 +70,7 @@ def screen(
     """The k largest Projection Kernels of every pairing, exact, with a certificate in the provenance.
 
     delta: the probability, over the draw of the sketch, that a certified pair of a pairing has a wrong place.
-    seed: of the sketch, by default from the content of the model.
+    seed: of the sketch; derived from the content of the model by default.
     size: columns of the sketch.
     exact: pairs of a pairing to compare exactly at first; up to 40 times as many where they make the certificate whole.
     """
@@ -227,14 +227,14 @@ def _orthonormal(sketches: np.ndarray) -> np.ndarray:
 
 def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     wide = sketches.astype(np.float64)
-    empty = ~wide.any(axis=1, keepdims=True)
+    empty = np.all(wide == 0, axis=1)
     grams = np.matmul(wide.transpose(0, 2, 1), wide)
-    np.einsum("nii->ni", grams)[empty[:, 0]] = 1.0
+    np.einsum("nii->ni", grams)[empty] = 1.0
     try:
         inverse = lower_inverse(np.linalg.cholesky(grams))  # float64 can square the conditions that come here
         found = np.matmul(inverse, wide.transpose(0, 2, 1)).transpose(0, 2, 1)
-    except np.linalg.LinAlgError:  # unless heads were made for this very sketch
-        found = np.where(empty, 0.0, np.linalg.qr(wide)[0])
+    except np.linalg.LinAlgError:  # heads made to vanish in this very sketch
+        found = np.where(empty[:, None], 0.0, np.linalg.qr(wide)[0])
     return np.ascontiguousarray(found.astype(np.float32).transpose(0, 2, 1)).transpose(0, 2, 1)
 
 

@@ -49,7 +49,7 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
     for heads in parts(n, d * m):
         good, found = well_conditioned(float64_copy(weights[heads]), storage_dtype)
         if found is not None:
-            with np.errstate(all="ignore"):  # of the heads that are not good
+            with np.errstate(all="ignore"):  # heads that are not good are replaced below
                 inverse[heads] = found * scale[heads]
             ranks[heads][good] = m
     with one_thread(), np.errstate(all="ignore"):
@@ -58,10 +58,10 @@ def sketched_bases(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
 
 
 def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`sketched_bases`, of any basis of each span: the weight itself where its condition allows it.
+    """As :func:`sketched_bases`, for any basis of each span: the weight itself where it is well conditioned.
 
-    A product in float32 is off by 1e-7 of a head's strongest direction. Directions that are weaker than that would
-    be lost, and with them the overlaps that they make, so such heads are made orthonormal first.
+    A float32 product has errors of 1e-7 relative to a head's strongest direction. Weaker directions would be lost, and
+    the overlaps along them with it, so ill-conditioned heads are made orthonormal first.
     """
     ranks = clear_ranks(weights, storage_dtype)
     return _with_careful(_sketched(weights, sketch)[0], ranks, weights, sketch, storage_dtype)
@@ -70,7 +70,7 @@ def sketched_spans(weights: np.ndarray, sketch: np.ndarray, storage_dtype: str) 
 def _with_careful(
     made: np.ndarray, ranks: np.ndarray, weights: np.ndarray, sketch: np.ndarray, storage_dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sketches and ranks, those of heads without a rank so far (−1) made again of orthonormal bases."""
+    """Sketches and ranks; heads whose rank is still unknown (−1) are sketched from orthonormal bases."""
     made = made[:, :, : min(weights.shape[1:])]
     left = np.flatnonzero(ranks < 0)
     if len(left):

@@ -29,7 +29,7 @@ _QUANTISED_EPS = 2.0**-10
 
 # Below this condition number a basis made by Cholesky from the float64 Gram matrix is orthonormal to 1e-8.
 _SAFE_CONDITION = 1e4
-# Above it an SVD in float64 loses so much of the weak directions that an overlap may be off by more than 1e-9.
+# Above this condition number the weakest directions of a float64 SVD have errors above 1e-10.
 _SAFE_FOR_SVD = 1e6
 _PART = 2**19  # numbers of the heads that are worked on at once
 _SMALL = 16  # rows of a triangular matrix that LAPACK inverts whole
@@ -67,7 +67,7 @@ def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, stora
 def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
     """Orthonormal basis of the column span of a (d, m) weight, by SVD, with its numerical rank.
 
-    The SVD is right to 1e-16 of the *largest* singular value; directions that are far weaker are made anew from it.
+    An SVD has errors of 1e-16 relative to the *largest* singular value; far weaker directions are computed again.
 
     >>> orthonormal_basis(np.array([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0]])).rank
     1
@@ -90,10 +90,10 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
 
 
 def _sharpened(weight: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Left singular vectors (d, r) made again as W·V, whose columns span what those of W do to the last digit.
+    """Left singular vectors (d, r), computed again as W·V.
 
-    Whatever the rounding of V, each column is nearly a multiple of its left singular vector, so that the columns,
-    brought to one length, are well conditioned.
+    The columns of W·V span the same space as those of W, whatever the rounding errors of V; and each is nearly a
+    multiple of one left singular vector, so that after scaling to unit length they are well conditioned.
     """
     columns = accurate_product(weight, right.T)[0]
     sharp = np.asarray(np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0])
@@ -153,7 +153,7 @@ def largest(weights: np.ndarray) -> np.ndarray:
 
 
 def power_of_two(size: np.ndarray | float) -> np.ndarray:
-    """The largest power of two that is not above each size, and 1 for 0: dividing by it costs no digit.
+    """The largest power of two that is not above each size, 1 for a size of 0; dividing by it is exact.
 
     >>> power_of_two(np.array([5.0, 0.3, 0.0]))
     array([4.  , 0.25, 1.  ])
@@ -176,7 +176,7 @@ def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
 
 
 def clear_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
-    """The ranks of weights that are full beyond doubt, of a condition that float32 products can bear; −1 of others."""
+    """The ranks of weights that are clearly full, at a condition that float32 products tolerate; −1 for the others."""
     m = weights.shape[2]
     ranks = np.full(len(weights), m, dtype=np.int32)
     if not _stands_above(weights[:, : 2 * m], 2 * _clear_of_noise(weights, storage_dtype)):
