@@ -267,7 +267,7 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     centred = own - own.mean(axis=2, keepdims=True)
     centred -= centred.mean(
         axis=2, keepdims=True
-    )  # the rounding error of the mean, which shows where columns are nearly equal
+    )  # removes the rounding error of the mean
     # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
     size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
     centred *= size > own.shape[2] * 2.0**-52 * noise
