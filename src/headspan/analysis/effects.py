@@ -1,10 +1,10 @@
-"""Effects: which edges between heads a model uses, measured by exchanging what one head writes for one port of another.
+"""Effects of edges between heads, measured by patching what one head writes as one port of another reads it.
 
 One run of the model per sequence, then all edges (:mod:`headspan.analysis.edges` says what is measured exactly). It is
 the direct edge alone: what reaches a head through other layers in between is not in it.
 
 By default a model is run on random tokens said twice *and* on a short text of our own. ``effect`` is the larger of the
-two, since an edge that is used on either is used; both stand beside it.
+two, and both stand beside it. Which effects are large: :mod:`headspan.analysis.large_effects`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 
 from headspan.analysis.edges import EdgeReader, SharedDirections
 from headspan.analysis.effects_result import Effects, attach, check_same_heads, effects_in, effects_of, with_effects
-from headspan.analysis.measuring import EdgeMeasures, Measuring
+from headspan.analysis.large_effects import DRAWS, FLOORS
+from headspan.analysis.measuring import EdgeMeasures, Measuring, by_port
+from headspan.analysis.random_writes import RandomWrites
 from headspan.analysis.samples import Sample, equal_windows, random_samples, token_pool
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
@@ -27,7 +29,6 @@ from headspan.models.identity import same_model
 from headspan.models.receivers import LATENT_NOTE, Receiver
 from headspan.models.replay import Replayer
 from headspan.models.running import RunningModel, running
-from headspan.port_table import PortTable
 from headspan.scores import Scores
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
@@ -62,6 +63,8 @@ def effects(
     ablate: str = "resample",
     shared: int | None = None,
     frozen_norm: bool = False,
+    floor: float | None = None,
+    draws: int = DRAWS,
     bos: str = "auto",
     sequences: int = SEQUENCES,
     length: int | None = None,
@@ -71,7 +74,7 @@ def effects(
     dtype: str = "float32",
     progress: Progress | None = None,
 ) -> Effects:
-    """Which edges a model uses: the effect of every OQ, OK and OV edge, without a forward pass per edge.
+    """The effect of every OQ, OK and OV edge, and which effects are large, without a forward pass per edge.
 
     Parameters
     ----------
@@ -84,6 +87,9 @@ def effects(
     shared : exchange only the part along this many principal directions shared with the port (folded weights where
         the model can be folded).
     frozen_norm : keep the norm's division from the clean run.
+    floor : the least large effect, in the unit of each pairing; by default 0.05 (total variation) for OQ and OK, 0.1
+        (relative norm) for OV. draws : random writes that an effect at or above it is compared with; 0 for none. With
+        ``shared`` there are none: what is exchanged is then only a part of the write.
     bos : beginning-of-sequence token in front: ``"auto"``, ``"yes"`` or ``"no"``.
     memory : bytes for recorded runs and exchanged inputs, beside the model itself: ``"2GB"`` …
     dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
@@ -91,6 +97,8 @@ def effects(
     progress : called with (steps done, steps in all); a bar in a terminal or notebook by default.
     """
     pairings = parse_pairings(pairing)
+    if draws < 0:
+        raise HeadspanError(f"{draws} random writes cannot be drawn: give 0 or more")
     if any(p not in FLOW_PAIRINGS for p in pairings):
         raise HeadspanError(
             f"effects are measured for {', '.join(map(str, FLOW_PAIRINGS))}: what a head writes and another reads; "
@@ -111,33 +119,68 @@ def effects(
         wanted = _wanted(replayer, pairings, scores, k)
         reader = EdgeReader(replayer, ablate, frozen_norm=frozen_norm)
         directions = None if shared is None else _directions(replayer, shared, notes)
-        steps = [len(samples) * len(replayer.weights.layers) for samples in materials.values()]
-        found: dict[str, EdgeMeasures] = {}
-        stopped = False
-        for i, (name, samples) in enumerate(materials.items()):
-            tell = _offset(update, sum(steps[:i]), sum(steps))
-            try:
-                found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell).run(samples)
-            except KeyboardInterrupt:  # before a layer was finished
-                if not found:
-                    raise
-                stopped = True
-            if stopped or found[name].interrupted:
-                notes.append(_what_is_left(found, materials, len(replayer.weights.layers)))
-                stopped = True
-                break
-        protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed)
+        compared = draws if shared is None else 0
+        writes = RandomWrites(reader, _floors(pairings, floor), compared, seed, budget)
+        found, turned, stopped = _measured(reader, materials, wanted, directions, writes, budget, update)
+        if stopped:
+            notes.append(_what_is_left(found, turned, materials, len(replayer.weights.layers)))
+        protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed) | writes.protocol
         if replayer.latent:
             protocol["frozen_latent_norms"] = True
     measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
+    measured.arrays |= turned
     measured.model = dict(ready.identity)
     return measured
 
 
-def _what_is_left(found: Mapping[str, EdgeMeasures], materials: Mapping[str, Any], layers: int) -> str:
+def _measured(
+    reader: EdgeReader,
+    materials: Mapping[str, Sequence[Sample]],
+    wanted: dict[Receiver, np.ndarray],
+    directions: SharedDirections | None,
+    writes: RandomWrites,
+    budget: int,
+    update: Progress,
+) -> tuple[dict[str, EdgeMeasures], dict[tuple[str, Pairing], np.ndarray], bool]:
+    """By material: what was measured and what random writes do; True where Ctrl-C left some of it out."""
+    found: dict[str, EdgeMeasures] = {}
+    turned: dict[tuple[str, Pairing], np.ndarray] = {}
+    rounds, layers, done = 1 + writes.draws, len(reader.weights.layers), 0
+    total = rounds * layers * sum(map(len, materials.values()))
+    for name, samples in materials.items():
+        tell = [_offset(update, done + i * layers * len(samples), total) for i in range(rounds)]
+        done += rounds * layers * len(samples)
+        try:
+            found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell[0]).run(samples)
+            if found[name].interrupted:
+                return found, turned, True
+            turned |= writes.on(name, samples, found[name], tell[1:])
+        except KeyboardInterrupt:  # before a layer was finished, or among the random writes
+            if not found:
+                raise
+            return found, turned, True
+    return found, turned, False
+
+
+def _floors(pairings: Sequence[Pairing], floor: float | None) -> dict[Pairing, float]:
+    if floor is not None and not 0 < floor < np.inf:
+        raise HeadspanError(f"A floor of {floor} is not possible. Give a number above 0, such as 0.05")
+    return {pairing: FLOORS[pairing.target] if floor is None else floor for pairing in pairings}
+
+
+def _what_is_left(
+    found: Mapping[str, EdgeMeasures],
+    turned: Mapping[tuple[str, Pairing], Any],
+    materials: Mapping[str, Any],
+    layers: int,
+) -> str:
     measured = [f"edges into {len(m.measured)} of {layers} layers on {name}" for name, m in found.items()]
-    return f"stopped: measured were {', '.join(measured)}" + (
-        "" if len(found) == len(materials) else f", none on {list(materials)[-1]}"
+    compared = {name for name, _ in turned}
+    untested = [name for name in found if f"{name}_turned" not in compared]
+    return (
+        f"stopped: measured were {', '.join(measured)}"
+        + ("" if len(found) == len(materials) else f", none on {list(materials)[-1]}")
+        + (f"; on {' and '.join(untested)} they were not compared with random writes" if untested else "")
     )
 
 
@@ -207,19 +250,19 @@ def shipped_text() -> str:
 
 def _wanted(
     replayer: Replayer, pairings: Sequence[Pairing], scores: Scores | None, k: int | None
-) -> dict[Role, np.ndarray]:
-    """For each port, which source layers are measured into which target layers."""
+) -> dict[Receiver, np.ndarray]:
+    """For each receiver, which source heads are measured into which target layers."""
     layers = np.array(replayer.weights.layers)
-    forward = layers[:, None] < layers[None, :]
-    wanted = {pairing.target: forward for pairing in pairings}
-    if scores is None or k is None:
-        return wanted
     place = {layer: i for i, layer in enumerate(replayer.weights.layers)}
+    wanted: dict[Receiver, np.ndarray] = {}
     for pairing in pairings:
-        chosen = np.zeros_like(forward)
-        for edge in scores["pk", pairing].forward().top(k):
-            chosen[place[edge.source.layer], place[edge.target.layer]] = True
-        wanted[pairing.target] = chosen
+        chosen = layers[:, None] < layers[None, :]
+        if scores is not None and k is not None:
+            chosen = np.zeros_like(chosen)
+            for edge in scores["pk", pairing].forward().top(k):
+                chosen[place[edge.source.layer], place[edge.target.layer]] = True
+        by_head = np.repeat(chosen, replayer.weights.n_heads, axis=0)
+        wanted |= {receiver: by_head for receiver in replayer.receivers if receiver.role is pairing.target}
     return wanted
 
 
@@ -264,29 +307,7 @@ def _assembled(
     for name, measures in found.items():
         for pairing in pairings:
             forward = forward_mask(table.of(Role.O), table.of(pairing.target))
-            arrays |= _by_port(name, measures, pairing, table, forward)
+            arrays |= by_port(name, measures, pairing, table, forward)
         clean |= {kind: measures.clean[kind] for kind in measures.clean if kind not in clean}
     first = next(iter(found.values()))
     return Effects(table, arrays, clean, first.write_norms, protocol, notes, stopped)
-
-
-def _by_port(
-    material: str, measures: EdgeMeasures, pairing: Pairing, table: PortTable, forward: np.ndarray
-) -> dict[tuple[str, Pairing], np.ndarray]:
-    """Measures of query heads as those of the port's heads: mean over a group, and the largest effect in it."""
-    targets = table.of(pairing.target)
-    receivers = [Receiver(pairing.target, "KR" if head.kind == "KR" else "H") for head in targets]
-    groups = [[table.find(head, Role.O) for head in table.group_of(target)] for target in targets]
-    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
-    for name in dict.fromkeys(name for name, receiver in measures.arrays if receiver.role is pairing.target):
-        values = {receiver: measures.arrays[name, receiver] for receiver in set(receivers)}
-        if name != "effect":
-            values = {receiver: found - measures.clean[name][None, :] for receiver, found in values.items()}
-        grouped = [values[receiver][:, group] for receiver, group in zip(receivers, groups, strict=True)]
-        key = material if name == "effect" else name
-        mean = np.stack([found.mean(1) for found in grouped], axis=1)
-        arrays[key, pairing] = np.where(forward, mean, np.nan).astype(np.float32)
-        if name == "effect" and any(len(group) > 1 for group in groups):
-            largest = np.stack([found.max(1) for found in grouped], axis=1)
-            arrays[f"{material}_largest", pairing] = np.where(forward, largest, np.nan).astype(np.float32)
-    return arrays

@@ -11,10 +11,11 @@ import numpy as np
 from headspan.analysis.edges import EdgeReader, SharedDirections, scaled_z
 from headspan.analysis.samples import KINDS, Sample
 from headspan.errors import HeadspanError
-from headspan.heads import Role
+from headspan.heads import Pairing, Role
 from headspan.models.receivers import Receiver
 from headspan.models.replay import LayerRecord
 from headspan.models.standins import widened
+from headspan.port_table import PortTable
 
 if TYPE_CHECKING:
     import torch
@@ -42,24 +43,32 @@ class Measuring:
     def __init__(
         self,
         reader: EdgeReader,
-        wanted: dict[Role, np.ndarray],
+        wanted: dict[Receiver, np.ndarray],
         *,
         shared: SharedDirections | None = None,
+        turn: np.ndarray | None = None,
         memory: int = 2**30,
         progress: Progress | None = None,
     ) -> None:
-        """``wanted[port]`` is (layers, layers): which source layers to measure into which target layers."""
+        """``wanted[receiver]`` is (source heads, layers): which heads to measure into which target layers.
+
+        With ``turn``, an orthogonal map of the stream (d, d), what is exchanged is turned by it first; only effects
+        are then measured, no head scores.
+        """
+        import torch
+
         self.reader, self.replayer, self.weights = reader, reader.replayer, reader.weights
         self.wanted, self.shared, self.memory, self.progress = wanted, shared, memory, progress
+        output = next(iter(self.replayer.layers.values())).output.weight
+        self.turn = None if turn is None else torch.from_numpy(turn).to(output)
         self.layers = self.weights.layers
         self.n = self.weights.n_heads
-        self._receivers = [receiver for receiver in self.replayer.receivers if receiver.role in wanted]
 
     def run(self, samples: Sequence[Sample]) -> EdgeMeasures:
         """Measure; Ctrl-C keeps the target layers that are finished."""
         import torch
 
-        kinds = [kind for kind in KINDS if all(kind in sample.places for sample in samples)]
+        kinds = [kind for kind in KINDS if self.turn is None and all(kind in sample.places for sample in samples)]
         self.kinds = [kind for kind in kinds if sum(sample.counts[kind] for sample in samples)]
         groups = self._groups(samples)
         totals: dict[int, Totals] = {}
@@ -126,30 +135,39 @@ class Measuring:
 
     def _edges_into(self, place: int, index: int, totals: Totals, scored: Totals) -> None:
         """All wanted edges into one layer, in one sequence."""
+        if self.turn is not None and not any(wanted[:, place].any() for wanted in self.wanted.values()):
+            return
         layer, sample = self.layers[place], self.reader.samples[index]
         record = self.reader.records[index][layer]
         pattern, z = self.replayer.replay(layer, record)
         grams = self.replayer.output_grams(layer)
         scored.add_scores((layer, Receiver(Role.Q)), slice(0, 1), 1, pattern, sample)
         before = Before(pattern, z, grams, record.scale)
-        ports = {receiver: np.flatnonzero(self.wanted[receiver.role][:, place]) for receiver in self._receivers}
         chunk = self._chunk(len(sample.ids))
-        for source in sorted({int(s) for places in ports.values() for s in places}):
-            exchanged = self.reader.exchanged(index, self.layers[source])
-            for first in range(0, self.n, chunk):
-                heads = slice(first, min(first + chunk, self.n))
-                delta = self.replayer.written(self.layers[source], exchanged, heads)
+        for source, source_layer in enumerate(self.layers):
+            mine = slice(source * self.n, (source + 1) * self.n)
+            ports = {receiver: wanted[mine, place] for receiver, wanted in self.wanted.items()}
+            asked = np.flatnonzero(np.any(list(ports.values()), axis=0))
+            if not len(asked):
+                continue
+            exchanged = self.reader.exchanged(index, source_layer)
+            for heads in np.split(asked, range(chunk, len(asked), chunk)):
+                delta = self.replayer.written(source_layer, exchanged, heads)
+                delta = delta if self.turn is None else delta @ self.turn
                 read = self.reader.reads(layer, record, delta)
-                for receiver in (receiver for receiver, places in ports.items() if source in places):
-                    port = self.replayer.project(layer, receiver, record, read)
+                for receiver, chosen in ports.items():
+                    some = np.flatnonzero(chosen[heads])
+                    if not len(some):
+                        continue
+                    port = self.replayer.project(layer, receiver, record, read[some])
                     if self.shared is not None:
-                        port = port + self._only_shared(self.layers[source], heads, layer, record, receiver, delta)
-                    rows = slice(source * self.n + heads.start, source * self.n + heads.stop)
+                        port = port + self._only_shared(source_layer, heads[some], layer, record, receiver, delta[some])
                     after = self.replayer.replay(layer, record, receiver, port)
+                    rows = mine.start + heads[some]
                     totals.compare((layer, receiver), rows, len(self.layers) * self.n, before, after, sample)
 
     def _only_shared(
-        self, source: int, heads: slice, layer: int, record: LayerRecord, receiver: Receiver, delta: torch.Tensor
+        self, source: int, heads: np.ndarray, layer: int, record: LayerRecord, receiver: Receiver, delta: torch.Tensor
     ) -> torch.Tensor:
         import torch
 
@@ -162,7 +180,7 @@ class Measuring:
     def _arrays(self, totals: dict[int, Totals]) -> dict[tuple[str, Receiver], np.ndarray]:
         heads = len(self.layers) * self.n
         arrays: dict[tuple[str, Receiver], np.ndarray] = {}
-        for receiver in self._receivers:
+        for receiver in self.wanted:
             names = ("effect",) if receiver.role is Role.V else ("effect", *self.kinds)
             for name in names:
                 arrays[name, receiver] = np.full((heads, heads), np.nan)
@@ -182,6 +200,28 @@ class Measuring:
             ])
             for kind in self.kinds
         }  # fmt: skip
+
+
+def by_port(
+    material: str, measures: EdgeMeasures, pairing: Pairing, table: PortTable, forward: np.ndarray
+) -> dict[tuple[str, Pairing], np.ndarray]:
+    """Measures of query heads as those of the port's heads: mean over a group, and the largest effect in it."""
+    targets = table.of(pairing.target)
+    receivers = [Receiver(pairing.target, "KR" if head.kind == "KR" else "H") for head in targets]
+    groups = [[table.find(head, Role.O) for head in table.group_of(target)] for target in targets]
+    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
+    for name in dict.fromkeys(name for name, receiver in measures.arrays if receiver.role is pairing.target):
+        values = {receiver: measures.arrays[name, receiver] for receiver in set(receivers)}
+        if name != "effect":
+            values = {receiver: found - measures.clean[name][None, :] for receiver, found in values.items()}
+        grouped = [values[receiver][:, group] for receiver, group in zip(receivers, groups, strict=True)]
+        key = material if name == "effect" else name
+        mean = np.stack([found.mean(1) for found in grouped], axis=1)
+        arrays[key, pairing] = np.where(forward, mean, np.nan).astype(np.float32)
+        if name == "effect" and any(len(group) > 1 for group in groups):
+            largest = np.stack([found.max(1) for found in grouped], axis=1)
+            arrays[f"{material}_largest", pairing] = np.where(forward, largest, np.nan).astype(np.float32)
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -219,14 +259,14 @@ class Totals:
         self.heads, self.kinds = heads, kinds
         self.sums: dict[tuple[str, tuple[int, Receiver]], np.ndarray] = {}
 
-    def add(self, name: str, key: tuple[int, Receiver], rows: slice, sources: int, values: torch.Tensor) -> None:
+    def add(self, name: str, key: tuple[int, Receiver], rows: slice | np.ndarray, sources: int, values: torch.Tensor) -> None:
         total = self.sums.setdefault((name, key), np.zeros((sources, self.heads)))
-        total[rows] += values.double().cpu().numpy()
+        total[rows] += values.double().cpu().numpy()  # rows are all different
 
     def compare(
         self,
         key: tuple[int, Receiver],
-        rows: slice,
+        rows: slice | np.ndarray,
         sources: int,
         before: Before,
         after: tuple[torch.Tensor, torch.Tensor],
@@ -244,7 +284,7 @@ class Totals:
         self.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
 
     def add_scores(
-        self, key: tuple[int, Receiver], rows: slice, sources: int, pattern: torch.Tensor, sample: Sample
+        self, key: tuple[int, Receiver], rows: slice | np.ndarray, sources: int, pattern: torch.Tensor, sample: Sample
     ) -> None:
         """Attention on the places of every kind, and how many queries they are."""
         import torch

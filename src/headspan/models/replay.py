@@ -40,6 +40,7 @@ from headspan.sources.live import by_modules
 from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -243,7 +244,7 @@ class Replayer:
 
     # -- what heads write ------------------------------------------------------------------------------------
 
-    def written(self, layer: int, z: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
+    def written(self, layer: int, z: torch.Tensor, heads: slice | np.ndarray = slice(None)) -> torch.Tensor:
         """What heads of a layer add to the stream, (heads, T, d), for z (T, all heads, m) times the token's scale."""
         import torch
 
