@@ -54,7 +54,7 @@ def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}), say=said.append)
     assert "may have been made from another model" in said[0]
     assert hs.wiring("demo", circuit=path, metric="cs").edges[0].metric == "cs"
-    assert hs.wiring(scores, circuit=path, used=False, labels=None).nodes
+    assert hs.wiring(scores, circuit=path, large_effect=False, labels=None).nodes
 
 
 def test_shared_heads_of_a_circuit() -> None:

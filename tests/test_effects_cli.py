@@ -22,7 +22,8 @@ from headspan.errors import HeadspanError
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-COLUMNS = ["pairing", "source", "target", "score", "rank", "effect", "percentile"]
+COLUMNS = ["pairing", "source", "target", "score", "rank", "effect"]
+MEASURED = ["effect_unit", "large_effect", "random_write_ratio", "percentile_in_layers"]
 QUICK = ["--random", "--sequences", "2", "--length", "12"]
 
 
@@ -52,7 +53,7 @@ def printed(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
 def test_the_best_scored_edges_of_a_result(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, ["effects", "demo", str(result), "-k", "3", "--json", *QUICK]))
     assert [row["rank"] for row in rows] == [1, 2, 3] * 3
-    assert list(rows[0])[:7] == COLUMNS
+    assert list(rows[0])[:10] == COLUMNS + MEASURED
     assert all(0 <= row["effect"] <= 1 for row in rows if row["pairing"] != "OV")
     assert rows[0]["change_induction"] is not None and rows[-1]["change_induction"] is None
     best = hs.load(result)["pk", "OK"].top(1)[0]
@@ -62,15 +63,22 @@ def test_the_best_scored_edges_of_a_result(result: Path, capsys: pytest.CaptureF
 def test_all_edges_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, ["effects", "demo", "--all", "--csv", "--pairing", "OK", *QUICK])
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert len(rows) == 64 and list(rows[0])[:7] == COLUMNS
+    assert len(rows) == 64 and list(rows[0])[:10] == COLUMNS + MEASURED
     values = [float(row["effect"]) for row in rows]
     assert values == sorted(values, reverse=True)
     assert sorted(int(row["rank"]) for row in rows) == list(range(1, 65))
 
 
-def test_the_table_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_fits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns, with units, floors and the number of tokens."""
+    monkeypatch.setenv("COLUMNS", "80")
     text = printed(capsys, ["effects", "demo", "-k", "2", *QUICK])
-    assert "Δind" in text and max(map(len, text.splitlines())) < 100
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines() if line[:2] in ("OQ", "OK", "OV")]
+    assert {(line[0], line[6]) for line in lines} == {("OQ", "TV"), ("OK", "TV"), ("OV", "norm")}
+    assert lines[2][-2] == "ind" and float(lines[2][-1]) < -0.2
+    text = " ".join(text.split())
+    assert "random (48 tokens)" in text and "0.05 for OQ, 0.05 for OK, 0.1 for OV" in text
 
 
 def test_a_reader_sees_the_strongest_and_how_to_see_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +150,7 @@ def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, ["effects", "demo", "--summary", "--json", *QUICK]))
     predictors = ["pk raw", "pk folded", "cs raw", "cs folded", "layer distance", "write norm"]
     assert [row["predictor"] for row in rows] == predictors * 3
-    assert all(row["edges"] == 64 and row["used"] == 1 for row in rows)
+    assert all(row["edges"] == 64 and row["largest_edges"] == 1 for row in rows)
     for row in rows:
         if row["ap"] is not None and row["ap_low"] is not None:
             assert 0 <= row["ap_low"] <= row["ap_high"] <= 1
@@ -173,7 +181,7 @@ def test_a_perfect_predictor_and_a_useless_one() -> None:
     for row in rows:
         if row["predictor"] == "pk raw":
             assert row["spearman"] == row["within"] == pytest.approx(1) and row["ap"] == 1
-            assert row["hits"] == row["used"]
+            assert row["hits"] == row["largest_edges"]
         elif row["predictor"] == "cs raw":
             assert abs(row["within"]) < 0.4
 
@@ -188,13 +196,13 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
     for pairing in found.pairings:
         effect = found.of(pairing)
         present = ~np.isnan(effect)
-        used = effect[present] >= np.sort(effect[present])[-rows[str(pairing), "pk raw"]["used"]]
+        largest = effect[present] >= np.sort(effect[present])[-rows[str(pairing), "pk raw"]["largest_edges"]]
         for name in ("pk raw", "pk folded"):
             scores = predictors[name][pairing][present]
-            assert rows[str(pairing), name]["ap"] == pytest.approx(metrics.average_precision_score(used, scores))
+            assert rows[str(pairing), name]["ap"] == pytest.approx(metrics.average_precision_score(largest, scores))
         layers = np.array([[s.layer - t.layer for t in found.matrix(pairing).targets]
                            for s in found.matrix(pairing).sources])[present]  # fmt: skip
-        expected = metrics.average_precision_score(used, layers)  # ties share a threshold
+        expected = metrics.average_precision_score(largest, layers)  # ties share a threshold
         assert rows[str(pairing), "layer distance"]["ap"] == pytest.approx(expected)
 
 
@@ -216,13 +224,16 @@ def test_wiring_top_exports_and_figures_show_effects(
     found = effects_in(hs.load(filled))
     assert found is not None
     every = json.loads(printed(capsys, ["wiring", str(filled), "--pairing", "OK", "-k", "64", "--json"]))
-    used = json.loads(printed(capsys, ["wiring", str(filled), "--pairing", "OK", "-k", "64", "--used", "--json"]))
-    assert len(every) == 64 and len(used) == found.used("OK").sum() and 0 < len(used) < 64
-    assert {row["source"] for row in used} >= {"L0H3"}  # the previous-token head
-    mask, matrix = found.used("OK"), found.matrix("OK")
+    line = ["wiring", str(filled), "--pairing", "OK", "-k", "64", "--json"]
+    large = json.loads(printed(capsys, [*line, "--large-effect"]))
+    assert large == json.loads(printed(capsys, [*line, "--used"]))  # the old name
+    assert len(every) == 64 and len(large) == found.large("OK").sum() and 0 < len(large) < 64
+    assert all(row["large_effect"] is True and row["effect_unit"] == "total variation" for row in large)
+    assert {row["source"] for row in large} >= {"L0H3"}  # the previous-token head
+    mask, matrix = found.large("OK"), found.matrix("OK")
     expected = {(str(matrix.sources[i]), str(matrix.targets[j])) for i, j in zip(*np.nonzero(mask), strict=True)}
-    assert {(row["source"], row["target"]) for row in used} == expected
-    assert "no effects" in printed(capsys, ["wiring", str(result), "--used"], 2)
+    assert {(row["source"], row["target"]) for row in large} == expected
+    assert "no effects" in printed(capsys, ["wiring", str(result), "--large-effect"], 2)
     rows = json.loads(printed(capsys, ["top", str(filled), "-k", "2", "--json"]))
     assert rows[0]["effect"] == found.at("OQ", rows[0]["source"], rows[0]["target"])
     assert "effect" not in json.loads(printed(capsys, ["top", str(result), "-k", "2", "--json"]))[0]
@@ -232,18 +243,19 @@ def test_wiring_top_exports_and_figures_show_effects(
     wired.to_json(tmp_path / "edges.json")
     table = list(csv.DictReader((tmp_path / "edges.csv").open()))
     assert float(table[0]["effect"]) == pytest.approx(wired.effect(wired.edges[0]))
-    assert 'attr.name="effect"' in (tmp_path / "edges.graphml").read_text()
+    graph = (tmp_path / "edges.graphml").read_text()
+    assert 'attr.name="effect"' in graph and 'attr.name="large_effect" attr.type="boolean"' in graph
     assert json.loads((tmp_path / "edges.json").read_text())["edges"][0]["effect"] == wired.effect(wired.edges[0])
     printed(capsys, ["figures", str(filled), "--only", "use", "--out", str(tmp_path / "figures")])
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"use-pk.png", "use-cs.png"}
 
 
-def test_the_report_opens_with_the_edges_that_are_used(filled: Path, result: Path) -> None:
+def test_the_report_opens_with_the_edges_of_large_effect(filled: Path, result: Path) -> None:
     from headspan.explorer.findings import find
 
     titles = [finding.title for finding in find(hs.load(filled), [], None)]
-    assert any("strongest edges are used" in title for title in titles)
-    assert not any("are used" in finding.title for finding in find(hs.load(result), [], None))
+    assert any("strongest edges have a large effect" in title for title in titles)
+    assert not any("large effect" in finding.title for finding in find(hs.load(result), [], None))
 
 
 def test_damaged_effects_are_refused(filled: Path) -> None:

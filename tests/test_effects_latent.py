@@ -215,7 +215,7 @@ def test_head_scores_of_the_rotary_key_are_those_of_all_heads() -> None:
     table = found.ports.of("K")
     change = found.arrays["induction", Pairing.parse("OK")]
     assert change.shape == (8, 10) and not np.isnan(change[:4, 5:]).any()
-    assert found.lost("OK").shape == found.used("OK").shape == (8, 10)
+    assert found.lost("OK").shape == found.large("OK").shape == (8, 10)
     rows = found.records(k=3)
     assert {row["target"] for row in found.records()} >= {str(table[-1])} and len(rows) == 9
 
@@ -233,7 +233,7 @@ def test_command_page_and_wiring(tmp_path: Any, capsys: pytest.CaptureFixture[st
     rows = json.loads(out)
     assert sum(row["target"] == "L1KR" for row in rows) == N and len(rows) == N * (3 * N + 1)
     assert _run(["effects", model, "--summary", "--json", *quick]) == 0
-    assert _run(["wiring", result, "--used", "--pairing", "OK", "--json"]) == 0
+    assert _run(["wiring", result, "--large-effect", "--pairing", "OK", "--json"]) == 0
     assert _run(["report", result, "--out", page]) == 0
     assert "L1KR" in Path(page).read_text(encoding="utf-8")
 

@@ -44,5 +44,5 @@ def test_the_induction_circuit_of_the_readme(found: hs.Effects) -> None:
     change = found.arrays["induction", hs.Pairing.parse("OK")]
     for edge in scores["pk", "OK"].top(8):
         i, j = row[str(edge.source)], column[str(edge.target)]
-        assert str(edge.source) == "L0H3" and found.used("OK")[i, j]
+        assert str(edge.source) == "L0H3" and found.large("OK")[i, j]
         assert change[i, j] < -0.5 * found.clean["induction"][j]

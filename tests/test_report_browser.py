@@ -83,33 +83,33 @@ def test_edge_controls_choose_what_the_library_chooses(
 # ------------------------------------------------------------ effects
 
 
-def test_used_edges_are_marked_and_can_be_had_alone(open_page: Open, demo: tuple[Path, Scores]) -> None:
+def test_edges_of_large_effect_are_marked_and_can_be_had_alone(open_page: Open, demo: tuple[Path, Scores]) -> None:
     path, scores = demo
     known = with_shipped(scores)
     view = open_page(path, scores)
     page = view.page
 
     def marked() -> set[str]:
-        return set(page.eval_on_selector_all(".used-dot", "all => all.map(e => e.dataset.used)"))
+        return set(page.eval_on_selector_all(".large-dot", "all => all.map(e => e.dataset.large)"))
 
-    used = expected(known, k=64, pairings=["OK"], used=True)
-    assert len(used) == 20
-    assert marked() == used & view.edges() and len(marked()) == 16 and len(view.edges()) == 20
+    large = expected(known, k=64, pairings=["OK"], large_effect=True)
+    assert len(large) == 28
+    assert marked() == large & view.edges() and len(marked()) == 16 and len(view.edges()) == 20
     assert "The model uses 16 of them" in view.text("#wiring-notes")
     assert "confirmed: the model uses it" in view.text("#legend")
-    page.check("#control-used")
-    assert view.edges() == marked() == expected(known, k=20, pairings=["OK"], used=True)
-    assert "used=1" in view.fragment()
+    page.check("#control-large")
+    assert view.edges() == marked() == expected(known, k=20, pairings=["OK"], large_effect=True)
+    assert "large=1" in view.fragment()
     for pairing in ("OQ", "OV"):
         page.click(f'.toggle[data-pairing="{pairing}"]')
     page.fill("#control-k", "9")
-    assert view.edges() == expected(known, k=9, used=True)
+    assert view.edges() == expected(known, k=9, large_effect=True)
     page.select_option("#control-rule", "top-per-target")
     page.fill("#control-k", "1")
-    assert view.edges() == expected(known, k=1, rule="top-per-target", used=True)
+    assert view.edges() == expected(known, k=1, rule="top-per-target", large_effect=True)
     view.click_head("L1H0")
     shown = page.eval_on_selector_all(
-        ".used-dot", "all => all.filter(e => getComputedStyle(e).display !== 'none').length"
+        ".large-dot", "all => all.filter(e => getComputedStyle(e).display !== 'none').length"
     )
     assert shown == len(view.visible_edges()) < len(view.edges())
 
@@ -129,8 +129,8 @@ def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores
         matrix = measured.matrix(row["pairing"])
         place = matrix.sources.index(hs.Head.parse(row["source"])), matrix.targets.index(hs.Head.parse(row["target"]))
         assert float(row["effect"]) == matrix.values[place]
-        assert np.float32(row["percentile"]) == np.float32(measured.percentiles(row["pairing"])[place])
-        assert row["used"] == str(bool(measured.used(row["pairing"])[place])).lower()
+        assert np.float32(row["percentile_in_layers"]) == np.float32(measured.percentiles(row["pairing"])[place])
+        assert row["large_effect"] == str(bool(measured.large(row["pairing"])[place])).lower()
     page.click('#edge-table th[data-key="effect"] button')
     best = max(float(row["effect"]) for row in rows)
     assert f"{best:.4f}" in page.inner_text("#edge-table tbody tr:first-child")
@@ -138,9 +138,9 @@ def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores
 
 def test_a_page_without_effects_does_not_speak_of_them(open_page: Open, small: tuple[Path, Scores]) -> None:
     path, scores = small
-    view = open_page(path, scores, "#used=1")
-    assert view.state("used") == "" and view.edges() == expected(scores, k=20)
-    assert view.page.query_selector("#control-used") is None and view.page.query_selector(".used-dot") is None
+    view = open_page(path, scores, "#large=1")
+    assert view.state("large") == "" and view.edges() == expected(scores, k=20)
+    assert view.page.query_selector("#control-large") is None and view.page.query_selector(".large-dot") is None
     assert "confirmed" not in view.text("#legend") and "Effect" not in view.text("#wiring")
 
 

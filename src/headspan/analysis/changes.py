@@ -28,6 +28,7 @@ class EdgeChange(NamedTuple):
     rank_after: int
     effect_before: float | None = None  # where it was measured: what the model loses without this edge
     effect_after: float | None = None
+    effect_unit: str | None = None
 
 
 class HubChange(NamedTuple):

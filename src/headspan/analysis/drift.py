@@ -315,14 +315,17 @@ def _with_effects(
     """The edges with what they do in both models, measured alike, and what is to be said of the measuring."""
     from headspan.analysis.effects import effects
 
-    found = [effects(model, memory=memory) for model in (base, other)]
+    found = [effects(model, memory=memory, draws=0) for model in (base, other)]
     lists = []
     for measured in found:
         matrices = {pairing: measured.matrix(pairing) for pairing in FLOW_PAIRINGS}
         lists.append([matrices[edge.pairing].at(edge.source, edge.target) for edge in edges])
     told = list(dict.fromkeys(note for measured in found for note in measured.notes))
     values = zip(edges, *lists, strict=True)
-    return [edge._replace(effect_before=a, effect_after=b) for edge, a, b in values], told
+    units = {pairing: found[0].unit(pairing) for pairing in FLOW_PAIRINGS}
+    return [
+        edge._replace(effect_before=a, effect_after=b, effect_unit=units[edge.pairing]) for edge, a, b in values
+    ], told
 
 
 # -- records -------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from headspan.analysis.edges import EdgeReader, SharedDirections
-from headspan.analysis.effects_result import Effects, attach, check_same_heads, effects_in, effects_of, with_effects
+from headspan.analysis.effects_fields import with_effects
+from headspan.analysis.effects_result import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.analysis.large_effects import DRAWS, FLOORS
 from headspan.analysis.measuring import EdgeMeasures, Measuring, by_port
 from headspan.analysis.random_writes import RandomWrites

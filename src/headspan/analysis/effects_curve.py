@@ -14,6 +14,7 @@ import numpy as np
 
 from headspan.analysis.edges import EdgeReader, SharedDirections, port_weights
 from headspan.analysis.effects import LENGTH, SEQUENCES, VOCABULARY
+from headspan.analysis.large_effects import UNITS
 from headspan.analysis.measuring import Before, Totals
 from headspan.analysis.samples import Sample, random_samples, token_pool
 from headspan.errors import HeadspanError
@@ -40,12 +41,13 @@ class EffectCurve:
     shared: list[float]
     random: list[float]
     random_largest: list[float]
+    unit: str
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
         columns = ("directions", "shared", "random", "random_largest")
         table = zip(self.directions, self.shared, self.random, self.random_largest, strict=True)
-        return [dict(zip(columns, row, strict=True)) | {"whole": self.whole} for row in table]
+        return [dict(zip(columns, row, strict=True)) | {"whole": self.whole, "effect_unit": self.unit} for row in table]
 
 
 @checked
@@ -87,7 +89,7 @@ def effect_curve(
     table = values[1:].reshape(len(counts), 1 + draws)
     shared, random, largest = table[:, 0], table[:, 1:].mean(1), table[:, 1:].max(1)
     ends = (str(start), f"{port}.{end.role}", float(values[0]))
-    return EffectCurve(*ends, counts, shared.tolist(), random.tolist(), largest.tolist(), notes)
+    return EffectCurve(*ends, counts, shared.tolist(), random.tolist(), largest.tolist(), UNITS[end.role], notes)
 
 
 def _samples(model: RunningModel, bos: str, seed: int, notes: list[str]) -> list[Sample]:

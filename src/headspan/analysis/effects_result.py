@@ -10,15 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from headspan.analysis.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.analysis.samples import KINDS
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
 from headspan.models.identity import same_model
 from headspan.port_table import PortTable
 from headspan.scores import ScoreMatrix, Scores
+from headspan.system.renamed import warn_renamed
 from headspan.system.tabular import Tabular
 
-USED_SHARE = 0.01  # of the edges of a pairing count as used: those with the largest effects
+NOT_COMPARED = (
+    "These effects were measured without random writes, so none is called large or small. "
+    "Measure them again: headspan effects MODEL --into RESULT"
+)
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
 
 
@@ -27,7 +32,8 @@ class Effects(Tabular):
     """Measured edges: ``effects.of("OK")`` is (sources, targets), NaN where an edge was not measured.
 
     arrays: by (measure, pairing). Measures are the materials (``random``, ``text`` or ``tokens``), their largest value
-    among the query heads of a shared key/value head (``random_largest`` …), and the change of the head scores.
+    among the query heads of a shared key/value head (``random_largest`` …), what random writes do (``random_turned`` …,
+    where an effect is at or above its floor), and the change of the head scores.
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
     model: provenance of the weights that ran, where they are known.
     """
@@ -74,17 +80,74 @@ class Effects(Tabular):
 
     def _headline(self) -> str:
         counts = ", ".join(f"{int((~np.isnan(self.of(p))).sum()):,} {p}" for p in self.pairings)
-        return f"effects of {counts} edges, measured on {' and '.join(self.materials)}"
+        return f"effects of {counts} edges, measured on {self.measured_on}"
+
+    # -- large effects (:mod:`headspan.analysis.large_effects`) ------------------------------------------------
+
+    @property
+    def compared(self) -> bool:
+        """Whether effects were compared with random writes, so that they can be called large or small."""
+        return "floors" in self.protocol
+
+    def unit(self, pairing: Pairing | str) -> str:
+        """What an effect of this pairing is a number of."""
+        return UNITS[Pairing.parse(pairing).target]
+
+    def floor(self, pairing: Pairing | str) -> float:
+        """The least effect that can be large, in the pairing's unit."""
+        pairing = Pairing.parse(pairing)
+        floors = self.protocol["floors"] if self.compared else {}
+        return float(floors.get(str(pairing), FLOORS[pairing.target]))
+
+    def ratio(self, pairing: Pairing | str) -> np.ndarray:
+        """How many times the effect of a random write an effect is, where it is at or above its floor; else NaN.
+
+        Of several materials the one on which the ratio is largest.
+        """
+        pairing = Pairing.parse(pairing)
+        found = np.full(self.of(pairing).shape, np.nan)
+        for name in self.materials:
+            if (f"{name}_turned", pairing) in self.arrays:
+                turned = np.maximum(self.arrays[f"{name}_turned", pairing], np.finfo(np.float32).tiny)
+                found = np.fmax(found, self.arrays[name, pairing] / turned)
+        return found
+
+    def large(self, pairing: Pairing | str) -> np.ndarray:
+        """True for edges with a large effect: at or above the floor, and well above what a random write does."""
+        least = float(self.protocol.get("least_ratio", LEAST_RATIO))
+        with np.errstate(invalid="ignore"):
+            return self.ratio(pairing) >= least
+
+    def judged(self, pairing: Pairing | str) -> np.ndarray:
+        """True where it is known whether the effect is large: it was measured, and compared unless below the floor."""
+        pairing = Pairing.parse(pairing)
+        known = np.zeros(self.of(pairing).shape, dtype=bool)
+        if not self.compared:
+            return known
+        known |= ~np.isnan(self.of(pairing))
+        for name in self.materials:
+            if (name, pairing) in self.arrays:
+                turned = self.arrays.get((f"{name}_turned", pairing), np.nan)
+                with np.errstate(invalid="ignore"):
+                    known &= ~((self.arrays[name, pairing] >= self.floor(pairing)) & np.isnan(turned))
+        return known | self.large(pairing)
 
     def used(self, pairing: Pairing | str) -> np.ndarray:
-        """True for edges that the model uses: among the 1 % of largest effects, or the target loses a habit."""
-        values = self.of(pairing)
-        present = values[~np.isnan(values)]
-        if not len(present):
-            return np.zeros(values.shape, dtype=bool)
-        count = max(1, round(USED_SHARE * len(present)))
-        with np.errstate(invalid="ignore"):
-            return ((values >= np.partition(present, -count)[-count]) & (values > 0)) | self.lost(pairing)
+        """The old name of :meth:`large`."""
+        warn_renamed("Effects.used", "Effects.large")
+        return self.large(pairing)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """How many tokens the model was run on, by material, as far as the result tells."""
+        lengths = self.protocol.get("tokens", {})
+        return {name: int(sum(lengths[name])) for name in self.materials if name in lengths}
+
+    @property
+    def measured_on(self) -> str:
+        """``random (336 tokens) and text (528 tokens)``."""
+        sizes = self.tokens
+        return " and ".join(f"{m} ({sizes[m]:,} tokens)" if m in sizes else m for m in self.materials)
 
     def lost(self, pairing: Pairing | str) -> np.ndarray:
         """True where the target loses more than a tenth of a head score that it has; a KV head has its group's mean."""
@@ -133,6 +196,7 @@ def _records(
     effects: Effects, pairing: Pairing, scored: ScoreMatrix | None, k: int | None, by: str
 ) -> list[dict[str, Any]]:
     matrix, percentiles = effects.matrix(pairing), effects.percentiles(pairing)
+    large, judged, ratios = effects.large(pairing), effects.judged(pairing), effects.ratio(pairing)
     values = matrix.values
     ranks = None if scored is None else _ranks(scored.values)
     order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
@@ -145,7 +209,10 @@ def _records(
         row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
         row["score"] = None if scored is None else float(scored.values[i, j])
         row["rank"] = None if ranks is None else int(ranks[i, j])
-        row["effect"], row["percentile"] = float(values[i, j]), float(percentiles[i, j])
+        row |= {"effect": float(values[i, j]), "effect_unit": effects.unit(pairing)}
+        row["large_effect"] = bool(large[i, j]) if judged[i, j] else None
+        row["random_write_ratio"] = None if np.isnan(ratios[i, j]) else float(ratios[i, j])
+        row["percentile_in_layers"] = float(percentiles[i, j])
         row |= dict.fromkeys(_columns(effects))
         row |= {name: float(effects.arrays[name, pairing][i, j]) for name in extra}
         table.append({_TITLES.get(key, key): value for key, value in row.items()})
@@ -160,7 +227,8 @@ _TITLES = {"random": "effect_random", "text": "effect_text", "tokens": "effect_t
 def _columns(effects: Effects) -> list[str]:
     """Further columns: the materials where there are several, the largest of a group, the head scores."""
     names = dict.fromkeys(name for name, _ in effects.arrays)
-    return [name for name in names if name not in effects.materials or len(effects.materials) > 1]
+    named = [name for name in names if not name.endswith("_turned")]  # told as a ratio
+    return [name for name in named if name not in effects.materials or len(effects.materials) > 1]
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -185,6 +253,14 @@ def effects_of(scores: Scores) -> Effects:
     found = effects_in(scores)
     if found is None:
         raise HeadspanError("this result holds no effects: measure them with headspan effects MODEL --into RESULT")
+    return found
+
+
+def compared_effects(scores: Scores) -> Effects:
+    """The effects in a result, refused where they were not compared with random writes."""
+    found = effects_of(scores)
+    if not found.compared:
+        raise HeadspanError(NOT_COMPARED)
     return found
 
 
@@ -243,18 +319,14 @@ def effects_in(scores: Scores) -> Effects | None:
         return None
     protocol = scores.annotations.get("effects")
     protocol = dict(protocol) if isinstance(protocol, dict) else {}
+    _check_protocol(protocol)
     interrupted = protocol.pop("interrupted", False) is True
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    return Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, dict(scores.provenance))
-
-
-def with_effects(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
-    """Rows of edges with their effects, None where one was not measured; unchanged for a result without effects."""
-    measured = effects_in(scores)
-    if measured is None:
-        return rows
-    return [row | {"effect": measured.at(row["pairing"], row["source"], row["target"])} for row in rows]
+    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, dict(scores.provenance))
+    if not found.compared:
+        found.notes.append(NOT_COMPARED)
+    return found
 
 
 def check_same_heads(table: PortTable, scores: Scores | None, reference: str) -> None:
@@ -272,3 +344,21 @@ def check_same_heads(table: PortTable, scores: Scores | None, reference: str) ->
 def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
     if values.shape != shape or values.dtype.kind != "f":
         raise HeadspanError(f"the result is damaged: {name} has shape {values.shape}, its heads need {shape}")
+
+
+def _check_protocol(protocol: dict[str, Any]) -> None:
+    """Refuse what a result says of its effects where it cannot be so."""
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < np.inf
+
+    floors, tokens = protocol.get("floors", {}), protocol.get("tokens", {})
+    right = {
+        "floors": isinstance(floors, dict) and all(map(number, floors.values())),
+        "least_ratio": number(protocol.get("least_ratio", LEAST_RATIO)),
+        "tokens": isinstance(tokens, dict)
+        and all(isinstance(lengths, list) and all(map(number, lengths)) for lengths in tokens.values()),
+    }
+    for name, good in right.items():
+        if not good:
+            raise HeadspanError(f"the result is damaged: {name} of its effects is {str(protocol[name])[:80]!r}")

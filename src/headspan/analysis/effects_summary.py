@@ -1,11 +1,11 @@
-"""How well a similarity of weights predicts which edges a model uses.
+"""How well a similarity of weights predicts which edges have the largest effects.
 
 For each pairing, and each material the model was run on:
 
 * ``spearman``: rank correlation of score and effect over all edges. Mostly it says that near layers talk more.
 * ``within``: the same with ranks taken among the edges between the same two layers, so that depth plays no part.
-* ``ap``: average precision of the ranking by score, where the 1 % of edges with the largest effect are to be found;
-  a ranking by chance has about 0.01.
+* ``ap``: average precision of the ranking by score, where the largest 1 % of effects (``largest_edges``, whatever their
+  size) are to be found; a ranking by chance has about 0.01.
 * ``hits``: how many of those are among the ``k`` best-scored edges.
 * ``habit_ap``: average precision where edges are to be found without which the target loses more than a tenth of a
   head score that it has (a clean score of 0.2 or more; only on random tokens, only Q and K).
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.analysis.effects_result import USED_SHARE, Effects
+from headspan.analysis.effects_result import Effects
 from headspan.errors import HeadspanError
 from headspan.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
+LARGEST_SHARE = 0.01  # of the edges of a pairing are to be found, those with the largest effects
 MEASURES = ("spearman", "within", "ap", "hits", "habit_ap")
 FOILS = ("layer distance", "write norm")
 
@@ -48,7 +49,7 @@ class EffectsSummary:
 def summarise_effects(
     effects: Effects, predictors: Predictors, *, k: int = 20, resamples: int = 400, seed: int = 0
 ) -> EffectsSummary:
-    """How well each predictor, by name and pairing an array like the effects', finds the edges that are used."""
+    """How well each predictor, by name and pairing an array like the effects', finds the largest 1 % of effects."""
     if k < 1 or resamples < 10:
         raise HeadspanError(f"a summary needs k of 1 or more and 10 resamples or more, not {k} and {resamples}")
     rows, differences = [], []
@@ -93,7 +94,12 @@ def _row(
     material: str, pairing: Pairing, name: str, edges: _Edges, drawn: Mapping[str, np.ndarray], k: int
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"material": material, "pairing": str(pairing), "predictor": name}
-    row |= {"edges": len(edges.effect), "used": int(edges.used.sum()), "habit_edges": int(edges.habit.sum()), "k": k}
+    row |= {
+        "edges": len(edges.effect),
+        "largest_edges": int(edges.largest.sum()),
+        "habit_edges": int(edges.habit.sum()),
+        "k": k,
+    }
     for measure in MEASURES:
         values = drawn[measure]
         low, high = _interval(values[1:])
@@ -142,7 +148,7 @@ class _Edges:
     columns: np.ndarray
     block: np.ndarray  # number of the layer pair
     effect: np.ndarray
-    used: np.ndarray
+    largest: np.ndarray
     habit: np.ndarray
     n_sources: int
 
@@ -155,10 +161,10 @@ class _Edges:
         source, target = (layers_of(effects.ports.of(role)) for role in pairing)
         block = np.unique(source[rows] * (target.max() + 1) + target[columns], return_inverse=True)[1]
         effect = values[rows, columns]
-        used = np.zeros(len(effect), dtype=bool)
-        used[np.argsort(-effect, kind="stable")[: max(1, round(USED_SHARE * len(effect)))]] = True
+        largest = np.zeros(len(effect), dtype=bool)
+        largest[np.argsort(-effect, kind="stable")[: max(1, round(LARGEST_SHARE * len(effect)))]] = True
         habit = effects.lost(pairing)[rows, columns] if material == "random" else np.zeros(len(effect), dtype=bool)
-        return cls(rows, columns, block, effect, used, habit, len(values))
+        return cls(rows, columns, block, effect, largest, habit, len(values))
 
     def resampled(self, count: int, seed: int) -> np.ndarray:
         """How often each edge counts: once in the first row, then as often as its source was drawn."""
@@ -181,8 +187,8 @@ class _Edges:
             each = row[self.rows]
             found["spearman"].append(_correlation(*overall, each))
             found["within"].append(_correlation(*inside, each))
-            found["ap"].append(_average_precision(self.used[order], each[order], scores[order]))
-            found["hits"].append(_hits(self.used[order], each[order], k))
+            found["ap"].append(_average_precision(self.largest[order], each[order], scores[order]))
+            found["hits"].append(_hits(self.largest[order], each[order], k))
             found["habit_ap"].append(_average_precision(self.habit[order], each[order], scores[order]))
         return {measure: np.array(numbers) for measure, numbers in found.items()}
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Fields: TypeAlias = Mapping[str, "str | int | float"]
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_TYPES = {int: "long", float: "double", str: "string"}
+_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 
 class Link(NamedTuple):
@@ -61,7 +61,7 @@ def as_graphml(graph: Graph) -> str:
                 declared.add(key)
                 about = {"id": key, "for": kind, "attr.name": name, "attr.type": _TYPES[type(value)]}
                 ElementTree.SubElement(root, "key", about)
-            ElementTree.SubElement(element, "data", key=key).text = _xml_text(str(value))
+            ElementTree.SubElement(element, "data", key=key).text = _xml_text(_text(value))
 
     attach("graph", body, graph.about)
     for name, fields in graph.nodes.items():
@@ -72,6 +72,10 @@ def as_graphml(graph: Graph) -> str:
     root.append(body)
     ElementTree.indent(root, " ")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<!-- {MADE_BY} -->\n{ElementTree.tostring(root, "unicode")}\n'
+
+
+def _text(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _xml_text(text: str) -> str:

@@ -28,7 +28,10 @@ _PLACES = {
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
 FOLD_ADVICE = {
     ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
-    ("rms", "sandwich"): "not advised for finding used edges: folded scores follow effects worse (one model measured)",
+    (
+        "rms",
+        "sandwich",
+    ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
     ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # lines of a list before it is cut short

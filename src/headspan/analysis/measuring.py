@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int, int], None]
+Rows: TypeAlias = "slice | np.ndarray"
 
 
 @dataclass
@@ -259,14 +260,14 @@ class Totals:
         self.heads, self.kinds = heads, kinds
         self.sums: dict[tuple[str, tuple[int, Receiver]], np.ndarray] = {}
 
-    def add(self, name: str, key: tuple[int, Receiver], rows: slice | np.ndarray, sources: int, values: torch.Tensor) -> None:
+    def add(self, name: str, key: tuple[int, Receiver], rows: Rows, sources: int, values: torch.Tensor) -> None:
         total = self.sums.setdefault((name, key), np.zeros((sources, self.heads)))
         total[rows] += values.double().cpu().numpy()  # rows are all different
 
     def compare(
         self,
         key: tuple[int, Receiver],
-        rows: slice | np.ndarray,
+        rows: Rows,
         sources: int,
         before: Before,
         after: tuple[torch.Tensor, torch.Tensor],
@@ -284,7 +285,7 @@ class Totals:
         self.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
 
     def add_scores(
-        self, key: tuple[int, Receiver], rows: slice | np.ndarray, sources: int, pattern: torch.Tensor, sample: Sample
+        self, key: tuple[int, Receiver], rows: Rows, sources: int, pattern: torch.Tensor, sample: Sample
     ) -> None:
         """Attention on the places of every kind, and how many queries they are."""
         import torch

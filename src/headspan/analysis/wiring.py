@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from headspan.analysis.circuit import Circuit, edges_of, given_circuit
-from headspan.analysis.effects_result import effects_of
+from headspan.analysis.effects_result import compared_effects
 from headspan.analysis.given import ScoresLike, given_labels, given_pairings, given_scores
 from headspan.analysis.hubs import HubScores, hubs
 from headspan.analysis.significance import DISCOVERY_RATE, Null, Significance, significance
@@ -19,6 +19,7 @@ from headspan.heads import Head, Pairing, Port, parse_pairings
 from headspan.scores import Edge, Edges, ScoreMatrix, Scores
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending, occurrence
+from headspan.system.renamed import warn_renamed
 
 if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
@@ -39,9 +40,10 @@ def wiring(
     minimum: float | None = None,
     labels: Labels | str | os.PathLike[str] | None = None,
     *,
-    used: bool = False,
+    large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
+    used: bool | None = None,
 ) -> Wiring:
     """The graph of the strongest forward pairs, or of the edges of a circuit.
 
@@ -60,29 +62,34 @@ def wiring(
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes, or the name or CSV file of some.
-    used
-        Keep only edges that the model uses, by the effects in the result (see :mod:`headspan.analysis.effects`).
+    large_effect
+        Keep only edges with a large effect, as measured in the result (see :mod:`headspan.analysis.large_effects`).
+        ``used`` is its old name.
     circuit
         A circuit or its JSON file (:mod:`headspan.analysis.circuit`): its edges, whatever their scores, in place of
         those of a rule.
     say
         Called with a sentence where nobody can tell whether the labels or the circuit are for these weights.
     """
+    if used is not None:
+        warn_renamed("the argument used", "large_effect", stacklevel=3)
+        large_effect = used
     if circuit is not None:
         _no_rule(rule, q, null, minimum)
-        return _drawn(given_circuit(circuit), scores, metric, labels, used, say)
+        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect, say)
     chosen = parse_pairings(pairings)
     _check(rule, k, q, null, minimum)
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
     chosen = given_pairings(pairings, scores, metric)
     labels = given_labels(labels, scores, say)
-    measured = effects_of(scores) if used else None
+    measured = compared_effects(scores) if large_effect else None
     if measured is not None:
         asked, chosen = chosen, tuple(pairing for pairing in chosen if not pairing.of_nodes)
         if not chosen:
             raise HeadspanError(
-                f"effects are measured between heads, and {', '.join(map(str, asked))} has other nodes: leave out used"
+                f"Effects are measured between heads, and {', '.join(map(str, asked))} has other nodes. "
+                "Leave out large_effect"
             )
     edges, found = Edges(), list[Significance]()
     for pairing in chosen:
@@ -93,13 +100,13 @@ def wiring(
                 found.append(significance(scores, pairing, null=against, metric=metric))
                 allowed &= found[-1].q <= rate
             if measured is not None:
-                allowed &= measured.used(pairing)
+                allowed &= measured.large(pairing)
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
     most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
-    described = _describe(rule, most, rate, against, minimum) + (", used" if used else "")
+    described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
     return Wiring(metric, chosen, described, edges, nodes, names, scores, notes)
 
 
@@ -114,17 +121,17 @@ def _drawn(
     scores: ScoresLike,
     metric: str,
     labels: Labels | str | os.PathLike[str] | None,
-    used: bool,
+    large_effect: bool,
     say: Callable[[str], None],
 ) -> Wiring:
     """The wiring of a circuit: its edges with the scores that they have here."""
     scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
     labels = given_labels(labels, scores, say)
-    measured = effects_of(scores) if used else None
+    measured = compared_effects(scores) if large_effect else None
     edges, differ = Edges(), 0
     for edge, pairing, source, target in edges_of(circuit, scores.ports):
         matrix = scores[metric, pairing].forward()
-        if measured is not None and not measured.used(pairing)[matrix.find(source, target)]:
+        if measured is not None and not measured.large(pairing)[matrix.find(source, target)]:
             continue
         score = matrix.at(source, target)
         rank = matrix.rank_of(source, target)
@@ -139,7 +146,7 @@ def _drawn(
     edges = Edges(sorted(edges, key=lambda edge: (str(edge.pairing), edge.rank)))
     chosen = tuple(dict.fromkeys(edge.pairing for edge in edges))
     names = tuple(labels.names) if labels is not None else ()
-    described = f"circuit {visible(circuit.name)[:60]}".rstrip() + (", used" if used else "")
+    described = f"circuit {visible(circuit.name)[:60]}".rstrip() + (", large effect" if large_effect else "")
     notes = () if edges else ("the circuit has no edges to show here",)
     return Wiring(metric, chosen, described, edges, _nodes(edges, scores, metric, chosen, labels), names, scores, notes)
 

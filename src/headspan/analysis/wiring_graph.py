@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.effects_fields import EFFECT_FIELDS, effect_fields
 from headspan.analysis.effects_result import Effects, effects_in
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.errors import HeadspanError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from headspan.analysis.labels import Labels
 
 SCHEMA = 1
-EDGE_COLUMNS = (*Edge._fields, "effect", "source_labels", "target_labels")
+EDGE_COLUMNS = (*Edge._fields, *EFFECT_FIELDS, "source_labels", "target_labels")
 
 
 class HeadCounts(NamedTuple):
@@ -69,25 +70,29 @@ class Wiring(Tabular):
         labels = {node.head: ";".join(node.labels) for node in self.nodes}
         ends = ("source", "target")
         return [
-            edge_row(edge)
-            | {"effect": self.effect(edge)}
-            | {f"{end}_labels": labels[getattr(edge, end)] for end in ends}
-            for edge in self.edges
+            edge_row(edge) | fields | {f"{end}_labels": labels[getattr(edge, end)] for end in ends}
+            for edge, fields in zip(self.edges, self._effect_fields, strict=True)
         ]
 
     @cached_property
     def _effects(self) -> Effects | None:
         return effects_in(self.scores)
 
+    @cached_property
+    def _effect_fields(self) -> list[dict[str, Any]]:
+        return effect_fields(self._effects, [(edge.pairing, edge.source, edge.target) for edge in self.edges])
+
     def effect(self, edge: Edge) -> float | None:
         """The measured effect of an edge, where the result holds it."""
         return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
 
-    def _edge_fields(self, edge: Edge) -> dict[str, str | int | float]:
-        fields: dict[str, str | int | float] = {"metric": edge.metric, "pairing": str(edge.pairing)}
-        fields |= {"rank": edge.rank, "score": edge.score}
-        effect = self.effect(edge)
-        return fields if effect is None else fields | {"effect": effect}
+    def _edge_fields(self) -> list[dict[str, str | int | float]]:
+        """What a file says of every edge; effects only where they were measured."""
+        return [
+            {"metric": edge.metric, "pairing": str(edge.pairing), "rank": edge.rank, "score": edge.score}
+            | {name: value for name, value in effect.items() if value is not None}
+            for edge, effect in zip(self.edges, self._effect_fields, strict=True)
+        ]
 
     def _headline(self) -> str:
         return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {self.counted}"
@@ -166,7 +171,8 @@ class Wiring(Tabular):
             }
             for node in self.nodes
         ]
-        edges = [{"source": names[e.source], "target": names[e.target], **self._edge_fields(e)} for e in self.edges]
+        pairs = zip(self.edges, self._edge_fields(), strict=True)
+        edges = [{"source": names[e.source], "target": names[e.target], **fields} for e, fields in pairs]
         content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
         if self.scores.ports.shared:
             content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
@@ -188,7 +194,8 @@ class Wiring(Tabular):
 
     def _graph(self) -> Graph:
         names = self._graph_names()
-        edges = [Link(names[e.source], names[e.target], str(e.pairing), self._edge_fields(e)) for e in self.edges]
+        pairs = zip(self.edges, self._edge_fields(), strict=True)
+        edges = [Link(names[e.source], names[e.target], str(e.pairing), fields) for e, fields in pairs]
         edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
         return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
 

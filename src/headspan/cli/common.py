@@ -104,7 +104,7 @@ NullOption = Annotated[
     ),
 ]
 # Spellings of version 0.1 that still work, where a command does not use the word for something else.
-ALIASES = {"--metrics": "--metric", "--pairings": "--pairing"}
+ALIASES = {"--metrics": "--metric", "--pairings": "--pairing", "--used": "--large-effect"}
 
 
 def k_option(what: str, minimum: int = 1) -> Any:

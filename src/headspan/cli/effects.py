@@ -1,4 +1,4 @@
-"""``headspan effects``: which edges between heads a model uses, and how well weights predict it."""
+"""``headspan effects``: effects of edges between heads, which are large, and how well weights predict them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from headspan.analysis.effects_result import Effects
     from headspan.scores import Scores
 
-_SHORT = {
-    "percentile": "pct", "change_identity": "Δid", "change_previous_token": "Δprev",
-    "change_duplicate_token": "Δdup", "change_induction": "Δind",
-}  # fmt: skip
+_SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
+_HABITS = {"identity": "id", "previous_token": "prev", "duplicate_token": "dup", "induction": "ind"}
+_ALWAYS = ("pairing", "source", "target", "score", "rank", "effect")
 _MEASURED, _SHOWN = 200, 20  # edges per pairing, unless -k or --all says otherwise
 _STOPPED = 130
 
@@ -62,6 +61,13 @@ def effects(
     frozen_norm: Annotated[
         bool, typer.Option("--frozen-norm", help="Keep the norm's division of the clean run.")
     ] = False,
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Least large effect, in its unit. [default: 0.05 for OQ and OK, 0.1 for OV]"),
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Random writes that an effect at or above the floor is compared with.")
+    ] = 8,
     bos: Bos = "auto",
     into: Annotated[Path | None, typer.Option(help="Store the effects in this result of headspan score.")] = None,
     summary: Annotated[
@@ -72,10 +78,11 @@ def effects(
     device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
     dtype: Dtype = "float32",
 ) -> Listing:
-    """Run MODEL and measure which edges it uses: what changes when one head's write is exchanged for one port.
+    """Run MODEL and measure edges: patch one head's output as seen by one Q, K or V input of a later head.
 
     By default on random tokens said twice and on a short text; the effect is the larger one. Needs headspan[torch].
-    --summary says how well similarities (--metric, pk and cs by default) predict it.
+    An effect is large if it is at least the floor and 1.5 times that of a write of the same length in a random
+    direction. --summary says how well similarities (--metric, pk and cs by default) predict effects.
 
     \b
     Examples:
@@ -119,6 +126,8 @@ def effects(
             ablate=ablate,
             shared=shared,
             frozen_norm=frozen_norm,
+            floor=floor,
+            draws=0 if summary and into is None else draws,
             bos=bos,
             sequences=sequences,
             length=length,
@@ -152,14 +161,42 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, co
     """All edges for a program; for a reader the first ``most`` of each pairing, and how to see the others."""
     chosen = [row for pairing in found.pairings for row in [r for r in rows if r["pairing"] == str(pairing)][:most]]
     left = f"{len(chosen)} of {len(rows)} edges are shown: --all lists every edge, -k how many of each pairing"
-    empty = {key for key in (rows[0] if rows else ()) if all(row[key] is None for row in rows)}
-    hidden = empty | {name for m in found.materials for name in (f"effect_{m}", f"{m}_largest")}
-    shown = [{_SHORT.get(key, key): v for key, v in row.items() if key not in hidden} for row in chosen]
-    formats = {"score": ".3f", "effect": ".4f", "pct": ".0f"}
-    formats |= {name: "+.2f" for name in _SHORT.values() if name.startswith("Δ")}
-    title = f"Edges of {model}, measured on {' and '.join(found.materials)}"
-    remarks = [left] if len(chosen) < len(rows) else []
-    return Listing(rows, tables=[(title, shown, formats)], tail=remarks, code=code)
+    formats = {"score": ".3f", "effect": ".4f", "ratio": ".1f"}
+    title = f"Edges of {model}, measured on {found.measured_on}"
+    remarks = [*_legend(found), *([left] if len(chosen) < len(rows) else [])]
+    return Listing(rows, tables=[(title, [_shown(row) for row in chosen], formats)], tail=remarks, code=code)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A record that fits a terminal: of the head scores the one that changes most."""
+    from headspan.analysis.large_effects import SHORT_UNITS
+
+    shown = {_SHORT.get(key, key): row[key] for key in (*_ALWAYS, *_SHORT) if key in row}
+    shown["unit"] = SHORT_UNITS[shown["unit"]]
+    changes = {short: row.get(f"change_{name}") for name, short in _HABITS.items()}
+    known = {short: change for short, change in changes.items() if change is not None}
+    if any(f"change_{name}" in row for name in _HABITS):
+        most = max(known, key=lambda short: abs(known[short]), default=None)
+        shown["change"] = None if most is None else f"{most} {known[most]:+.2f}"
+    return shown
+
+
+def _legend(found: Effects) -> list[str]:
+    """Units, floors and columns, below the table."""
+    from headspan.analysis.large_effects import LEAST_RATIO
+
+    units = "Units: TV is total variation (0 to 1) of attention, norm the change of the output relative to it."
+    if any(name in _HABITS for name, _ in found.arrays):
+        units += " change: of the head score that changes most."
+    if not found.compared:
+        return [units, "Effects were not compared with random writes: none is called large or small."]
+    floors = ", ".join(f"{found.floor(pairing):g} for {pairing}" for pairing in found.pairings)
+    count = ", ".join(f"{int(found.large(p).sum())} of {int((found.of(p) >= 0).sum())} {p}" for p in found.pairings)
+    return [
+        units,
+        f"large: at least the floor ({floors}) and {LEAST_RATIO:g} times a random write of the same length (ratio). "
+        f"Below the floor an effect is small on this input. Large effects: {count}.",
+    ]
 
 
 def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
@@ -173,8 +210,9 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
     tables: list[Any] = []
     for material in found.materials:
         mine = [row for row in told.rows if row["material"] == material]
-        used = ", ".join(f"{n} {p}" for p, n in dict.fromkeys((row["pairing"], row["used"]) for row in mine))
-        title = f"{model} on {material}: finding the {used} edges of largest effect (k = {told.k})"
+        counts = dict.fromkeys((row["pairing"], row["largest_edges"]) for row in mine)
+        largest = ", ".join(f"{n} {p}" for p, n in counts)
+        title = f"{model} on {material}: finding the largest 1 % of effects ({largest} edges; k = {told.k})"
         tables.append((title, [_told(row) for row in mine], {"spearman": ".2f", "hits": ".0f", "habit_ap": ".2f"}))
     formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))

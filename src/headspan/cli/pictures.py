@@ -50,7 +50,9 @@ def wiring(
     null: NullOption = None,
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
-    used: Annotated[bool, typer.Option("--used", help="Only edges that the model uses (headspan effects).")] = False,
+    large_effect: Annotated[
+        bool, typer.Option("--large-effect", help="Only edges with a large effect (headspan effects --into).")
+    ] = False,
     circuit: Annotated[
         str | None, typer.Option(help="A JSON file of edges, saved by the page or headspan paths, to show instead.")
     ] = None,
@@ -72,6 +74,7 @@ def wiring(
       headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
       headspan wiring gpt2.safetensors --circuit induction.json --out induction.svg
     """
+    from headspan.analysis.effects_fields import EFFECT_FIELDS
     from headspan.analysis.wiring import wiring as choose
     from headspan.analysis.wiring_graph import EDGE_COLUMNS
     from headspan.system.outputs import check_outputs
@@ -87,7 +90,7 @@ def wiring(
         null,  # type: ignore[arg-type]
         minimum,
         labels,
-        used=used,
+        large_effect=large_effect,
         circuit=circuit,
         say=note,
     )
@@ -98,7 +101,7 @@ def wiring(
         note(f"{path}: {len(chosen.edges)} edges between {chosen.counted}")
     title = f"{metric}, {chosen.rule}: {len(chosen.edges)} edges between {chosen.counted}"
     rows = chosen.rows()
-    hidden = {"metric"} | ({"effect"} if all(row["effect"] is None for row in rows) else set())
+    hidden = {"metric"} | {name for name in EFFECT_FIELDS if all(row[name] is None for row in rows)}
     shown = [c for c in EDGE_COLUMNS if c not in hidden and (labels or not c.endswith("_labels"))]
     return Listing(rows, title, {"score": ".4f", "effect": ".4f"}, EDGE_COLUMNS, shown, written=bool(out))
 

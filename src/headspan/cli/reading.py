@@ -189,7 +189,10 @@ def _effect_curve(model: str, source: str, target: str) -> Listing:
         curve = effect_curve(model, source, target)
     for sentence in curve.notes:
         note(sentence)
-    title = f"effect of {curve.source} on {curve.target} through some directions; the whole is {curve.whole:.4f}"
+    title = (
+        f"effect of {curve.source} on {curve.target} through some directions ({curve.unit}); "
+        f"the whole is {curve.whole:.4f}"
+    )
     shown = ("directions", "shared", "random", "random_largest")
     return Listing(curve.rows(), title, dict.fromkeys(shown[1:], ".4f"), shown=shown)
 

@@ -149,7 +149,7 @@ def top(
       headspan top gpt2.safetensors --head L5H1 -k 5
       headspan top gpt2.safetensors --labels gpt2-ioi --label induction
     """
-    from headspan.analysis.effects_result import with_effects
+    from headspan.analysis.effects_fields import with_effects
     from headspan.analysis.given import given_labels, given_scores
     from headspan.analysis.neighbours import around
     from headspan.analysis.neighbours import top as strongest

@@ -110,6 +110,7 @@ def _width(text: str) -> int:
 def _cell(value: Any, spec: str) -> str:
     if value is None or value != value:
         return "–"
+    value = ("no", "yes")[value] if isinstance(value, bool) else value
     text = format(value, spec) if spec else str(value)
     return "\n".join(map(visible, text.split("\n")))
 

@@ -115,7 +115,12 @@ def collect(
         "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
         "tour": tour(scores, labels) if above else [],
         "notes": [
-            without_paths(str(n)) for n in (*filter(None, doubts), *(weights.notes if weights is not None else ()))
+            without_paths(str(n))
+            for n in (
+                *filter(None, doubts),
+                *(weights.notes if weights is not None else ()),
+                *(measured.notes if measured is not None else ()),
+            )
         ],
         "provenance": _provenance(scores),
         "citation": CITATION,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.effects_result import Effects
+from headspan.analysis.large_effects import LEAST_RATIO
 from headspan.analysis.significance import Significance, has_reverse, significance
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.heads import FLOW_PAIRINGS, Pairing
@@ -35,11 +36,13 @@ class Nulls(NamedTuple):
 def edges_of(
     scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None, nulls: Nulls
 ) -> dict[str, Any]:
-    """The kept edges with their statistics and, where they were measured, their effects; used edges are all kept."""
+    """The kept edges with their statistics and measured effects; those with a large effect are all kept."""
     statistics, also = _statistics(pairing, nulls), None
     if measured is not None and pairing in measured.pairings:
-        also = measured.used(pairing)
-        statistics |= {"effect": measured.of(pairing), "percentile": measured.percentiles(pairing), "used": also}
+        also = measured.large(pairing)
+        large = np.where(measured.judged(pairing), also, np.nan)
+        statistics |= {"effect": measured.of(pairing), "percentile": measured.percentiles(pairing)}
+        statistics |= {"large": large, "ratio": measured.ratio(pairing)}
 
     def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
@@ -63,8 +66,16 @@ def about_effects(measured: Effects | None) -> dict[str, Any] | None:
     """What the page says about effects in general."""
     if measured is None:
         return None
-    count = {str(p): int(measured.used(p).sum()) for p in measured.pairings}
-    return {"materials": list(measured.materials), "pairings": list(count), "used": count}
+    return {
+        "materials": list(measured.materials),
+        "tokens": measured.tokens,
+        "pairings": list(map(str, measured.pairings)),
+        "compared": measured.compared,
+        "large": {str(p): int(measured.large(p).sum()) for p in measured.pairings},
+        "units": {str(p): measured.unit(p) for p in measured.pairings},
+        "floors": {str(p): measured.floor(p) for p in measured.pairings},
+        "least_ratio": float(measured.protocol.get("least_ratio", LEAST_RATIO)),
+    }
 
 
 def _statistics(pairing: Pairing, nulls: Nulls) -> dict[str, np.ndarray]:

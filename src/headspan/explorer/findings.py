@@ -12,6 +12,7 @@ from headspan.analysis.baseline import PairingSummary
 from headspan.analysis.effects_result import effects_in
 from headspan.analysis.evaluation import metric_agreement
 from headspan.analysis.hubs import HubHead, HubScores, hubs
+from headspan.analysis.large_effects import LEAST_RATIO
 from headspan.analysis.random_subspaces import moments, random_quantile
 from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
 from headspan.scores import Scores
@@ -19,7 +20,7 @@ from headspan.scoring.metrics import METRICS, drawn_scores
 
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 5
-_STRONGEST = 20  # edges of each pairing that are looked up among the used ones
+_STRONGEST = 20  # edges of each pairing that are looked up among those with a large effect
 
 
 class Finding(NamedTuple):
@@ -35,7 +36,7 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
     flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
     kinds: tuple[Callable[[], list[Finding]], ...] = (
         lambda: strongest_pair(scores, flow),
-        lambda: used_edges(scores, flow),
+        lambda: large_effects(scores, flow),
         lambda: largest_hub(scores, flow),
         lambda: labelled_heads(evaluation),
         lambda: above_reversed(summaries),
@@ -107,27 +108,28 @@ def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     return [Finding(title, text, view)]
 
 
-def used_edges(scores: Scores, flow: list[Pairing]) -> list[Finding]:
-    """Which of the strongest edges the model uses, where effects were measured."""
+def large_effects(scores: Scores, flow: list[Pairing]) -> list[Finding]:
+    """Which of the strongest edges have a large effect, where effects were measured and compared."""
     measured = effects_in(scores)
-    if measured is None:
+    if measured is None or not measured.compared:
         return []
     metric = metric_order(scores)[0]
     best = [edge for p in flow if p in measured.pairings for edge in scores[metric, p].forward().top(_STRONGEST)]
-    used = {p: measured.used(p) for p in measured.pairings}
-    places = {p: (measured.matrix(p).sources.index, measured.matrix(p).targets.index) for p in used}
-    confirmed = [e for e in best if used[e.pairing][places[e.pairing][0](e.source), places[e.pairing][1](e.target)]]
+    large = {p: measured.large(p) for p in measured.pairings}
+    places = {p: (measured.matrix(p).sources.index, measured.matrix(p).targets.index) for p in large}
+    confirmed = [e for e in best if large[e.pairing][places[e.pairing][0](e.source), places[e.pairing][1](e.target)]]
     if not best:
         return []
-    title = f"{len(confirmed)} of the {len(best)} strongest edges are used"
+    title = f"{len(confirmed)} of the {len(best)} strongest edges have a large effect"
     names = ", ".join(f"{e.source} → {e.target}.{e.pairing.target}" for e in confirmed[:3])
+    floors = " or ".join(dict.fromkeys(f"{measured.floor(p):g} ({measured.unit(p)})" for p in large))
     text = (
         f"Measured by running the model, for the {_STRONGEST} strongest of each pairing: to exchange what the source "
-        "writes has one of the 1 % largest effects, or takes more than a tenth of a head score from the target"
+        f"writes has an effect of at least {floors}, and {LEAST_RATIO:g} times that of a random write"
         + (f"; for example {names}." if names else ".")
     )
-    view = {"at": "wiring", "metric": metric, "rule": "top", "k": str(_STRONGEST), "used": ""}
-    return [Finding(title, text, view | {"pairings": ",".join(map(str, used))})]
+    view = {"at": "wiring", "metric": metric, "rule": "top", "k": str(_STRONGEST), "large": ""}
+    return [Finding(title, text, view | {"pairings": ",".join(map(str, large))})]
 
 
 def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:

@@ -98,7 +98,7 @@ def _palette_css() -> str:
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
-    dots = "".join(f".used-dot.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n" for role in ROLE_COLOURS)
+    dots = "".join(f".large-dot.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n" for role in ROLE_COLOURS)
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n{edges}{dashes}{dots}'
 
 

@@ -1,12 +1,14 @@
 """A tour of three steps, where a result holds the circuit that everybody should see first.
 
 A previous-token head writes which token came before; the keys of an induction head read it. The weights say so, and
-the effects say whether the model uses it.
+the effects say how much it does.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from headspan.analysis.effects_result import effects_in
 from headspan.analysis.labels import Labels
@@ -21,11 +23,12 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
     """Title, text and view of every step; none where there is no such edge, or nobody has run the model."""
     measured = effects_in(scores)
     edge = _induction_edge(scores, labels)
-    if edge is None or measured is None or _OK not in measured.pairings:
+    if edge is None or measured is None or _OK not in measured.pairings or not measured.compared:
         return []
     matrix = measured.matrix(_OK)
     place = matrix.sources.index(edge.source), matrix.targets.index(edge.target)
-    used = bool(measured.used(_OK)[place])
+    large = bool(measured.large(_OK)[place])
+    ratio = measured.ratio(_OK)[place]
     ranks = scores.ranks("O")[scores.heads("O").index(edge.source)], scores.ranks("K")[place[1]]
     metric = metric_of("pk")
     chance = float(metric.chance(scores.d_model, *ranks)[0])
@@ -33,7 +36,8 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
     base = {"metric": "pk", "pairings": "OK", "rule": "top", "k": "20"}
     verdict = (
         f"Exchanging what {edge.source} writes in the keys of {edge.target} alone changes its attention by "
-        f"{matrix.values[place]:.2f} (0 to 1): " + ("the model uses this edge." if used else "little; it is not used.")
+        f"{matrix.values[place]:.2f} (total variation, 0 to 1): "
+        + ("small on this input." if np.isnan(ratio) else f"{ratio:.1f} times what a random write of its length does.")
     )
     return [
         {
@@ -50,9 +54,9 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
             "view": base | {"pair": pair},
         },
         {
-            "title": "Running the model confirms it" if used else "Running the model does not confirm it",
-            "text": f"{verdict} Dots mark all edges that it uses. An edge without a dot is an overlap that nothing was "
-            "seen to flow through.",
+            "title": "Running the model confirms it" if large else "Running the model does not confirm it",
+            "text": f"{verdict} Dots mark all edges with a large effect. An edge without one is an overlap whose "
+            "effect on this input is small, or no larger than a random write's.",
             "view": base | {"head": str(edge.target)},
         },
     ]

@@ -1,4 +1,4 @@
-"""Overlap against use: the score of every edge and its measured effect."""
+"""Overlap against effect: the score of every edge and its measured effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = "pk") -> Figure:
-    """One panel per pairing; edges that count as used are marked."""
+    """One panel per pairing; edges with a large effect are marked."""
     from matplotlib.lines import Line2D
     from scipy.stats import spearmanr
 
@@ -29,19 +29,23 @@ def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], me
     for axes, pairing in zip(panels, pairings, strict=True):
         values, measured = scores[metric, pairing].forward().values, effects.of(pairing)
         present = ~np.isnan(values) & ~np.isnan(measured)
-        x, y, used = values[present], measured[present], effects.used(pairing)[present]
+        x, y, large = values[present], measured[present], effects.large(pairing)[present]
         for group in (False, True):
             axes.scatter(
-                x[used == group], y[used == group], s=13 if group else 4, color=colours[group], linewidths=0,
-                alpha=0.75 if group else 0.5, rasterized=True, gid=f"points:{pairing}:{'used' if group else 'rest'}",
+                x[large == group], y[large == group], s=13 if group else 4, color=colours[group], linewidths=0,
+                alpha=0.75 if group else 0.5, rasterized=True, gid=f"points:{pairing}:{'large' if group else 'rest'}",
             )  # fmt: skip
         agreement = f"ρ = {spearmanr(x, y)[0]:.2f}" if len(x) > 2 else "too few edges for ρ"
-        axes.set_title(f"{pairing}:  {agreement}\n{used.sum()} of {len(x):,} edges used".replace("-", "−"))
+        count = f"{large.sum()} of {len(x):,} effects are large" if effects.compared else f"{len(x):,} edges"
+        axes.set_title(f"{pairing}:  {agreement}\n{count}".replace("-", "−"))
         axes.set_xlabel(style.metric_short(metric))
-    panels[0].set_ylabel("effect")
+        axes.set_ylabel(f"effect ({effects.unit(pairing)})")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colours[group], markersize=5, label=label)
-        for group, label in ((True, "used: among the largest 1 %, or the target loses a habit"), (False, "other edges"))
+        for group, label in (
+            (True, "large effect: above its floor and a random write's"),
+            (False, "other edges"),
+        )
     ]
     legend_below(figure, handles, 0.36, 2)
     return figure

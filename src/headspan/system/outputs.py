@@ -70,7 +70,7 @@ def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable
 
 # The first lines of our tables, which tell them from others; a comment in them would trouble their readers.
 _CSV_HEADERS = (
-    b"metric,pairing,rank,source,target,score,(effect,)?source_labels,target_labels",
+    b"metric,pairing,rank,source,target,score,(effect,(effect_unit,large_effect,)?)?source_labels,target_labels",
     b"section,key,published,ours,verdict,note",
 )
 _TEXT = re.escape(MADE_BY).encode()

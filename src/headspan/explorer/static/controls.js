@@ -70,7 +70,7 @@ HS.controls = (() => {
       HS.select("q at most", "q", QS.map((q) => [q, q === "0.000001" ? "10⁻⁶" : q])),
       HS.select("against", "null", [["reversed", "reversed pairs"], ["random", "random subspaces"]]),
       HS.select("Shade heads by", "shade", shadings()),
-      pairings(), HS.el("div", { class: "checks" }, HS.data.effects ? check("used only", "used", "1", HS.usedMeans) : null,
+      pairings(), HS.el("div", { class: "checks" }, HS.data.effects?.compared ? check("large effects only", "large", "1", HS.largeMeans()) : null,
         check("numerical order", "order", "number", "Heads from top to bottom by their number; otherwise in the order with the fewest crossings"),
         check("heads without lines", "idle", "1", "Show all heads: those without a line stand below")),
     ].filter(Boolean));
@@ -97,8 +97,21 @@ HS.shading = (kind, key) => {
   return (name) => ramp(values.get(name) ?? 0, largest);
 };
 
-HS.usedMeans = "Measured by running the model: to exchange what the source writes has one of the 1 % largest effects of the pairing, or takes more than a tenth of a head score from the target";
 HS.materials = { random: "random tokens said twice", text: "a short text", tokens: "given tokens" };
+HS.material = (name) => `${HS.materials[name] ?? name}${name in HS.data.effects.tokens ? ` (${HS.count(HS.data.effects.tokens[name])} tokens)` : ""}`;
+
+HS.largeMeans = () => {
+  const { pairings, floors, units, least_ratio: least } = HS.data.effects;
+  return `At least ${pairings.map((p) => `${floors[p]} ${units[p]} for ${p}`).join(", ")}, and ${least} times what a write of the same length in a random direction does; measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}`;
+};
+
+// What is known of an edge with a measured effect: large, no more than a random write, small, or not compared.
+HS.largeText = (edge) => {
+  const { floors, units } = HS.data.effects;
+  if (edge.large === null) return "not compared with random writes";
+  if (edge.ratio === null) return `no, small on this input: below the floor of ${floors[edge.pairing]} ${units[edge.pairing]}`;
+  return `${edge.large ? "yes" : "no"}, ${HS.number(edge.ratio, 1)} times a random write; floor ${floors[edge.pairing]} ${units[edge.pairing]}`;
+};
 
 HS.legend = () => {
   const box = HS.byId("legend");
@@ -110,9 +123,9 @@ HS.legend = () => {
     "at chance", ...[0, 0.25, 0.5, 0.75, 1].map((s) => HS.el("i", { css: { height: `${0.9 + 3.4 * s}px`, opacity: Math.min(1, 0.14 + 1.05 * s) } })), "largest possible"));
   if (HS.state.shade === "labels" && HS.data.labels)
     for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));
-  if (HS.data.effects && HS.state.pairings.split(",").some((p) => HS.data.effects.pairings.includes(p)))
-    items.push(HS.el("span", { class: "used-key", title: HS.usedMeans }, HS.el("i", { class: "swatch dot" }), "confirmed: the model uses it"),
-      HS.el("span", { text: "no dot: not among the used" }));
+  if (HS.data.effects?.compared && HS.state.pairings.split(",").some((p) => HS.data.effects.pairings.includes(p)))
+    items.push(HS.el("span", { class: "large-key", title: HS.largeMeans() }, HS.el("i", { class: "swatch dot" }), "large effect"),
+      HS.el("span", { text: "no dot: effect not large, or not measured" }));
   if (HS.state.pairings.split(",").some((p) => p && p[0] !== "O")) items.push(HS.el("span", { text: "Line: O solid, Q dashed, K dotted, V dash-dot" }));
   box.replaceChildren(...items);
 };

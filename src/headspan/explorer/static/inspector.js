@@ -76,7 +76,7 @@ HS.inspector = (() => {
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
-      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => `${HS.number(e.effect, 3)}${e.used ? " ●" : ""}` }] : []),
+      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => `${HS.number(e.effect, 3)}${e.large ? " ●" : ""}` }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
         "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Take out of the circuit" : "Add to the circuit and go on from there",
         onclick: () => follow(e, other) }) },
@@ -136,10 +136,11 @@ HS.inspector = (() => {
     if (!data.effects?.pairings.includes(pairing)) return [];
     const edge = HS.model.findEdge(HS.state.metric, pairing, row, column);
     const found = edge?.effect ?? HS.model.value("effect", pairing, row, column).score;
+    const unit = data.effects.units[pairing];
     if (edge === null || edge.effect === null)
-      return [["Effect", Number.isNaN(found) ? "not measured" : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)}, not among the edges that are used`]];
-    return [["Effect", HS.el("span", { "data-effect": found, text: `${HS.number(found)}, percentile ${HS.number(edge.percentile, 1)} between these layers` })],
-      ["Used", HS.el("span", { title: HS.usedMeans, text: edge.used ? "yes, confirmed by running the model" : "no, not among the edges that the model uses" })]];
+      return [["Effect", Number.isNaN(found) ? "not measured" : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)} ${unit}${data.effects.compared ? ", not among the large effects" : ""}`]];
+    return [["Effect", HS.el("span", { "data-effect": found, text: `${HS.number(found)} ${unit}, percentile ${HS.number(edge.percentile, 1)} between these layers` })],
+      ["Large effect", HS.el("span", { "data-large": String(edge.large), title: HS.largeMeans(), text: HS.largeText(edge) })]];
   };
 
   const details = (pairing, row, column) => data.details?.[pairing]?.[`${row}>${column}`];

@@ -8,7 +8,7 @@
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.01", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", used: "", order: "", idle: "", pins: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", large: "", order: "", idle: "", pins: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
   // Whatever an address says, only values that exist are taken.
@@ -16,7 +16,7 @@
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
       rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "random"],
-      used: data.effects ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
       at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
     };
     for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];

@@ -73,7 +73,7 @@ HS.model = (() => {
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
       strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed),
-      effect: optional(raw.effect), percentile: optional(raw.percentile), used: optional(raw.used),
+      effect: optional(raw.effect), percentile: optional(raw.percentile), large: optional(raw.large), ratio: optional(raw.ratio),
     };
   });
 
@@ -83,9 +83,10 @@ HS.model = (() => {
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
 
-  // Effects stand beside an edge where they were measured: null for an edge that was not.
+  // Effects stand beside an edge where they were measured: null for an edge that was not; large is null where nobody compared it with random writes.
   const measuredAt = (a, i) => (a.effect && !Number.isNaN(a.effect[i])
-    ? { effect: a.effect[i], percentile: a.percentile[i], used: a.used[i] > 0 } : { effect: null, percentile: null, used: null });
+    ? { effect: a.effect[i], percentile: a.percentile[i], large: Number.isNaN(a.large[i]) ? null : a.large[i] > 0, ratio: Number.isNaN(a.ratio[i]) ? null : a.ratio[i] }
+    : { effect: null, percentile: null, large: null, ratio: null });
 
   const findEdge = (metricKey, pairing, row, column) => {
     const a = arrays(metricKey, pairing);
@@ -124,7 +125,7 @@ HS.model = (() => {
         if (taken >= view.k) continue;
         perTarget.set(a.target[i], taken + 1);
       }
-      if (view.used && !(a.used && a.used[i])) continue; // of the chosen edges, those that are used
+      if (view.large && !(a.large && a.large[i] > 0)) continue; // of the chosen edges, those with a large effect
       passed += 1;
       if (view.rule === "significance" || view.rule === "threshold") if (passed > data.limits.overall) continue;
       edges.push(edgeAt(metricKey, pairing, a, i));

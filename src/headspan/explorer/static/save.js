@@ -6,7 +6,7 @@ HS.save = (() => {
 
   const caption = () => {
     const v = HS.wiring.view(), rule = { top: `best ${v.k} per pairing`, "top-per-target": `best ${v.k} per target`, significance: `q ≤ ${v.q}, ${v.null} null`, threshold: "all above the minimum" }[v.rule];
-    const about = [HS.model.metric(v.metric).title, v.pairings.join(", "), rule, v.min > -Infinity ? `score ≥ ${v.min}` : "", v.used ? "used only" : ""].filter(Boolean).join(" · ");
+    const about = [HS.model.metric(v.metric).title, v.pairings.join(", "), rule, v.min > -Infinity ? `score ≥ ${v.min}` : "", v.large ? "large effects only" : ""].filter(Boolean).join(" · ");
     const roles = { Q: "queries", K: "keys", V: "values", O: "outputs", R: "nodes" }, shown = [...new Set(v.pairings.map((p) => p[1]))];
     return [`${HS.data.model.name}: ${about}`, `Lines: read by ${shown.map((r) => roles[r]).join(", ")}; strength: excess over chance. Made with ${HS.data.generator.name} ${HS.data.generator.version}.`, shown];
   };

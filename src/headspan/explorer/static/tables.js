@@ -12,7 +12,7 @@ HS.tables = (() => {
       ["d_model", HS.count(m.d_model)], ["Norms", m.folding === "folded" ? "folded into the weights" : "not folded"],
       ["Similarities", data.metrics.map((x) => x.title).join(", ")], ["Pairings", data.pairings.length === 16 ? "all 16" : data.pairings.join(", ")],
       ["Pairs compared", HS.count(data.compared)],
-      ["Edges used", data.effects ? Object.entries(data.effects.used).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
+      ["Large effects", data.effects?.compared ? Object.entries(data.effects.large).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
     if (!data.above_chance) {
       HS.byId("notice").hidden = false;
@@ -38,8 +38,10 @@ HS.tables = (() => {
     if (list.some((e) => e.q.reversed !== null)) columns.push({ key: "q_reversed", title: "q, reversed", number: true, value: (e) => e.q.reversed, text: (e) => HS.qvalue(e.q.reversed) });
     if (list.some((e) => e.effect !== null)) columns.push(
       { key: "effect", title: "Effect", number: true, text: (e) => HS.number(e.effect) },
-      { key: "percentile", title: "Percentile", number: true, text: (e) => HS.number(e.percentile, 1) },
-      { key: "used", title: "Used", text: (e) => (e.used === null ? "–" : e.used ? "yes" : "no") });
+      { key: "effect_unit", title: "Unit", value: (e) => (e.effect === null ? null : data.effects.units[e.pairing]), text: (e) => (e.effect === null ? "–" : data.effects.units[e.pairing]) },
+      { key: "percentile_in_layers", title: "Percentile", number: true, value: (e) => e.percentile, text: (e) => HS.number(e.percentile, 1) },
+      { key: "large_effect", title: "Large effect", value: (e) => e.large, text: (e) => (e.large === null ? "–" : e.large ? "yes" : "no") },
+      { key: "random_write_ratio", title: "Ratio", number: true, value: (e) => e.ratio, text: (e) => (e.ratio === null ? "–" : HS.number(e.ratio, 1)) });
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (e) => `${labelText(e.source)} → ${labelText(e.target)}`, text: (e) => [labelText(e.source) || "–", labelText(e.target) || "–"].join(" → ") });
     const table = HS.table(columns, list, { file: `edges-${metric}`, shown: 20, key: (e) => `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}` });
     HS.byId("edge-table").replaceChildren(table);

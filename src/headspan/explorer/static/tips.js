@@ -7,7 +7,7 @@ HS.edgeTip = (edge) => {
     `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}${chance === null ? "" : `; by chance ${HS.number(chance, about.grows ? 2 : 4)}`}`];
   if (edge.z !== null) rows.push(`z ${HS.number(edge.z, 1)} against random subspaces`);
   if (edge.q.reversed !== null) rows.push(`q ${HS.qvalue(edge.q.reversed)} against reversed pairs`);
-  if (edge.effect !== null) rows.push(`effect ${HS.number(edge.effect)}: ${edge.used ? "the model uses it" : "not among those it uses"}`);
+  if (edge.effect !== null) rows.push(`effect ${HS.number(edge.effect)} ${HS.data.effects.units[edge.pairing]}; large: ${HS.largeText(edge)}`);
   return rows.join("\n");
 };
 
@@ -24,9 +24,9 @@ HS.headTip = (name, [out, into]) => {
 
 HS.wiringNotes = (view, edges, cut, heads, geometry) => {
   let text = `${HS.count(edges.length)} edges between ${HS.count(heads)} ${HS.data.nodes.length ? "heads and nodes" : "heads"}.`;
-  if (edges.some((edge) => edge.used !== null)) text += ` The model uses ${HS.count(edges.filter((edge) => edge.used).length)} of them, measured on ${HS.data.effects.materials.map((m) => HS.materials[m] ?? m).join(" and ")}.`;
+  if (edges.some((edge) => edge.large !== null)) text += ` ${HS.count(edges.filter((edge) => edge.large).length)} of them have a large effect, measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}.`;
   if (!view.pairings.length) text = "Choose at least one pairing.";
-  else if (!edges.length) text = view.rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : view.used ? "No used edge passes: choose other pairings, or draw the others too." : "No pair passes: lower the minimum score or raise k.";
+  else if (!edges.length) text = view.rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : view.large ? "No edge with a large effect passes: choose other pairings, or draw the others too." : "No pair passes: lower the minimum score or raise k.";
   if (cut.length) text += ` More pairs pass in ${cut.join(", ")}; the page draws the strongest ${HS.data.limits.overall} of each pairing.`;
   if (view.rule === "top-per-target" && view.k > HS.data.limits.per_head) text += ` The page keeps at least the best ${HS.data.limits.per_head} sources of every target.`;
   if (edges.length && Math.max(...edges.map((edge) => edge.strength)) < 0.12) text += " None of these edges stands clearly above chance.";

@@ -9,7 +9,7 @@ HS.wiring = (() => {
   const view = () => ({
     metric: HS.state.metric, rule: HS.state.rule, pairings: HS.state.pairings.split(",").filter((p) => HS.data.pairings.includes(p)),
     k: Math.max(0, Math.floor(Number(HS.state.k)) || 0), min: HS.state.min === "" ? -Infinity : Number(HS.state.min), q: Number(HS.state.q), null: HS.state.null,
-    used: HS.state.used === "1",
+    large: HS.state.large === "1",
   });
   const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
 
@@ -164,7 +164,7 @@ HS.wiring = (() => {
       const path = HS.svg("path", { class: kind, d, "stroke-width": (0.9 + 3.4 * s).toFixed(2), opacity: Math.min(1, 0.14 + 1.05 * s).toFixed(2), "data-strength": s.toFixed(3), "marker-end": `url(#arrow-${edge.pairing[1]})` });
       const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": pairKey(edge) });
       // A dot marks an edge that the model uses, just before the box that reads.
-      const mark = edge.used ? HS.svg("circle", { class: `used-dot to-${edge.pairing[1]}`, "data-used": pairKey(edge), cx: (r.b.x - geometry.box / 2 - 12).toFixed(1), cy: r.y2.toFixed(1), r: 3 }) : null;
+      const mark = edge.large ? HS.svg("circle", { class: `large-dot to-${edge.pairing[1]}`, "data-large": pairKey(edge), cx: (r.b.x - geometry.box / 2 - 12).toFixed(1), cy: r.y2.toFixed(1), r: 3 }) : null;
       return { edge, path, hit, mark };
     });
     world.querySelector(".lines").replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.hit), ...lines.map((l) => l.mark).filter(Boolean));
@@ -271,7 +271,7 @@ HS.wiring = (() => {
     listen();
     drawEdges();
     prepare(HS.data.metrics.map((m) => m.key).filter((key) => key !== HS.state.metric));
-    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "used", "order", "idle", "pins"], drawEdges);
+    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "large", "order", "idle", "pins"], drawEdges);
     HS.on(["head", "pair"], choose);
     HS.on(["shade", "theme"], shade);
   };
