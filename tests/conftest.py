@@ -70,6 +70,11 @@ def iglm_dir() -> Path:
     return _real("HEADSPAN_IGLM_DIR", "the directory of an IgLM checkpoint")
 
 
+@pytest.fixture(scope="session")
+def stories260k_dir() -> Path:
+    return _real("HEADSPAN_STORIES260K_DIR", "the directory of stories260K, a small Llama")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real Chromium."""

@@ -14,6 +14,7 @@ import headspan as hs
 from families import LATENT, Family, build
 from headspan.analysis.effects import effects
 from headspan.analysis.effects_curve import effect_curve
+from headspan.analysis.large_effects import rotation
 from headspan.cli import _run
 from headspan.heads import Pairing
 
@@ -51,8 +52,9 @@ def doubled(name: str) -> Any:
 class Oracle:
     """Plain hooks on the modules of transformers; one forward pass for each source, port and sequence."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, turn: np.ndarray | None = None) -> None:
         self.model = model
+        self.turn = torch.eye(24).double() if turn is None else torch.from_numpy(turn)
         self.layers: list[tuple[Any, Any, Any]] = []  # norm in front, attention, number a branch is multiplied by
         for block in model.base_model.layers:
             scale = getattr(block, "residual_scale", 1.0)
@@ -98,7 +100,7 @@ class Oracle:
         x = self.clean[sequence]["stream", layer]
         with torch.no_grad():
             was = norm(x)
-            now = norm(x - self.write(sequence, *source) + self.write(1 - sequence, *source))
+            now = norm(x - (self.write(sequence, *source) - self.write(1 - sequence, *source)) @ self.turn)
             if port == "KR":
                 new = attention.kv_a_proj_with_mqa(now)
                 return attention.kv_a_proj_with_mqa, lambda out: torch.cat((out[..., :KV_RANK], new[..., KV_RANK:]), -1)
@@ -164,6 +166,22 @@ def test_effects_equal_hooked_forward_passes(name: str) -> None:
             np.testing.assert_allclose(found.of("OK")[a * N + head, rotary], shared.mean(), rtol=RTOL)
             np.testing.assert_allclose(largest[a * N + head, rotary], shared.max(), rtol=RTOL)
             assert shared.min() > 1e-4
+
+
+def test_random_writes_equal_hooked_forward_passes() -> None:
+    """The same with the exchanged write turned, into the rotary key too."""
+    model = doubled("deepseek_v3")
+    found = effects(model, tokens=TOKENS, draws=1, floor=1e-9, seed=3)
+    oracle, table = Oracle(model, rotation(24, 3, 0)), found.ports
+    for head in range(N):
+        for port in ("Q", "K", "V", "KR"):
+            turned = found.arrays["tokens_turned", Pairing.parse(f"O{port[0]}")][head]
+            theirs = oracle.effects((0, head), 1, port)
+            if port == "KR":
+                np.testing.assert_allclose(turned[table.find("L1KR", "K")], theirs.mean(), rtol=RTOL)
+            else:
+                columns = [table.find(f"L1H{i}", port) for i in range(N)]
+                np.testing.assert_allclose(turned[columns], theirs, rtol=RTOL)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3-dense-query", "longcat_flash"])
