@@ -68,7 +68,7 @@ def tuned(folder: Path) -> Path:
 SHOTS = {
     "report-first": Shot(demo),
     "report-tour": Shot(demo, "#metric=pk&pairings=OK&pair=L0H3.O-L1H0.K&tour=2"),
-    "report-used": Shot(demo, "#metric=pk&pairings=OK&head=L1H0&tour=3"),
+    "report-large": Shot(demo, "#metric=pk&pairings=OK&head=L1H0&tour=3"),
     "demo-circuit": Shot(demo, "", (1440, 1000), ("#diagram svg", "#legend"), 2),
     "report": Shot(gpt2, "#head=L4H7"),
     "site": Shot(gallery, "", (1440, 860)),

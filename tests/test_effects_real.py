@@ -26,6 +26,8 @@ def test_all_edges_of_smollm2(smollm2_gguf: Path, capfd: pytest.CaptureFixture[s
         behaviour = hs.behaviour(model, sequences=4, length=20)
     edges = {str(p): int((~np.isnan(found.of(p))).sum()) for p in found.pairings}
     assert edges == {"OQ": 35235, "OK": 11745, "OV": 11745}
+    counts = {str(p): int(found.large(p).sum()) for p in found.pairings}
+    assert all(10 < counts[name] < edges[name] / 50 for name in edges), counts
     # Who feeds the keys of the strongest induction head? A previous-token head, among others.
     head = hs.Head.parse(behaviour.top("induction", 1)[0][0])
     into = found.of("OK")[:, found.ports.find(head, "K")]

@@ -94,9 +94,9 @@ def test_edges_of_large_effect_are_marked_and_can_be_had_alone(open_page: Open, 
 
     large = expected(known, k=64, pairings=["OK"], large_effect=True)
     assert len(large) == 28
-    assert marked() == large & view.edges() and len(marked()) == 16 and len(view.edges()) == 20
-    assert "The model uses 16 of them" in view.text("#wiring-notes")
-    assert "confirmed: the model uses it" in view.text("#legend")
+    assert marked() == large & view.edges() and len(marked()) == len(view.edges()) == 20
+    assert "20 of them have a large effect" in view.text("#wiring-notes")
+    assert "large effect" in view.text("#legend")
     page.check("#control-large")
     assert view.edges() == marked() == expected(known, k=20, pairings=["OK"], large_effect=True)
     assert "large=1" in view.fragment()
@@ -121,7 +121,8 @@ def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores
     page = view.page
     shown = float(page.get_attribute("[data-effect]", "data-effect") or "nan")
     assert shown == measured.at("OK", "L0H3", "L1H0")
-    assert f"{shown:.4f}" in view.text("#inspector") and "confirmed by running the model" in view.text("#inspector")
+    assert f"{shown:.4f}" in view.text("#inspector") and "total variation" in view.text("#inspector")
+    assert "yes, 3.3 times a random write; floor 0.05 total variation" in view.text("#inspector")
     page.click("#edge-list > summary")
     rows = view.saved_csv('[data-csv="edges-pk"]')
     assert len(rows) == 60
@@ -130,6 +131,7 @@ def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores
         place = matrix.sources.index(hs.Head.parse(row["source"])), matrix.targets.index(hs.Head.parse(row["target"]))
         assert float(row["effect"]) == matrix.values[place]
         assert np.float32(row["percentile_in_layers"]) == np.float32(measured.percentiles(row["pairing"])[place])
+        assert row["effect_unit"] == measured.unit(row["pairing"])
         assert row["large_effect"] == str(bool(measured.large(row["pairing"])[place])).lower()
     page.click('#edge-table th[data-key="effect"] button')
     best = max(float(row["effect"]) for row in rows)
@@ -141,7 +143,7 @@ def test_a_page_without_effects_does_not_speak_of_them(open_page: Open, small: t
     view = open_page(path, scores, "#large=1")
     assert view.state("large") == "" and view.edges() == expected(scores, k=20)
     assert view.page.query_selector("#control-large") is None and view.page.query_selector(".large-dot") is None
-    assert "confirmed" not in view.text("#legend") and "Effect" not in view.text("#wiring")
+    assert "large effect" not in view.text("#legend") and "Effect" not in view.text("#wiring")
 
 
 @pytest.mark.parametrize("null", ["random", "reversed"])
