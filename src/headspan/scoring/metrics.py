@@ -265,9 +265,7 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
     own = _rescaled(weight.own)
     centred = own - own.mean(axis=2, keepdims=True)
-    centred -= centred.mean(
-        axis=2, keepdims=True
-    )  # removes the rounding error of the mean
+    centred -= centred.mean(axis=2, keepdims=True)  # removes the rounding error of the mean
     # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
     size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
     centred *= size > own.shape[2] * 2.0**-52 * noise
