@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head
 from headspan.models.quick_gguf import quick_gguf
+from headspan.sources.huggingface import CheckpointSource
 from headspan.sources.untrusted import reason
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
     from headspan.sources import open_source
 
     refuse_result(ref)
-    with open_source(ref) as source:
+    with open_source(ref, download=True) as source:
         reference, vocabulary, notes = source.reference, source.vocabulary(), list(source.notes)
         where = _where(ref, source)
         identity = identity_of(source)
@@ -288,15 +289,11 @@ def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
         if not source.files():
             raise HeadspanError("the trained demo model is not in this installation: install headspan again")
         return {"pretrained_model_name_or_path": str(source.files()[0].parent)}
-    from headspan.sources.hub import HubReference
-
-    hub = HubReference.parse(str(ref))
-    if hub is None:
-        raise HeadspanError(f"{ref} is neither a path nor the id of a model on the hub")
-    return {
-        "pretrained_model_name_or_path": hub.repo,
-        "revision": getattr(source, "commit", None) or hub.revision,  # the very files that were opened
-    }
+    # A model of the hub, whose files are brought here by our own careful means: transformers never asks the network.
+    if isinstance(source, CheckpointSource):
+        return {"pretrained_model_name_or_path": str(source.whole_folder()), "local_files_only": True}
+    first = source.files()[0]
+    return {"pretrained_model_name_or_path": str(first.parent), "gguf_file": first.name, "local_files_only": True}
 
 
 def _check_complete(reference: str, info: dict[str, Any]) -> None:

@@ -10,30 +10,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headspan.sources.chunks import ChunkStore, locked, root, write_whole
+from headspan.system.regular import read_regular
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
 
 class Known(NamedTuple):
-    """What identifies a content: etag and size as the hub says them, and the etag of whoever served its bytes."""
+    """What identifies a content: etag and size as the hub says them, the etag of who served its bytes, which hub."""
 
     etag: str
     size: int
     served: str
+    origin: str
 
     def store(self, label: str) -> ChunkStore:
-        return ChunkStore(self.etag, self.size, self.served, label)
+        return ChunkStore(self.etag, self.size, self.served, self.origin, label)
 
 
 class Records:
-    """The files of one commit of a repository that were read by ranges."""
+    """The files of one commit that were read by ranges. origin: endpoint and repository."""
 
-    def __init__(self, repo: str, commit: str) -> None:
-        self._path = root() / f"{hashlib.sha256(f'{repo}@{commit}'.encode()).hexdigest()[:32]}.json"
+    def __init__(self, origin: str, commit: str) -> None:
+        self.origin = origin
+        self._path = root() / f"{hashlib.sha256(f'{origin}@{commit}'.encode()).hexdigest()[:32]}.json"
 
     def known(self) -> dict[str, Known]:
         """By the names of the files."""
-        return _read(self._path)
+        return {name: known for name, known in _read(self._path).items() if known.origin == self.origin}
 
     def remember(self, name: str, known: Known) -> None:
         self._change(name, known)
@@ -62,8 +65,8 @@ def forget_lost() -> None:
 
 def _read(path: Path) -> dict[str, Known]:
     try:
-        stored = json.loads(path.read_bytes()[:10_000_000])
-        return {str(name): Known(str(etag), int(size), str(served)) for name, (etag, size, served) in stored.items()}
+        stored = json.loads(read_regular(path, 10_000_000))
+        return {str(name): Known(str(e), int(size), str(s), str(o)) for name, (e, size, s, o) in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # or a record of an earlier version
         return {}
 

@@ -21,6 +21,7 @@ from headspan.errors import HeadspanError
 from headspan.sources.chunk_records import forget_lost
 from headspan.sources.chunks import MARKER, disk_bytes, locked, root
 from headspan.system.memory import parse_memory
+from headspan.system.regular import read_regular
 
 _LIMIT = "50GB"
 _FOLDER = re.compile(r"[0-9a-f]{32}")
@@ -155,8 +156,8 @@ def _ours(folder: Path, names: re.Pattern[str]) -> list[str]:
 def _about(folder: Path) -> dict[str, Any] | None:
     """What the marker of a folder says, or None where there is none of ours."""
     try:
-        about = json.loads((folder / MARKER).read_bytes()[:10_000])
+        about = json.loads(read_regular(folder / MARKER, 10_000))
     except (OSError, ValueError, RecursionError):
         return None
     sound = isinstance(about, dict) and isinstance(about.get("file"), str) and type(about.get("size")) is int
-    return about if sound else None
+    return about if sound and 0 <= about["size"] < 2**62 else None

@@ -1,9 +1,11 @@
 """Parts of remote files on disk, by content: ``ranges/CONTENT/NUMBER`` in the user's cache folder.
 
-CONTENT is a hash of the size and of what identifies the content: the etag that the hub gives it and the one of whoever
-serves its bytes, so that parts of two versions are never in one place. Every part has a mebibyte, the last one less. A
-part carries a hash of its place and its bytes, so that one that was damaged or put there by somebody else is fetched
-again. Parts are never changed, only added and removed: what one process removes another fetches again.
+CONTENT is a hash of the size, of what identifies the content (the etag that the hub gives it and the one of whoever
+serves its bytes) and of who said so (endpoint and repository): a part of a file cannot be compared with the hash of the
+whole, so that an etag is only a name, and what one hub sends under it must not serve another. Every part has a
+mebibyte, the last one less. A part carries a hash of its place and its bytes, so that one that was damaged or put there
+by somebody else is fetched again. Parts are never changed, only added and removed: what one process removes another
+fetches again.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headspan.errors import HeadspanError
 from headspan.system.cache import cache_folder
+from headspan.system.regular import read_regular
 
 try:
     import fcntl
@@ -66,12 +70,12 @@ class ChunkStore:
     """The parts of one remote file.
 
     etag, size, served: what identifies its content; ``served`` is the etag of whoever serves the bytes.
-    label: which file that is, for people.
+    origin: endpoint and repository. label: which file that is, for people.
     """
 
-    def __init__(self, etag: str, size: int, served: str, label: str) -> None:
+    def __init__(self, etag: str, size: int, served: str, origin: str, label: str) -> None:
         self.size, self.label = size, label
-        self._key = hashlib.sha256(f"{etag}\n{size}\n{served}".encode()).hexdigest()[:32]
+        self._key = hashlib.sha256(json.dumps([origin, etag, size, served]).encode()).hexdigest()[:32]
         self.folder = root() / self._key
 
     def length(self, number: int) -> int:
@@ -81,7 +85,8 @@ class ChunkStore:
     def has(self, number: int) -> bool:
         """Whether a part of the right size is there; its content is checked when it is read."""
         with suppress(OSError):
-            return os.stat(self._path(number)).st_size == disk_bytes(number, self.size)
+            found = os.stat(self._path(number))
+            return stat.S_ISREG(found.st_mode) and found.st_size == disk_bytes(number, self.size)
         return False
 
     def missing(self, begin: int, end: int) -> list[int]:
@@ -91,7 +96,7 @@ class ChunkStore:
     def read(self, number: int) -> bytes | None:
         """The bytes of a part, or None if it is not there or not what was written."""
         try:
-            content = self._path(number).read_bytes()
+            content = read_regular(self._path(number), disk_bytes(number, self.size))
         except OSError:
             return None
         data, digest = content[:-_DIGEST], content[-_DIGEST:]
@@ -119,7 +124,7 @@ class ChunkStore:
 
     def _mark(self) -> None:
         marker = self.folder / MARKER
-        if not marker.exists():
+        if not marker.is_file() or marker.is_symlink():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(marker, json.dumps({"file": self.label, "size": self.size}).encode())
 

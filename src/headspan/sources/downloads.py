@@ -9,7 +9,7 @@ from types import TracebackType
 
 from headspan.sources.chunk_room import Content, contents, remove
 from headspan.sources.hub import HubReference
-from headspan.sources.revisions import cache_folder
+from headspan.sources.hub_cache import repository
 
 
 class Downloads:
@@ -23,7 +23,7 @@ class Downloads:
 
     def __init__(self, hub: HubReference, commit: str, before: Iterable[str] | None = None) -> None:
         self._repo = hub.repo
-        self._folder = cache_folder(hub.repo)
+        self._folder = repository(hub.repo)
         self._snapshot = self._folder / "snapshots" / commit
         self._ref = self._folder / "refs" / (hub.revision or "main")
         self.before = {str(path) for path in self._entries()} if before is None else set(before)

@@ -8,25 +8,36 @@ of weights in safetensors files the headers and the bytes of the tensors that ar
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from headspan.errors import HeadspanError
 from headspan.sources.base import TensorSource
 from headspan.sources.chunk_records import Known, Records
+from headspan.sources.hub_api import About, about_file, endpoint, file_address, list_files
+from headspan.sources.hub_cache import (
+    bring_file,
+    find_file,
+    find_snapshot,
+    in_one_folder,
+    remember_revision,
+    repository,
+)
 from headspan.sources.huggingface import WEIGHT_SUFFIXES, LocalFiles, WeightFile, open_checkpoint
-from headspan.sources.network import AT_ONCE, busy, cause, patiently, unreachable
+from headspan.sources.network import AT_ONCE, busy, patiently, unreachable
 from headspan.sources.ranges import RangeFile
-from headspan.sources.remote import NoRanges, Remote, about_file
+from headspan.sources.remote import NoRanges, Remote
 from headspan.sources.safetensors_file import SafetensorsFile
-from headspan.sources.untrusted import member, reason
+from headspan.sources.untrusted import check_name, reason
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE = re.compile(rf"(?P<repo>(?:{_PART}/)?{_PART})(?:@(?P<revision>[\w.][\w./-]{{0,200}}))?", re.ASCII)
-_TIMEOUT = 10.0  # seconds until the hub counts as unreachable
+# One of these is in every snapshot that can be used without a network.
+_FIRST = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 class HubReference(NamedTuple):
@@ -59,66 +70,74 @@ class HubFiles(LocalFiles):
     """The files of one commit on the hub; asking for a path downloads the file into the cache."""
 
     def __init__(self, hub: HubReference, commit: str, names: list[str], download: bool = False) -> None:
-        super().__init__(Path())  # known once the first file is there
+        super().__init__(repository(hub.repo) / "snapshots" / commit)
         self.hub = hub
         self.download = download
-        self.commit = commit
+        self.commit: str = commit
         self._names = names
-        self._records = Records(hub.repo, commit)
+        self._records = Records(_origin(hub), commit)
 
     def names(self) -> list[str]:
         return self._names
 
     def path(self, name: str) -> Path:
-        from huggingface_hub import hf_hub_download
+        with explained(self.hub, name):
+            path = bring_file(self.hub.repo, self.commit, name, self._about(name))
+            remember_revision(self.hub.repo, self.hub.revision, self.commit)
+        return path
 
-        # The first download goes by the revision's name, which makes the cache remember what the name stands for.
-        revision = self.hub.revision if self.directory == Path() else self.commit
-        with _explained(self.hub, name):
-            path = Path(patiently(lambda: hf_hub_download(self.hub.repo, name, revision=revision)))
-        self.directory = path.parents[name.count("/")]
-        if self.directory.name != self.commit:
-            raise HeadspanError(f"the hub model {self.hub} changed while it was being opened: try again")
-        return member(self.directory, name)
+    def folder(self, names: Iterable[str]) -> Path:
+        return in_one_folder(self.hub.repo, self.commit, {name: self.path(name) for name in names})
 
     def open(self, name: str) -> WeightFile:
         return self._open_ranges(name) or super().open(name)
 
     def open_ahead(self, names: Iterable[str]) -> dict[str, WeightFile]:
+        failed = threading.Event()  # a server that lets us wait for one file is not asked for all others too
+
         def attempt(name: str) -> WeightFile | None:
-            with suppress(HeadspanError):  # said when the file is needed
-                return self._open_ranges(name)
-            return None
+            try:
+                return None if failed.is_set() else self._open_ranges(name)
+            except HeadspanError:  # said when the file is needed
+                failed.set()
+                return None
 
         if self.download or len(names := list(dict.fromkeys(names))) < 2:
             return {}
-        with _quiet(), ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return {name: file for name, file in zip(names, pool.map(attempt, names), strict=True) if file is not None}
+
+    def _about(self, name: str) -> About:
+        check_name(str(self.hub), name)
+        return patiently(lambda: about_file(file_address(self.hub.repo, self.commit, name), self.commit))
 
     def _open_ranges(self, name: str) -> WeightFile | None:
         """A file that is read by ranges; None where the whole file is wanted, or here, or all that the server sends."""
-        from huggingface_hub import hf_hub_url, try_to_load_from_cache
-
-        here = isinstance(try_to_load_from_cache(self.hub.repo, name, revision=self.commit), str)
-        if here or self.download or not name.endswith(".safetensors"):
+        if self.download or not name.endswith(".safetensors"):
             return None
-        with _explained(self.hub, name):
-            url = hf_hub_url(self.hub.repo, name, revision=self.commit)
-            about = patiently(lambda: about_file(url))
-        if not about.etag or not about.size:
-            return None
-        remote = Remote(url, about, f"{self.hub.repo}/{name}", lambda: self._records.forget(name))
+        with explained(self.hub, name):
+            about = self._about(name)
+            if not about.size or find_file(self.hub.repo, self.commit, name, about) is not None:
+                return None
+        address, label = file_address(self.hub.repo, self.commit, name), f"{self.hub.repo}/{name}"
+        remote = Remote(address, self.commit, about, label, lambda: self._records.forget(name))
         known = self._records.known().get(name)
         if known is not None and known[:2] == (remote.etag, remote.size):
             remote.served = known.served
         try:
-            file = SafetensorsFile(Path(remote.label), RangeFile.opened(remote, lambda: self.path(name)))
+            opened = RangeFile.opened(remote, self._records.origin, lambda: self.path(name))
+            file = SafetensorsFile(Path(remote.label), opened)
         except NoRanges:
             self.download = True  # its other files would not come in ranges either
             return None
         if remote.served:
-            self._records.remember(name, Known(remote.etag, remote.size, remote.served))
+            self._records.remember(name, Known(remote.etag, remote.size, remote.served, self._records.origin))
         return file
+
+
+def _origin(hub: HubReference) -> str:
+    """Who says what the files of a repository are."""
+    return f"{endpoint()} {hub.repo}"
 
 
 class CachedFiles(LocalFiles):
@@ -128,7 +147,7 @@ class CachedFiles(LocalFiles):
         super().__init__(directory)
         self.hub = hub
         self.commit = directory.name
-        self._records = Records(hub.repo, directory.name)
+        self._records = Records(_origin(hub), directory.name)
 
     def names(self) -> list[str]:
         return sorted({*super().names(), *self._records.known()})
@@ -156,18 +175,18 @@ def open_hub(hub: HubReference, download: bool = False) -> TensorSource:
 
 
 def _find_files(hub: HubReference, download: bool) -> LocalFiles:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
         try:
-            with _quiet():
-                info = patiently(lambda: HfApi().model_info(hub.repo, revision=hub.revision, timeout=_TIMEOUT), busy)
-            names = [sibling.rfilename for sibling in info.siblings or [] if "/" not in sibling.rfilename]
-            return HubFiles(hub, str(info.sha), names, download)
+            commit, names = patiently(lambda: list_files(hub.repo, hub.revision), busy)
+            return HubFiles(hub, commit, [name for name in names if "/" not in name], download)
+        except HeadspanError:
+            raise
         except Exception as error:
             if not unreachable(error):
                 raise _failure(hub, error) from None
-    directory = _cached_snapshot(hub)
+    directory = find_snapshot(hub.repo, hub.revision, _FIRST)
     state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
     if directory is None:
         raise HeadspanError(
@@ -183,59 +202,20 @@ def _find_files(hub: HubReference, download: bool) -> LocalFiles:
     return files
 
 
-def _cached_snapshot(hub: HubReference) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
-        try:
-            found = try_to_load_from_cache(hub.repo, name, revision=hub.revision)
-        except (OSError, ValueError) as error:
-            raise _failure(hub, error) from None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
-
-
-_ANSWERS = {
-    "RepositoryNotFoundError": "there is no such model, or it is private",
-    "GatedRepoError": "its owner must grant access first: accept its terms on the hub and log in",
-    "RevisionNotFoundError": "it has no such revision",
-    "HFValidationError": "this is not a valid id",
-    "LocalEntryNotFoundError": "the hub does not answer, and it is not in the local cache",
-    "EntryNotFoundError": "there is no such file in the repository",
-}
-
-
 def _failure(hub: HubReference, error: BaseException, name: str | None = None) -> HeadspanError:
-    error = cause(error)
-    answer = next((_ANSWERS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ANSWERS), None)
     if name is None:
         what, hint = f"the hub model {hub}", "no local file or directory has that name either; "
     else:
-        what, hint = f"the file {name} of the hub model {hub}", ""
-    return HeadspanError(
-        f"{what} could not be opened: {answer or reason(error)} ({hint}a local copy can be given by its path)"
-    )
+        what, hint = f"the file {name[:80]} of the hub model {hub}", ""
+    return HeadspanError(f"{what} could not be opened: {reason(error)} ({hint}a local copy can be given by its path)")
 
 
 @contextmanager
-def _explained(hub: HubReference, name: str | None = None) -> Iterator[None]:
+def explained(hub: HubReference, name: str | None = None) -> Iterator[None]:
     """Turn any failure of a download into one sentence. ``name`` is the file that was asked for."""
     try:
-        with _quiet():
-            yield
+        yield
+    except HeadspanError:
+        raise
     except Exception as error:
         raise _failure(hub, error, name) from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the hub's own retry messages off the terminal: we say once what went wrong."""
-    from huggingface_hub.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

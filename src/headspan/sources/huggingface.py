@@ -29,6 +29,7 @@ STANDARD_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+SHARDS_LIMIT = 10_000  # a real model has a few hundred weight files at most
 # Files of trainers and adapters that end like weight files.
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "adapter", "consolidated")
 
@@ -77,6 +78,12 @@ class LocalFiles:
 
     def path(self, name: str) -> Path:
         return self.directory / name if name == self._given else member(self.directory, name)
+
+    def folder(self, names: Iterable[str]) -> Path:
+        """The directory, with these files in it."""
+        for name in names:
+            self.path(name)
+        return self.directory
 
     def open(self, name: str) -> WeightFile:
         """A weight file, by its name."""
@@ -151,6 +158,11 @@ class CheckpointSource(TensorSource):
             if name in present:
                 self._files.path(name)  # refuses a link that leads away; downloads from the hub
         return Vocabulary.from_directory(self._files.directory)
+
+    def whole_folder(self) -> Path:
+        """A directory with the config and every weight file as a whole, for programs that take directories."""
+        beside = [name for name in self._files.names() if name == "config.json" or name.endswith(".index.json")]
+        return self._files.folder([*beside, *dict.fromkeys(self._weight_map.values())])
 
     def close(self) -> None:
         super().close()
@@ -323,7 +335,10 @@ def read_index(path: Path) -> dict[str, str]:
         raise HeadspanError(f"{path} has no weight_map: it is not the index of a sharded checkpoint")
     if not all(isinstance(shard, str) for shard in weight_map.values()):
         raise HeadspanError(f"{path} has a weight_map whose values are not all file names")
-    for shard in dict.fromkeys(weight_map.values()):
+    shards = dict.fromkeys(weight_map.values())
+    if len(shards) > SHARDS_LIMIT:
+        raise HeadspanError(f"{path} names {len(shards)} weight files, more than any real model has")
+    for shard in shards:
         member(path.parent, shard)
         if not shard.endswith(WEIGHT_SUFFIXES):
             raise HeadspanError(f"{path} names the shard {shard[:80]!r}, which is not a weight file")

@@ -7,7 +7,6 @@ kept apart. A server that stops sending ranges is asked for the whole file. With
 
 from __future__ import annotations
 
-import hashlib
 import io
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from headspan.errors import HeadspanError
 from headspan.sources.chunk_room import contents, remove, room, sweep
 from headspan.sources.chunks import CHUNK, ChunkStore, disk_bytes
+from headspan.sources.hub_cache import content_hash
 from headspan.sources.network import AT_ONCE
 from headspan.sources.remote import NoRanges, Remote
 from headspan.sources.untrusted import Stamp, open_regular, open_stamped
@@ -59,10 +59,11 @@ class RangeFile:
         store.touch()
 
     @classmethod
-    def opened(cls, remote: Remote, download: Callable[[], Path]) -> RangeFile:
+    def opened(cls, remote: Remote, origin: str, download: Callable[[], Path]) -> RangeFile:
         """The file behind a remote. Of which version its bytes are is asked first, if no earlier run knows it."""
         first = None if remote.served else remote.get(0, min(CHUNK, remote.size))
-        file = cls(ChunkStore(remote.etag, remote.size, remote.served or "", remote.label), remote, download)
+        store = ChunkStore(remote.etag, remote.size, remote.served or "", origin, remote.label)
+        file = cls(store, remote, download)
         if first is not None:
             file._keep([0], first, {file.store.folder})
             file.verify()
@@ -103,15 +104,15 @@ class RangeFile:
     def verify(self) -> None:
         """Compare the hash of a file that is here to the last part with the one that the hub says, if it does."""
         remote = self._remote
-        if remote is None or remote.sha256 is None or self._whole is not None or self.missing(0, self.store.size):
+        digest = None if remote is None else content_hash(remote.etag, self.store.size)
+        if remote is None or digest is None or self._whole is not None or self.missing(0, self.store.size):
             return
-        digest = hashlib.sha256()
         for number in range(-(-self.store.size // CHUNK)):
             part = self.store.read(number)
             if part is None:  # another process removed it
                 return
             digest.update(part)
-        if digest.hexdigest() != remote.sha256:
+        if digest.hexdigest() != remote.etag:
             remove(content for content in contents() if content.folder == self.store.folder)
             raise remote.changed()
 
@@ -130,7 +131,7 @@ class RangeFile:
                 assert self._download is not None
                 path = self._download()
                 stamp, target = open_regular(path), path.resolve()
-                other = target.parent.name == "blobs" and target.name != remote.etag  # as the hub's own cache names it
+                other = target.parent.name == "blobs" and target.name != remote.etag  # as the cache names it
                 if other or stamp.size != self.store.size or not self._holds_parts(path, stamp):
                     raise remote.changed()
                 self._whole = path, stamp

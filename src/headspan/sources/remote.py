@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import urlsplit
 
 from headspan.errors import HeadspanError
-from headspan.sources.network import BUSY, TIMEOUT, TRIES, BadAnswer, body, connection, patiently, streamed
+from headspan.sources.hub_api import About, about_file, get, is_own, plain_etag
+from headspan.sources.network import TRIES, patiently
 from headspan.sources.untrusted import reason
+from headspan.sources.wire import Answer, BadAnswer
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PLACE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_PLACE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _GONE = (401, 403, 404, 410)
 
 
@@ -27,31 +27,23 @@ class NoRanges(Exception):
     """The server sends whole files only, or does not say of which version its ranges are."""
 
 
-def about_file(url: str) -> Any:
-    """What the hub says of a file: etag, size and where its bytes are."""
-    from huggingface_hub import get_hf_file_metadata
-
-    with connection:
-        return get_hf_file_metadata(url, timeout=TIMEOUT)
-
-
 class Remote:
     """Asks a server for parts of one file.
 
-    about: what `about_file` said. label: which file that is, for people. forget: called when the file is found to have
-    changed, before the error, so that nothing holds on to the version that was expected.
+    address, commit: of the file on the hub. about: what the hub says of it. label: which file that is, for people.
+    forget: called when the file is found to have changed, before the error, so that nothing holds on to the version
+    that was expected.
     served: the etag of whoever serves the bytes, once it is known; set by who knows it from an earlier run.
-    sha256: of the content, where the hub says it.
     """
 
-    def __init__(self, url: str, about: Any, label: str, forget: Callable[[], None] = lambda: None) -> None:
-        self.label, self.etag, self.size = label, str(about.etag), int(about.size)
+    def __init__(
+        self, address: str, commit: str, about: About, label: str, forget: Callable[[], None] = lambda: None
+    ) -> None:
+        assert about.size is not None
+        self.about, self.label, self.etag, self.size = about, label, about.etag, about.size
         self.served: str | None = None
-        self._url, self._location, self._forget = url, about.location, forget
-        # Only of files that are handed on does the hub give the hash by which the store of large files knows them.
-        linked = not self._own(about.location) and _SHA256.fullmatch(self.etag)
-        self.sha256 = self.etag if linked else None
-        self._xet = getattr(about, "xet_file_data", about) is not None  # or a version that cannot tell
+        self._address, self._commit, self._forget = address, commit, forget
+        self._location: str | None = about.location
         self._finding, self._seeing = threading.Lock(), threading.Lock()
 
     def get(self, begin: int, end: int) -> bytes:
@@ -71,55 +63,45 @@ class Remote:
         self._forget()
         return HeadspanError(f"{self.label} changed on the hub while it was being read: run again")
 
-    def _own(self, address: str) -> bool:
-        """Whether the hub itself is at an address."""
-        return urlsplit(address).netloc == urlsplit(self._url).netloc
-
     def _ask(self, begin: int, end: int) -> bytes:
-        from huggingface_hub.utils import build_hf_headers
-
         address = self._resolved()
-        own = self._own(address)
-        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        if own:  # nobody else needs to know who we are
-            headers = build_hf_headers() | headers
-        with streamed(address, headers) as answer:
-            code = answer.status_code
+        with get(address, end - begin, {"Range": f"bytes={begin}-{end - 1}"}) as answer:
+            code, own = answer.status, is_own(answer.address)
             if code in (200, 416):
                 raise NoRanges
             if code != 206:
                 expired = code in _GONE and not own  # an address that is good for some time only: ask for another
                 if expired and self._location == address:
                     self._location = None
-                raise BadAnswer(f"answer {code}", answer, expired or code in BUSY)
+                raise BadAnswer(f"answer {code}", expired, code, answer.headers)
             self._check(answer, begin, end, own)
-            content = body(answer, end - begin)
+            content = answer.body(end - begin)
             if len(content) != end - begin:
-                raise BadAnswer(f"an answer that ended early ({len(content)} bytes)", None, True)
+                raise BadAnswer(f"an answer that ended early ({len(content)} bytes)", again=True)
             return content
 
     def _resolved(self) -> str:
         """Where the bytes are: the hub sends on to a store of large files, for some time."""
         with self._finding:
             if self._location is None:
-                about = about_file(self._url)
+                about = about_file(self._address, self._commit)
                 if about.etag != self.etag or about.size not in (None, self.size):
                     raise self.changed()
                 self._location = about.location
             return self._location
 
-    def _check(self, answer: Any, begin: int, end: int, own: bool) -> None:
+    def _check(self, answer: Answer, begin: int, end: int, own: bool) -> None:
         """Refuse an answer of another place or version before its body is read."""
         place = str(answer.headers.get("Content-Range", ""))
         match = _PLACE.fullmatch(place)
         if match is not None and match[3] not in ("*", str(self.size)):
             raise self.changed()
         if match is None or (int(match[1]), int(match[2])) != (begin, end - 1):
-            raise BadAnswer(f"an answer for other bytes than were asked for ({place[:60]!r})", None, True)
-        etag = _plain(answer.headers.get("ETag"))
+            raise BadAnswer(f"an answer for other bytes than were asked for ({place[:60]!r})", again=True)
+        etag = plain_etag(answer.headers.get("ETag"))
         if not etag:
             raise NoRanges
-        linked = _plain(answer.headers.get("X-Linked-Etag")) or etag
+        linked = plain_etag(answer.headers.get("X-Linked-Etag")) or etag
         with self._seeing:
             if self.served is None and not self._contradicts(linked if own else etag, own):
                 self.served = etag
@@ -128,9 +110,5 @@ class Remote:
 
     def _contradicts(self, etag: str, own: bool) -> bool:
         """Whether an etag cannot be of the content that the hub promised."""
-        comparable = own or (self.sha256 is not None and not self._xet and _SHA256.fullmatch(etag))
-        return bool(comparable) and etag != self.etag
-
-
-def _plain(etag: str | None) -> str:
-    return (etag or "").removeprefix("W/").strip('"')
+        comparable = own or (self.about.linked and not self.about.xet and bool(_SHA256.fullmatch(etag)))
+        return comparable and etag != self.etag

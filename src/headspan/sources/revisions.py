@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headspan.errors import HeadspanError
-from headspan.sources.hub import HubReference
-from headspan.sources.untrusted import reason
+from headspan.sources.hub import HubReference, explained
+from headspan.sources.hub_api import list_revisions
+from headspan.sources.hub_cache import find_revisions
+from headspan.sources.network import busy, patiently, unreachable
 
 _PATTERN = re.compile(r"[*?\[]")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -110,7 +112,7 @@ def _number(name: str) -> int:
 
 def _matching(repo: str, pattern: str, listed: dict[str, str] | None) -> list[Checkpoint]:
     """The revisions of a repository that match a pattern."""
-    known = _cached_revisions(repo) if listed is None else listed
+    known = find_revisions(repo) if listed is None else listed
     names = sorted((name for name in known if fnmatchcase(name, pattern)), key=natural)
     if not names:
         where = "in the local cache, and the hub cannot be reached" if listed is None else "on the hub"
@@ -139,40 +141,17 @@ def _one(hub: HubReference, listed: dict[str, str] | None) -> Checkpoint:
 
 def _revisions(repo: str) -> dict[str, str] | None:
     """Branches and tags of a repository with their commits, from the hub; None where it cannot be reached."""
-    from huggingface_hub import HfApi, constants
-
-    from headspan.sources.hub import _explained, _quiet
-    from headspan.sources.network import busy, patiently, unreachable
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return None
-    hub = HubReference(repo)
-    try:
-        with _quiet():
-            refs = patiently(lambda: HfApi().list_repo_refs(repo), busy)
-    except Exception as error:
-        if unreachable(error):
-            return None
-        with _explained(hub):
+    with explained(HubReference(repo)):
+        try:
+            return patiently(lambda: list_revisions(repo), busy)
+        except Exception as error:
+            if unreachable(error):
+                return None
             raise
-    return {ref.name: str(ref.target_commit) for ref in (*refs.tags, *refs.branches)}
-
-
-def _cached_revisions(repo: str) -> dict[str, str]:
-    """Revisions that the local cache of the hub knows by name."""
-    folder = cache_folder(repo) / "refs"
-    try:
-        paths = [path for path in folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(folder)): path.read_text().strip()[:40] for path in paths}
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadspanError(f"the cache {folder} cannot be read: {reason(error)}") from None
-
-
-def cache_folder(repo: str) -> Path:
-    """Where the hub's own cache keeps a repository."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
 def _chosen(found: Sequence[Checkpoint], steps: Sequence[int]) -> list[Checkpoint]:

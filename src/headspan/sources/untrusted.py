@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from headspan.errors import HeadspanError
 from headspan.system.memory import total_memory
 from headspan.system.outputs import remember_input
+from headspan.system.regular import read_regular
 
 # Bytes of a JSON file; the largest real ones have a few kilobytes (config), 15 MB (index) and 33 MB (tokenizer).
 CONFIG_LIMIT, INDEX_LIMIT, JSON_LIMIT = 4_000_000, 50_000_000, 100_000_000
@@ -92,7 +93,7 @@ def open_regular(path: Path) -> Stamp:
         raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
 
 
-def check_parts(raw: bytes, path: Path) -> None:
+def check_parts(raw: bytes, path: Path | str) -> None:
     """Refuse JSON that would take far more memory than its bytes: a list of empty lists takes twenty times as much."""
     parts = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
     if parts > PARTS_LIMIT:
@@ -105,7 +106,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     if size > limit:
         raise HeadspanError(f"{path} has {size} bytes, more than any real JSON file of its kind")
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path, limit)
         check_parts(raw, path)
         value = json.loads(raw)
     except OSError as error:
@@ -117,17 +118,22 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     return value
 
 
+def check_name(where: Path | str, name: object) -> str:
+    """The name of a file that belongs to a checkpoint, or a refusal if it is none or leads out of its directory."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise HeadspanError(f"{where} names a weight file {str(name)[:80]!r}, which is not a file name")
+    if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
+        raise HeadspanError(f"{where} names a weight file {name[:80]!r}, which leads out of the directory: refused")
+    return name
+
+
 def member(directory: Path, name: object) -> Path:
     """The path of a file that belongs to a checkpoint directory, or a refusal if it leads out of it.
 
     The hub's cache keeps ``models--x/snapshots/<commit>/file`` as links to ``models--x/blobs/<hash>``, so
     links that stay in the same cached repository are followed.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise HeadspanError(f"{directory} names a weight file {name!r}, which is not a file name")
-    if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
-        raise HeadspanError(f"{directory} names a weight file {name[:80]!r}, which leads out of the directory: refused")
-    path = directory / name
+    path = directory / check_name(directory, name)
     try:
         home, target = directory.resolve(), path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no file system can hold
