@@ -29,6 +29,7 @@ class Hub(LocalHub):
         super().__init__(Handler)
         self.repository = files
         self.downloaded: list[str] = []
+        self.down = False
 
 
 class Handler(Answering):
@@ -36,6 +37,9 @@ class Handler(Answering):
 
     def answer(self, with_body: bool) -> None:
         path = self.path.partition("?")[0]
+        if self.server.down:
+            self.close_connection = True
+            return
         match = re.fullmatch(rf"/{REPO}/resolve/(?:main|{COMMIT})/(.+)", path)
         name = match[1] if match else None
         if path in (f"/api/models/{REPO}", f"/api/models/{REPO}/revision/main"):
@@ -84,17 +88,20 @@ print(source.read("b").tolist(), first)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("[[2.0, 2.0], [2.0, 2.0]]")
     assert set(hub.downloaded) == {"config.json", "model.safetensors.index.json", "one-00002-of-00002.safetensors"}
-    offline = run(code, home, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    offline = run(code, home, hub.address, HF_HUB_OFFLINE="1")
     assert offline.stdout == result.stdout, offline.stderr
-    unreachable = run(code, home, "http://127.0.0.1:9")
+    hub.down = True
+    unreachable = run(code, home, hub.address)
     assert unreachable.stdout == result.stdout, unreachable.stderr
+    other = run(code, home, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")  # what one hub sent does not serve another
+    assert other.returncode != 0 and "is not in the local cache" in other.stderr
     code = f"""
 try:
     open_source("{REPO}").read("a")
 except HeadspanError as error:
     print(error)
 """
-    missing = run(code, home, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    missing = run(code, home, hub.address, HF_HUB_OFFLINE="1")
     assert "one-00001-of-00002.safetensors of the hub model someone/tiny is not in the local cache" in missing.stdout
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from local_hub import process
 from range_hub import REPO, Hub, repository, run, scores_are_right, tensors
 
 
@@ -103,25 +102,6 @@ def test_an_answer_that_does_not_say_how_large_the_file_is_will_do(hub: Hub, hom
     hub.total = False
     assert run(hub, home).returncode == 0
     assert scores_are_right(home, hub.files)
-
-
-@pytest.mark.parametrize("trouble", [{}, {"drops": 1, "busy": 1}, {"ranges": False}])
-def test_the_package_of_older_versions_of_huggingface_hub_will_do(
-    hub: Hub, home: Path, trouble: dict[str, int]
-) -> None:
-    pytest.importorskip("requests")
-    code = f"""
-import huggingface_hub.utils, requests
-session = requests.Session()
-huggingface_hub.utils.get_session = lambda: session
-from headspan.sources import open_source
-print(open_source({REPO!r}).read("h.2.attn.c_proj.weight").sum())
-"""
-    for name, value in trouble.items():
-        setattr(hub, name, value)
-    done = process(code, home / "hf", hub.address)
-    assert done.stdout.strip() == str(tensors()["h.2.attn.c_proj.weight"].sum()), done.stderr
-    assert hub.whole_bytes < 1.7 * len(hub.files["model.safetensors"])
 
 
 @pytest.mark.parametrize("trouble", [{"drops": 3}, {"busy": 3}, {"expired": 2}, {"delay": 0.2, "drops": 1}])

@@ -73,7 +73,7 @@ class HubFiles(LocalFiles):
         super().__init__(repository(hub.repo) / "snapshots" / commit)
         self.hub = hub
         self.download = download
-        self.commit: str = commit
+        self.commit = self._commit = commit
         self._names = names
         self._records = Records(_origin(hub), commit)
 
@@ -82,12 +82,12 @@ class HubFiles(LocalFiles):
 
     def path(self, name: str) -> Path:
         with explained(self.hub, name):
-            path = bring_file(self.hub.repo, self.commit, name, self._about(name))
-            remember_revision(self.hub.repo, self.hub.revision, self.commit)
+            path = bring_file(self.hub.repo, self._commit, name, self._about(name))
+            remember_revision(self.hub.repo, self.hub.revision, self._commit)
         return path
 
     def folder(self, names: Iterable[str]) -> Path:
-        return in_one_folder(self.hub.repo, self.commit, {name: self.path(name) for name in names})
+        return in_one_folder(self.hub.repo, self._commit, {name: self.path(name) for name in names})
 
     def open(self, name: str) -> WeightFile:
         return self._open_ranges(name) or super().open(name)
@@ -109,7 +109,7 @@ class HubFiles(LocalFiles):
 
     def _about(self, name: str) -> About:
         check_name(str(self.hub), name)
-        return patiently(lambda: about_file(file_address(self.hub.repo, self.commit, name), self.commit))
+        return patiently(lambda: about_file(file_address(self.hub.repo, self._commit, name), self._commit))
 
     def _open_ranges(self, name: str) -> WeightFile | None:
         """A file that is read by ranges; None where the whole file is wanted, or here, or all that the server sends."""
@@ -117,10 +117,10 @@ class HubFiles(LocalFiles):
             return None
         with explained(self.hub, name):
             about = self._about(name)
-            if not about.size or find_file(self.hub.repo, self.commit, name, about) is not None:
+            if not about.size or find_file(self.hub.repo, self._commit, name, about) is not None:
                 return None
-        address, label = file_address(self.hub.repo, self.commit, name), f"{self.hub.repo}/{name}"
-        remote = Remote(address, self.commit, about, label, lambda: self._records.forget(name))
+        address, label = file_address(self.hub.repo, self._commit, name), f"{self.hub.repo}/{name}"
+        remote = Remote(address, self._commit, about, label, lambda: self._records.forget(name))
         known = self._records.known().get(name)
         if known is not None and known[:2] == (remote.etag, remote.size):
             remote.served = known.served

@@ -1,7 +1,8 @@
 """Whole files of the hub on this machine, in the layout of the hub's own cache: ``models--x/snapshots/COMMIT/file``.
 
 What https://huggingface.co sent is in the hub's own cache, where other programs find it. What any other endpoint sent
-is in a cache of its own beside it: an endpoint may call its bytes what it likes, and must not speak for another. A file is kept only if its content has the hash that its etag is (git's or sha256), where the etag is a hash.
+is in a cache of its own beside it: an endpoint may call its bytes what it likes, and must not speak for another. A file
+is kept only if its content has the hash that its etag is (git's or sha256), where the etag is a hash.
 """
 
 from __future__ import annotations
