@@ -4,7 +4,8 @@
 
 Each case is of one kind: ``files`` (changed files read in Python), ``commands`` (every command, with odd options, files
 and outputs), ``calls`` (odd arguments of public functions), ``oracle`` (random models against float64 definitions),
-``stores`` (stopped runs whose tiles were tampered with), ``dask`` (rare: it starts processes). A finding is
+``stores`` (stopped runs whose tiles were tampered with), ``dask`` and ``hub`` (a hostile hub; both are rare, since they
+start processes; hostile_hub.py runs all its behaviours once). A finding is
 
 - any exception that is not a `HeadspanError` of one line, or a warning from numpy,
 - more than the kind's processor time, or more memory than its limit above what the imports took,
@@ -37,13 +38,14 @@ from typing import Any
 from calls import Calls
 from commands import Commands, OnDask
 from files import Files
+from hostile_hub import HostileHub
 from oracle import Oracle
 from stores import Stores
 
 WALL_SECONDS = 300  # for a worker that waits without using the processor
 KINDS: dict[str, tuple[Any, float]] = {
     "files": (Files, 40), "commands": (Commands, 30), "calls": (Calls, 12), "oracle": (Oracle, 14),
-    "stores": (Stores, 4), "dask": (OnDask, 0.01),
+    "stores": (Stores, 4), "dask": (OnDask, 0.01), "hub": (HostileHub, 0.01),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import re
 import socketserver
@@ -177,7 +178,7 @@ def slow_headers(reply: Reply) -> Iterator[bytes | float]:
 
 def slow_body(reply: Reply) -> Iterator[bytes | float]:
     yield reply.head(Content_Length=str(max(2000, len(reply.body))))
-    for byte in (reply.body or b"x") * 2000:
+    for byte in itertools.cycle(reply.body[:1000] or b"x"):
         yield bytes([byte])
         yield 0.1
 

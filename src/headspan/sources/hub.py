@@ -177,6 +177,7 @@ def open_hub(hub: HubReference, download: bool = False) -> TensorSource:
 def _find_files(hub: HubReference, download: bool) -> LocalFiles:
     from huggingface_hub import constants
 
+    state = "HF_HUB_OFFLINE is set"
     if not constants.HF_HUB_OFFLINE:
         try:
             commit, names = patiently(lambda: list_files(hub.repo, hub.revision), busy)
@@ -186,8 +187,8 @@ def _find_files(hub: HubReference, download: bool) -> LocalFiles:
         except Exception as error:
             if not unreachable(error):
                 raise _failure(hub, error) from None
+            state = f"the hub cannot be reached, {reason(error)}"
     directory = find_snapshot(hub.repo, hub.revision, _FIRST)
-    state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
     if directory is None:
         raise HeadspanError(
             f"the hub model {hub} is not in the local cache and {state} (and there is no file or directory of that"
