@@ -108,7 +108,8 @@ def _redirects() -> Iterator[Behaviour]:
                 there = where.format(hub=hub.address, store=hub.store.address)
                 return bad.status(302, Location=there)
 
-            yield Behaviour(place, f"redirect {name}", act)
+            # A server that sends something else than ranges is asked for the whole file.
+            yield Behaviour(place, f"redirect {name}", act, may_answer=place == "range")
 
 
 def _listings() -> Iterator[Behaviour]:
@@ -157,8 +158,8 @@ def _json() -> Iterator[Behaviour]:
 
     shards = {f"h.{i}": f"x-{i}.safetensors" for i in range(20_000)}
     index = {
-        "leads out": {"h.0.attn.c_attn.weight": "../../../evil.safetensors"}, "of 20,000 shards": shards,
-        "leads out with backslashes": {"h.0.attn.c_attn.weight": "..\\..\\evil.safetensors"},
+        "that leads out": {"h.0.attn.c_attn.weight": "../../../evil.safetensors"}, "of 20,000 shards": shards,
+        "that leads out with backslashes": {"h.0.attn.c_attn.weight": "..\\..\\evil.safetensors"},
     }  # fmt: skip
     for place in ("listing", "refs"):
         yield Behaviour(place, "deep JSON", lambda hub: deep)
@@ -170,11 +171,12 @@ def _json() -> Iterator[Behaviour]:
         yield Behaviour(place, "an empty body", lambda hub: bad.body(b""))
     for name, weight_map in index.items():
         content = json.dumps({"weight_map": weight_map}).encode()
-        yield Behaviour("files", f"an index that {name}", lambda hub, content=content: _with_index(hub, content))
+        yield Behaviour("files", f"an index {name}", lambda hub, content=content: _with_index(hub, content))
 
 
 def _with_index(hub: Hub, content: bytes) -> Act:
     """An honest hub of a hostile repository."""
+    del hub.files["model.safetensors"]
     hub.files["model.safetensors.index.json"] = content
     return bad.honest
 
@@ -253,9 +255,9 @@ class HostileHub:
         try:
             with serving(files, case.linked) as hub:
                 assert hub.store is not None or not case.linked
-                for server in (hub, hub.store):
-                    if server is not None:
-                        server.place, server.act = case.place, case.act(hub)
+                act = case.act(hub)
+                for server in filter(None, (hub, hub.store)):
+                    server.place, server.act = case.place, act
                 measured = self._command(hub, home, COMMANDS.get(case.place, SCORE))
                 self._judge(case, hub, home, measured)
             if case.poison:
