@@ -271,7 +271,8 @@ def test_the_floor_decides_what_is_compared() -> None:
     row = high.records(k=1)[0]
     assert row["effect_unit"] == "total variation" and row["large_effect"] is True
     assert row["random_write_ratio"] >= LEAST_RATIO and row["percentile_in_layers"] == 100
-    for bad in ({"floor": 0.0}, {"floor": float("nan")}, {"draws": -1}):
+    wrong: list[dict[str, Any]] = [{"floor": 0.0}, {"floor": float("nan")}, {"draws": -1}]
+    for bad in wrong:
         with pytest.raises(HeadspanError, match=r"not possible|cannot be drawn|must be a number"):
             effects("demo", **bad)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.effects_result import Effects
-from headspan.analysis.large_effects import LEAST_RATIO
+from headspan.analysis.large_effects import LEAST_RATIO, SHORT_UNITS
 from headspan.analysis.significance import Significance, has_reverse, significance
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.heads import FLOW_PAIRINGS, Pairing
@@ -73,6 +73,7 @@ def about_effects(measured: Effects | None) -> dict[str, Any] | None:
         "compared": measured.compared,
         "large": {str(p): int(measured.large(p).sum()) for p in measured.pairings},
         "units": {str(p): measured.unit(p) for p in measured.pairings},
+        "short_units": {str(p): SHORT_UNITS[measured.unit(p)] for p in measured.pairings},
         "floors": {str(p): measured.floor(p) for p in measured.pairings},
         "least_ratio": float(measured.protocol.get("least_ratio", LEAST_RATIO)),
     }

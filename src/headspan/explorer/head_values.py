@@ -16,11 +16,11 @@ def head_values(scores: Scores, measured: Effects | None) -> dict[str, dict[str,
     """By key: a title, and a number for every head that has one."""
     found: dict[str, dict[str, Any]] = {}
     for pairing in measured.pairings if measured is not None else ():
-        matrix = measured.matrix(pairing)  # type: ignore[union-attr]
+        matrix, unit = measured.matrix(pairing), measured.unit(pairing)  # type: ignore[union-attr]
         for side, heads, values in (("out", matrix.sources, matrix.values), ("in", matrix.targets, matrix.values.T)):
             with np.errstate(invalid="ignore"):
                 largest = np.where(np.isnan(values), -np.inf, values).max(axis=1)
-            found[f"effect-{side}-{pairing}"] = _entry(f"largest {pairing} effect {side}", heads, largest)
+            found[f"effect-{side}-{pairing}"] = _entry(f"largest {pairing} effect {side} ({unit})", heads, largest)
     drift = scores.annotations.get("drift")
     if isinstance(drift, Mapping):
         known = {str(head) for head in scores.ports.heads}

@@ -15,7 +15,7 @@ HS.words = {
   "q": "The share of false discoveries to expect among all pairs that score at least as much: q ≤ 0.05 means about one in twenty. Against random subspaces, or against the pairs in the impossible direction (a later head writing for an earlier one).",
   "rank": "1 for the largest score among all pairs of the pairing.",
   "edge": "A pair of heads drawn as a line: what the first writes lies largely in what the second reads. It says that something could flow, not that it does.",
-  "effect": "Measured by running the model: how much the reading head changes when what the source writes is exchanged in its input alone. For queries and keys the total variation (0 to 1) of its attention, for values the change of its output relative to that output.",
+  "effect": "Measured by running the model: how much the reading head changes when what the source writes is exchanged in its input alone. For queries and keys the total variation (TV, 0 to 1) of its attention, for values the length (norm) of the change of its output relative to that output.",
   "large effect": "An effect that is at least a floor in its own unit, and clearly more than what a write of the same length in a random direction has on the same input. Marked by a dot. Below the floor an effect is small on this input.",
   "hub": "A head that many others prefer: its outlet adds up the scores of the targets whose best source it is, its inlet those of the sources whose best target it is. The corrected z asks how far that is from choosing by lot.",
   "KV head": "Keys and values that a group of query heads shares, written L17KV1. It stands with the query heads of its layer in one frame; where later layers use it too, theirs are linked to it.",
