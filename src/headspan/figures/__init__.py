@@ -175,7 +175,7 @@ FIGURES: dict[str, FigureKind] = {
     "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
     "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
     "scatter": FigureKind("PK against CS", _scatter),
-    "use": FigureKind("overlap against use: score and measured effect of every edge", _use),
+    "use": FigureKind("overlap against effect: score and measured effect of every edge", _use),
     "identity": FigureKind("identity scores and the best head's attention", _identity),
     "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
     "kl": FigureKind("distance of PK from chance, by pairing", _kl),

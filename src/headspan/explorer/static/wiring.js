@@ -163,7 +163,7 @@ HS.wiring = (() => {
       const kind = `edge from-${edge.pairing[0]} to-${edge.pairing[1]}${isPinned.has(pairKey(edge)) ? " pinned" : ""}`;
       const path = HS.svg("path", { class: kind, d, "stroke-width": (0.9 + 3.4 * s).toFixed(2), opacity: Math.min(1, 0.14 + 1.05 * s).toFixed(2), "data-strength": s.toFixed(3), "marker-end": `url(#arrow-${edge.pairing[1]})` });
       const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": pairKey(edge) });
-      // A dot marks an edge that the model uses, just before the box that reads.
+      // A dot marks a large effect, just before the box that reads.
       const mark = edge.large ? HS.svg("circle", { class: `large-dot to-${edge.pairing[1]}`, "data-large": pairKey(edge), cx: (r.b.x - geometry.box / 2 - 12).toFixed(1), cy: r.y2.toFixed(1), r: 3 }) : null;
       return { edge, path, hit, mark };
     });
