@@ -11,7 +11,7 @@ import headspan as hs
 from families import FAMILIES, Run, close, normalise
 from headspan.heads import ROLES, Role
 from headspan.models.folding import FoldedWeights, fold
-from headspan.models.weights import Norm
+from headspan.models.weights import AttentionWeights, Norm
 
 pytest.importorskip("transformers")
 
@@ -168,10 +168,23 @@ def test_value_bias_moves_to_the_output_only_where_attention_sums_to_one(run: Ru
     assert kept == (run.weights.architecture in ("gpt_oss", "lfm3"))  # sinks; a gate
 
 
+def _centring(weights: AttentionWeights) -> dict[str, list[str]]:
+    """What a provenance should say of centred weights, from the weights themselves."""
+    centred: dict[str, bool] = {}
+    for role in ROLES:
+        for layer in weights.layers_with(role):
+            for head, weight in zip(weights.heads_in(role, layer), weights.read(role, layer), strict=True):
+                centred[f"{head}.{role}"] = bool(np.abs(weight.mean(axis=0)).max() < 1e-6 * np.abs(weight).max())
+    roles = [str(role) for role in ROLES if any(centred[f"{head}.{role}"] for head in weights.heads(role))]
+    others = [name for name, is_so in centred.items() if not is_so and name[-1] in roles]
+    return {"centred": roles, "not_centred": others}
+
+
 def test_sizes_and_provenance(run: Run) -> None:
     folded = fold(run.weights)
-    changed = {"folding": "folded", "folded_norms": folded.folded_norms}
+    changed = {"folding": "folded", "folded_norms": folded.folded_norms, **_centring(folded)}
     assert folded.provenance == run.weights.provenance | changed
+    assert run.weights.provenance["centred"] == run.weights.provenance["not_centred"] == []
     assert (run.weights.provenance["folding"], run.weights.provenance["folded_norms"]) == ("none", [])
     behind = run.weights.norm_place in ("output", "sandwich")
     assert ("on the attention output" in folded.folded_norms) == behind == (run.weights.output_norm(1) is not None)

@@ -45,6 +45,7 @@ def assembled(
     provenance = {"architecture": infos[-1]["architecture"], "fingerprints": [i["fingerprint"] for i in infos]}
     if "dimensions" in infos[-1]:  # not in what an earlier version left
         provenance |= {"d_model": shape["d_model"], "dimensions": infos[-1]["dimensions"]}
+    provenance |= {name: infos[-1][name] for name in ("centred", "not_centred") if name in infos[-1]}
     provenance["served_by"] = shape.get("served_by")
     return Series(
         steps, k, infos[-1]["folding"], heads, tuple(edges), np.concatenate(scores, axis=1),

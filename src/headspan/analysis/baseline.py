@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.dimension import dimension_at
 from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.analysis.random_subspaces import moments, random_quantile
 from headspan.analysis.significance import DISCOVERY_RATE, Significance, has_reverse, significance
@@ -54,9 +55,10 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
     if not len(values):
         raise HeadspanError(f"{matrix.pairing} has no forward pairs: KL needs heads in at least two layers")
     ranks, ranks2 = scores.ranks(matrix.pairing.source)[rows], scores.ranks(matrix.pairing.target)[columns]
-    dimensions, counts = np.unique(np.stack([ranks, ranks2]), axis=1, return_counts=True)
-    edges = np.linspace(0, np.minimum(dimensions[0], dimensions[1]).max(), 256)
-    mean, variance = moments(scores.d_model, dimensions[0], dimensions[1])
+    d = dimension_at(scores, matrix.pairing, rows, columns)
+    (d, ranks, ranks2), counts = np.unique(np.stack([d, ranks, ranks2]), axis=1, return_counts=True)
+    edges = np.linspace(0, np.minimum(ranks, ranks2).max(), 256)
+    mean, variance = moments(d, ranks, ranks2)
     if np.any(variance == 0):
         raise HeadspanError(
             f"{matrix.pairing} has subspaces that are empty or fill the whole space, where PK cannot vary: no KL"
@@ -119,10 +121,11 @@ def summary_of(
         raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
     values = values.astype(np.float64)
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-    random = moments(scores.d_model, ranks, ranks2)
+    d = dimension_at(scores, pairing, rows, columns)
+    random = moments(d, ranks, ranks2)
     against_random = random_null or significance(scores, pairing)
     # PK that cannot vary is computed with rounding: it must not count as above its own value.
-    above = (values > random_quantile(scores.d_model, ranks, ranks2)) & (random.variance > 0)
+    above = (values > random_quantile(d, ranks, ranks2)) & (random.variance > 0)
     if reversed_null is None and has_reverse(scores, "pk", pairing):
         reversed_null = significance(scores, pairing, null="reversed")
     return PairingSummary(

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from headspan.errors import HeadspanError
 from headspan.heads import Port, Role, positions_of
@@ -35,6 +36,7 @@ class Ends(NamedTuple):
     roles: tuple[Role, ...]
     bases: np.ndarray
     ranks: np.ndarray
+    centred: np.ndarray  # which lie in d − 1 dimensions
 
     @property
     def positions(self) -> np.ndarray:
@@ -50,7 +52,7 @@ class Ends(NamedTuple):
     def take(self, chosen: Sequence[int] | np.ndarray) -> Ends:
         """Some of them."""
         ports, roles = tuple(self.ports[i] for i in chosen), tuple(self.roles[i] for i in chosen)
-        return Ends(ports, roles, self.bases[chosen], self.ranks[chosen])
+        return Ends(ports, roles, self.bases[chosen], self.ranks[chosen], self.centred[chosen])
 
 
 class Links(NamedTuple):
@@ -140,8 +142,10 @@ def _ends(
             ranks += list(map(int, rank))
             found += [(ports[i], role) for i in kept]
     whole = np.concatenate(bases) if bases else np.zeros((0, weights.d_model, m), dtype=np.float32)
-    ends = Ends(tuple(p for p, _ in found), tuple(r for _, r in found), whole, np.array(ranks, dtype=np.int64))
-    return ends, inner
+    flags = {role: dict(zip(weights.ports.of(role), weights.centred_ports(role), strict=True)) for role in roles}
+    centred = np.array([flags[role][port] for port, role in found], dtype=bool)
+    ports, its_roles = tuple(port for port, _ in found), tuple(role for _, role in found)
+    return Ends(ports, its_roles, whole, np.array(ranks, dtype=np.int64), centred), inner
 
 
 def _pairs(
@@ -185,12 +189,13 @@ class Chance(NamedTuple):
 
 
 def chance(
-    d: int, source: np.ndarray | float, target: np.ndarray | float, sizes: np.ndarray, fourths: np.ndarray
+    d: ArrayLike, source: np.ndarray | float, target: np.ndarray | float, sizes: np.ndarray, fourths: np.ndarray
 ) -> Chance:
     """What chained scores are by chance: between any two links of a chain stands an independent uniform rotation.
 
+    d: the dimensions in which both sides of a hop are turned, (n, hops) or one for all: see :mod:`dimension`.
     source, target: dimensions of the subspaces at the ends, (n,). sizes, fourths: tr M̂ᵀM̂ and tr (M̂ᵀM̂)² of the maps
-    between them, (n, hops − 1). Exact. The mean is source · Π sizes · target / d^hops; for the variance let T be what
+    between them, (n, hops − 1). Exact. The mean is source · Π sizes · target / Π d; for the variance let T be what
     has come through the chain so far, as a d×d Gram matrix. Turned at random, T⊗T is on average α·δδ + β·(δδ + δδ)
     with α and β given by (tr T)² and tr T², which each further map takes to new values of these two.
 
@@ -200,17 +205,18 @@ def chance(
     True
     """
     source, target = np.broadcast_arrays(np.float64(source), np.float64(target), np.zeros(len(sizes)))[:2]
-    mean = source * sizes.prod(axis=1) * target / float(d) ** (sizes.shape[1] + 1)
+    hops = np.broadcast_to(np.asarray(d, dtype=np.float64), (len(sizes), sizes.shape[1] + 1)).T
+    mean = source * sizes.prod(axis=1) * target / hops.prod(axis=0)
     square, fourth = source**2, source  # E (tr T)² and E tr T²
-    for size, quartic in zip(sizes.T, fourths.T, strict=True):
-        alpha, beta = _turned(d, square, fourth)
+    for d_hop, size, quartic in zip(hops, sizes.T, fourths.T, strict=False):
+        alpha, beta = _turned(d_hop, square, fourth)
         square, fourth = alpha * size**2 + 2 * beta * quartic, alpha * quartic + beta * (size**2 + quartic)
-    alpha, beta = _turned(d, square, fourth)
+    alpha, beta = _turned(hops[-1], square, fourth)
     variance = alpha * target**2 + 2 * beta * target - mean**2
     return Chance(mean, np.sqrt(np.where(variance > 1e-12 * mean**2, variance, 0.0)))
 
 
-def _turned(d: int, square: np.ndarray, fourth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _turned(d: np.ndarray, square: np.ndarray, fourth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """α and β of a turned T⊗T."""
-    beta = (fourth * d - square) / (d * max(d - 1, 1) * (d + 2))
+    beta = (fourth * d - square) / (d * np.maximum(d - 1, 1) * (d + 2))
     return (square - 2 * beta * d) / d**2, beta

@@ -68,6 +68,7 @@ class Stack:
     ranks: np.ndarray
     positions: np.ndarray
     first: int
+    centred: np.ndarray  # which of them lie in d − 1 dimensions
     owner: int | None = None  # the set of nodes that these are
 
     def shares(self, rows: np.ndarray, ranks: np.ndarray, part: slice) -> np.ndarray:
@@ -89,6 +90,7 @@ class Side:
     partners: tuple[Role, ...]  # of heads
     ports: list[tuple[Sequence[Port], Role]] = field(default_factory=list)
     ranks: list[np.ndarray] = field(default_factory=list)
+    centred: list[np.ndarray] = field(default_factory=list)
     best: dict[tuple[int, int], Best] = field(default_factory=dict)  # (set, first node of the block)
     heads: dict[int, Best] = field(default_factory=dict)  # best nodes, by the first port of a stack of heads
     node_ranks: dict[int, np.ndarray] = field(default_factory=dict)
@@ -112,6 +114,11 @@ class Side:
     def port_ranks(self) -> np.ndarray:
         """The rank of every port, by its number."""
         return np.concatenate([*self.ranks, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+
+    @cached_property
+    def port_centred(self) -> np.ndarray:
+        """Which ports lie in d − 1 dimensions, by their number."""
+        return np.concatenate([*self.centred, np.zeros(0, dtype=bool)])
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -218,7 +225,8 @@ class Search:
                 side_by_side = np.ascontiguousarray(bases.transpose(1, 0, 2)).reshape(d, n * r)
                 positions = np.full(n, found.places[side.other].position)
                 ports = found.nodes(side.other)[part.start : part.stop]
-                yield Stack(ports, side.other, side_by_side, r, ranks, positions, first, i)
+                centred = np.full(n, side.other in found.centred_roles)
+                yield Stack(ports, side.other, side_by_side, r, ranks, positions, first, centred, i)
                 first += n
 
     def _layer_runs(self, role: Role) -> Iterator[tuple[int, ...]]:
@@ -236,7 +244,10 @@ class Search:
             parts.append(bases.transpose(1, 0, 2).reshape(d, n * m).astype(np.float32))
             ranks.append(found)
         heads = [head for layer in layers for head in self.weights.heads_in(role, layer)]
-        return Stack(heads, role, np.concatenate(parts, axis=1), m, np.concatenate(ranks), positions_of(heads), first)
+        flags = self.weights.centred_ports(role)
+        centred = np.concatenate([flags[self.weights.ports.span(role, layer)] for layer in layers])
+        bases, ranks = np.concatenate(parts, axis=1), np.concatenate(ranks)
+        return Stack(heads, role, bases, m, ranks, positions_of(heads), first, centred)
 
     # -- the work --------------------------------------------------------------------------------------------
 
@@ -246,6 +257,7 @@ class Search:
             for stacks in self._groups(side) if members else ():
                 side.ports += [(stack.ports, stack.role) for stack in stacks]
                 side.ranks += [stack.ranks for stack in stacks]
+                side.centred += [stack.centred for stack in stacks]
                 for i in members:
                     self._compare(side, stacks, i)
 

@@ -3,8 +3,9 @@
 The share of a direction u in a head's port is ‖Uᵀu‖²/‖u‖², U an orthonormal basis of the port: the part of u that the
 head can make (O) or see (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers say how much a share is:
 
-* p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, m the rank of the port. Trained
-  directions are not uniform, so a small p alone says little.
+* p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, m the rank of the port; for
+  subspaces see :func:`headspan.analysis.random_subspaces.random_law`. Trained directions are not uniform, so a small p
+  alone says little.
 * z: PK against random subspaces, in their standard deviations.
 * p_kind: how many other nodes of the same kind have as large a share in the same port, (1 + those)/(1 + all others).
 
@@ -20,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headspan.analysis.dimension import dimension_between
 from headspan.analysis.given import WeightsLike, given_weights
 from headspan.analysis.node_search import FEWEST_OTHERS, Search, Side
-from headspan.analysis.random_subspaces import moments
+from headspan.analysis.random_subspaces import moments, random_law
 from headspan.errors import HeadspanError
 from headspan.models.nodes import GivenNode, NodeSet, node_sets
 from headspan.system.arguments import checked
@@ -171,8 +173,8 @@ class NodeReport(Tabular):
         found = self._sets[i]
         numbers = np.asarray(found.ids)[places]
         m, r = side.port_ranks[ports], side.node_ranks[i][places]
-        d = self.d_model - (side.role in found.centred_roles)
-        p = np.where(r == 1, random_p(shares, d, m), np.nan)
+        d = dimension_between(self.d_model, side.role in found.centred_roles, side.port_centred[ports])
+        p = random_p(shares, d, m, r)
         z = random_z(shares * r, d, m, r)
         own = _kind_p(side, i, numbers, ports, shares)
         columns = (numbers, ranks, ports, shares.astype(np.float64), p, z, own)
@@ -190,22 +192,17 @@ def _or_none(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def random_p(share: ArrayLike, d: int, m: ArrayLike) -> np.ndarray:
-    """The probability that a uniformly random direction of R^d has at least this share in a subspace of dimension m.
+def random_p(share: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike = 1) -> np.ndarray:
+    """The probability that a random r-dimensional subspace has at least this share in one of m dimensions, both in R^d.
 
     >>> random_p([64 / 768, 1.0], 768, 64).round(2)
     array([0.48, 0.  ])
     """
-    from scipy.special import betainc
-
-    m = np.asarray(m, dtype=np.float64)
-    share = np.clip(np.asarray(share, dtype=np.float64), 0, 1)
-    inside = (m >= 1) & (m < d)
-    usable = np.where(inside, m, 1)
-    return np.where(inside, betainc(np.maximum(d - usable, 1) / 2, usable / 2, 1 - share), 1.0)
+    dimension = np.minimum(np.asarray(r, dtype=np.float64), d)
+    return random_law(d, np.minimum(m, d), dimension).upper_tail(np.asarray(share, dtype=np.float64) * dimension)
 
 
-def random_z(pk: ArrayLike, d: int, m: ArrayLike, r: ArrayLike) -> np.ndarray:
+def random_z(pk: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike) -> np.ndarray:
     """A PK in standard deviations of random subspaces of m and r dimensions; NaN where nothing can vary."""
     mean, variance = moments(d, np.minimum(m, d), np.minimum(r, d))
     spread = np.sqrt(np.where(variance > 0, variance, np.nan))

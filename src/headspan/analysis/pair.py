@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.dimension import pair_dimension_of
 from headspan.analysis.given import WeightsLike, given_weights
 from headspan.analysis.random_subspaces import moments
 from headspan.analysis.token_lengths import MAX_BLOCK, VocabularyRows, parse_preprocess, through_norm
@@ -32,6 +33,7 @@ LATENT_NOTE = (
     "both weights come through the latent of one layer: chance is that of random subspaces of the latent, not of the "
     "stream"
 )
+CENTRED_NOTE = "folding has centred both weights: chance is that of random subspaces of {} dimensions"
 DEGENERATE_NOTE = (
     f"directions whose cosines differ by less than {DEGENERATE_GAP} form a block: only the span of the block is "
     "determined, not the directions in it, so read the tokens of a block together"
@@ -71,7 +73,8 @@ class PairReport:
     """How the subspaces of two weights lie to each other; see :func:`pair`.
 
     principal_angles: radians, ascending. random_mean, random_sd, z: PK against independent random subspaces of the
-    same dimensions (z None where random subspaces cannot vary). shared_directions: how many cos² are above
+    same dimensions (z None where random subspaces cannot vary), in d − 1 dimensions where both are centred and in d
+    otherwise. shared_directions: how many cos² are above
     shared_threshold; forced_directions: those any two subspaces of these dimensions must share, not counted.
     """
 
@@ -180,7 +183,8 @@ class PairReader:
         first, second = (_basis(self.weights, name) for name in (source, target))
         angles = principal_angles(first, second)
         squares = np.cos(angles) ** 2
-        d, m, m2 = self.weights.d_model, first.shape[1], second.shape[1]
+        m, m2 = first.shape[1], second.shape[1]
+        d = max(pair_dimension_of(self.weights, source, target), m, m2)
         pk = projection_kernel(first, second)
         mean, variance = (float(value) for value in moments(d, m, m2))
         latent = self._latent_chance(source, target, (m, m2))
@@ -193,7 +197,7 @@ class PairReader:
         return PairReport(
             source=str(source),
             target=str(target),
-            d_model=d,
+            d_model=self.weights.d_model,
             dimensions=(m, m2),
             pk=pk,
             pk_normalised=pk / min(m, m2),
@@ -206,7 +210,13 @@ class PairReader:
             forced_directions=forced,
             participation_ratio=participation_ratio(squares),
             directions=directions,
-            notes=self._shared(source, target) + self._missing + unclear + ([LATENT_NOTE] if latent else []),
+            notes=[
+                *self._shared(source, target),
+                *self._missing,
+                *unclear,
+                *([LATENT_NOTE] if latent else []),
+                *([CENTRED_NOTE.format(d)] if d < self.weights.d_model and not latent else []),
+            ],
         )
 
     def directions_of(

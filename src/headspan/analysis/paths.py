@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.analysis.chains import READS, WRITES, Chains, Links, chains, chance, readers
+from headspan.analysis.dimension import dimension_between
 from headspan.analysis.given import ScoresLike, WeightsLike, given_weights
 from headspan.analysis.path_search import Found, Way, against_the_stream, search, with_the_stream
 from headspan.errors import HeadspanError
@@ -322,7 +323,11 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     order = np.argsort(-scores, kind="stable")[:k]
     middle = found.places[:, 1:-1]
     first, second = way.ends.ranks[found.places[:, 0]], way.outer.ranks[found.places[:, -1]]
-    by_chance = chance(stock.d_model, first, second, links.sizes[middle], links.fourths[middle])
+    # Both sides of every hop, from the first end on.
+    left = np.column_stack([way.ends.centred[found.places[:, 0]], way.far.centred[way.far_of[middle]]])
+    right = np.column_stack([way.outer.centred[way.near[middle]], way.outer.centred[found.places[:, -1]]])
+    d = dimension_between(stock.d_model, left, right)
+    by_chance = chance(d, first, second, links.sizes[middle], links.fourths[middle])
     listed = []
     for rank, i in enumerate(order, start=1):
         end, *via, other = found.places[i]

@@ -1,4 +1,4 @@
-"""The Projection Kernel of two uniform random subspaces: its moments and quantiles, and draws of it."""
+"""The Projection Kernel of two uniform random subspaces: its moments, its law, and draws of it."""
 
 from __future__ import annotations
 
@@ -53,34 +53,92 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
     return Moments(mean, variance)
 
 
+class RandomLaw(NamedTuple):
+    """How PK is distributed by chance: a beta distribution with the shapes a and b between low and high.
+
+    Where low and high are equal PK cannot vary.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+
+    def upper_tail(self, pk: ArrayLike) -> np.ndarray:
+        """The probability of a PK at least this large; NaN stays NaN.
+
+        From the distance to the upper end, so that nothing is lost where it is small.
+        """
+        from scipy.special import betainc
+
+        pk, varies = np.asarray(pk, dtype=np.float64), self.high > self.low
+        with np.errstate(invalid="ignore", divide="ignore"):
+            left = np.clip((self.high - pk) / (self.high - self.low), 0.0, 1.0)
+        return np.where(varies | np.isnan(pk), betainc(self.b, self.a, np.where(varies, left, pk)), 1.0)
+
+    def quantile(self, level: float) -> np.ndarray:
+        """The PK that is exceeded with a probability of 1 − level."""
+        from scipy.special import betaincinv
+
+        varies = self.high > self.low
+        left = np.where(varies, betaincinv(self.b, self.a, 1 - level), 0.0)
+        return self.high - (self.high - self.low) * left
+
+
+def random_law(d: ArrayLike, m: ArrayLike, m2: ArrayLike) -> RandomLaw:
+    """The law of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
+
+    The beta distribution that ends at the largest possible PK and has the exact mean, variance and third moment. It is
+    the law itself when one subspace is a line, or lacks only a line; docs/statistics.md says how close it is otherwise.
+
+    >>> law = random_law(768, 1, 64)
+    >>> float(law.low), float(law.high), round(float(law.a), 6), round(float(law.b), 6)
+    (0.0, 1.0, 32.0, 352.0)
+    """
+    d, m, m2 = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (d, m, m2)))
+    mean, variance = moments(d, m, m2)
+    # E[(PK − mean)³]. Of polynomials of degree 3 in m the only one that vanishes at 0 and d and changes its sign when a
+    # subspace is replaced by its complement is m(d − m)(d − 2m), and likewise in m'; lines give the constant.
+    third = 8 * m * m2 * (d - m) * (d - m2) * (d - 2 * m) * (d - 2 * m2)
+    third = third / (d**3 * np.maximum(d - 1, 1) * np.maximum(d - 2, 1) * (d + 2) * (d + 4))
+    high = np.minimum(m, m2)
+    room = high - mean
+    with np.errstate(divide="ignore", invalid="ignore"):
+        width = (4 * variance**2 * room - third * (variance - room**2)) / (2 * variance**2 + room * third)
+    return _beta(np.where(variance > 0, high - width, high), high, mean, variance)
+
+
+def bounded_law(low: ArrayLike, high: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> RandomLaw:
+    """The beta distribution between two ends with a given mean and variance, where no more is known."""
+    low, high, mean, variance = (np.asarray(x, dtype=np.float64) for x in (low, high, mean, variance))
+    possible = (variance > 0) & (variance < (mean - low) * (high - mean))
+    return _beta(np.where(possible, low, high), high, mean, variance)
+
+
+def _beta(low: np.ndarray, high: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> RandomLaw:
+    """The shapes by mean and variance; 1 where the ends are equal."""
+    varies = high > low
+    with np.errstate(divide="ignore", invalid="ignore"):
+        strength = (mean - low) * (high - mean) / variance - 1
+        a, b = ((part / (high - low)) * strength for part in (mean - low, high - mean))
+    return RandomLaw(low, high, np.where(varies, a, 1.0), np.where(varies, b, 1.0))
+
+
 _WIDE = 2.0**17  # more than any dimension, and small enough for three of them in one float64
 
 
 def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _HIGH) -> np.ndarray:
-    """The PK that two random subspaces stay below with a probability of ``level``.
-
-    The beta distribution between the smallest and the largest possible PK that has the exact mean and variance. It is
-    the law itself when one subspace is a line, and unlike the normal curve it keeps the skew of small subspaces.
+    """The PK that two random subspaces stay below with a probability of ``level``, by :func:`random_law`.
 
     >>> round(float(random_quantile(768, 64, 64)), 3)
-    5.673
+    5.672
     """
-    from scipy.special import betaincinv
-
     d, m, m2 = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (d, m, m2)))
-    if m.size > 1 and all((x == x.flat[0]).all() for x in (d, m, m2)):
-        return np.full(m.shape, random_quantile(d.flat[0], m.flat[0], m2.flat[0], level))
     if m.size > 1:  # many pairs have few dimensions, and the inverse is slow
         _, first, place = np.unique((d * _WIDE + m) * _WIDE + m2, return_index=True, return_inverse=True)
         if first.size < m.size:
             return random_quantile(*(x.ravel()[first] for x in (d, m, m2)), level=level)[place].reshape(m.shape)
-    mean, variance = moments(d, m, m2)
-    low, high = np.maximum(m + m2 - d, 0.0), np.minimum(m, m2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (mean - low) / (high - low)
-        strength = share * (1 - share) * (high - low) ** 2 / variance - 1
-        inside = betaincinv(share * strength, (1 - share) * strength, level)
-    return np.where(variance > 0, low + (high - low) * inside, mean)
+    return random_law(d, m, m2).quantile(level)
 
 
 def entry_density(x: ArrayLike, d: int) -> np.ndarray:

@@ -3,9 +3,10 @@
 Two nulls, for two questions:
 
 ``random``
-    Both subspaces are uniform and independent. Moments are exact, the tail is a normal approximation, but for single
-    directions, where it is exact too. Trained
-    weights are never like this (all heads share a few directions), so nearly every pair looks significant.
+    Both subspaces are uniform and independent, in d dimensions, or in d − 1 where folding has centred both. Moments are
+    exact and p-values come from a beta distribution with the exact first three, which is the law itself for single
+    directions. Trained weights are never like this (all heads share a few directions), so nearly every pair looks
+    significant.
 ``reversed``
     A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
     the same shared directions and the same distances between layers, but no information can flow along them.
@@ -15,14 +16,16 @@ Two nulls, for two questions:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headspan.analysis.dimension import pair_dimension
 from headspan.analysis.given import ScoresLike, given_scores
-from headspan.analysis.random_subspaces import Approximation, moments
+from headspan.analysis.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.analysis.tails import Tail, fit_tail
 from headspan.errors import HeadspanError
 from headspan.heads import Pairing, layers_of, pair_mask
@@ -33,6 +36,7 @@ from headspan.system.tabular import Tabular
 
 Null = Literal["random", "reversed"]
 
+_ROUNDING = 1e-6
 DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
 
 
@@ -115,9 +119,10 @@ def significance(
 ) -> Significance:
     """z, p and q for the pairs of one pairing under one of the two nulls.
 
-    ``random`` is for ``pk`` only, over the paper's pair set; where one side is a single direction its p-values are
-    exact, otherwise they come from a normal approximation. ``reversed`` takes any similarity and needs the
-    scores of the reversed pairing (KO for OK) too; the four same-type pairings have no reverse.
+    ``random`` is for ``pk`` only, over the paper's pair set; its p-values come from the beta distribution of
+    `random_law`. With the approximation ``loose`` they are the tail of a normal distribution with the loose variance,
+    which is there for comparison. ``reversed`` takes any similarity and needs the scores of the reversed pairing (KO
+    for OK) too; the four same-type pairings have no reverse.
     """
     if not isinstance(scores, Scores):
         one = Pairing.parse(pairing)
@@ -134,19 +139,57 @@ def significance(
 
 
 def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approximation) -> Significance:
-    mask = pair_mask(matrix.pairing, matrix.sources, matrix.targets, "default")
-    matrix = replace(matrix, values=np.where(mask, matrix.values, np.nan).astype(matrix.values.dtype))
-    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
-    random = moments(scores.d_model, ranks[:, None], ranks2[None, :], approximation)
-    mean, sd = _inside_latents(scores, matrix, random.mean, random.sd)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where(sd > 0, (matrix.values - mean) / sd, 0.0)
-    z[np.isnan(matrix.values)] = np.nan
-    p = p_values(z)
-    if approximation == "tight":
-        _put_exact(p, matrix.values, scores.d_model, ranks, ranks2)
-    p[np.broadcast_to(sd == 0, p.shape) & ~np.isnan(z)] = 1.0  # PK cannot vary, so it always reaches its mean
+    matrix = _compared(matrix)
+    chances = list(_chances(scores, matrix, approximation))
+    z = _random_z(matrix, chances)
+    p = np.full(z.shape, np.nan)
+    for part, random, law in chances:
+        tail = law.upper_tail(matrix.values[part]) if approximation == "tight" else p_values(z[part])
+        # PK that cannot vary always reaches its mean.
+        p[part] = np.where((random.variance > 0) | np.isnan(tail), tail, 1.0)
     return Significance("random", matrix, z, p, benjamini_hochberg(p))
+
+
+def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
+    """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
+    matrix = _compared(scores["pk", pairing])
+    return _random_z(matrix, _chances(scores, matrix, approximation))
+
+
+def _compared(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Only the pairs of the paper's pair set."""
+    mask = pair_mask(matrix.pairing, matrix.sources, matrix.targets, "default")
+    return replace(matrix, values=np.where(mask, matrix.values, np.nan).astype(matrix.values.dtype))
+
+
+_Chance: TypeAlias = "tuple[tuple[Any, ...], Moments, RandomLaw]"
+
+
+def _random_z(matrix: ScoreMatrix, chances: Iterable[_Chance]) -> np.ndarray:
+    z = np.full(matrix.values.shape, np.nan)
+    for part, random, _ in chances:
+        values = matrix.values[part]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z[part] = np.where((random.variance > 0) | np.isnan(values), (values - random.mean) / random.sd, 0.0)
+    return z
+
+
+def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) -> Iterator[_Chance]:
+    """Parts of a matrix with moments and law of PK by chance: the whole, then pairs in one latent, which replace them.
+
+    Heads of one layer under latent attention have a mean and a spread of their own, and no more is known of them.
+    """
+    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
+    dimensions = pair_dimension(scores, matrix.pairing), ranks[:, None], ranks2[None, :]
+    yield (slice(None), slice(None)), moments(*dimensions, approximation), random_law(*dimensions)
+    ranks, ranks2 = (scores.ranks(role) for role in matrix.pairing)
+    sources, targets = layers_of(matrix.sources), layers_of(matrix.targets)
+    latent = [np.array([head.kind != "KR" for head in heads]) for heads in (matrix.sources, matrix.targets)]
+    for layer, (mean, sd) in _inside_latents(scores, matrix).items():
+        part = np.ix_((sources == layer) & latent[0], (targets == layer) & latent[1])
+        high = np.minimum(ranks[part[0]], ranks2[part[1]])
+        random = Moments(np.full(high.shape, mean), np.full(high.shape, sd**2))
+        yield part, random, bounded_law(0.0, high, random.mean, random.variance)
 
 
 def _few(ranks: np.ndarray) -> np.ndarray:
@@ -154,43 +197,19 @@ def _few(ranks: np.ndarray) -> np.ndarray:
     return ranks[:1] if ranks.size and (ranks == ranks[0]).all() else ranks
 
 
-def _put_exact(p: np.ndarray, values: np.ndarray, d: int, ranks: np.ndarray, ranks2: np.ndarray) -> None:
-    """Exact p-values where one side is a direction: its share in an m-dimensional subspace is Beta(m/2, (d − m)/2)."""
-    from scipy.special import betainc
-
-    m = np.broadcast_to(np.maximum(ranks[:, None], ranks2[None, :]), p.shape)
-    lines = np.broadcast_to(np.minimum(ranks[:, None], ranks2[None, :]) == 1, p.shape) & (m < d) & ~np.isnan(p)
-    share = np.clip(values[lines].astype(np.float64), 0.0, 1.0)
-    p[lines] = betainc((d - m[lines]) / 2, m[lines] / 2, 1 - share)  # the upper tail, without loss where it is small
-
-
-def _inside_latents(
-    scores: Scores, matrix: ScoreMatrix, mean: np.ndarray, sd: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and spread by chance with those of pairs in one latent put in: heads of one layer under latent attention."""
+def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[float, float]]:
+    """Mean and standard deviation by chance of pairs in one latent, by layer."""
     try:
         found = (scores.provenance.get("same_layer_chance") or {}).get(str(matrix.pairing)) or {}
-        chances = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
+        known = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
     except (AttributeError, TypeError, ValueError):
         raise HeadspanError("the result's chance levels of one layer are damaged: score the model again") from None
-    if not chances:
-        return mean, sd
-    mean, sd = (np.broadcast_to(array, matrix.values.shape).copy() for array in (mean, sd))
-    sources, targets = layers_of(matrix.sources), layers_of(matrix.targets)
-    latent = [np.array([head.kind != "KR" for head in heads]) for heads in (matrix.sources, matrix.targets)]
-    for layer, chance in chances.items():
-        rows, columns = (sources == layer) & latent[0], (targets == layer) & latent[1]
-        mean[np.ix_(rows, columns)], sd[np.ix_(rows, columns)] = chance
-    return mean, sd
-
-
-def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
-    """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
-    return _against_random(scores["pk", pairing], scores, approximation).z
+    # Heads that fill their latent always have one PK; what is drawn of it varies by rounding alone.
+    return {layer: (mean, sd if sd > _ROUNDING * mean else 0.0) for layer, (mean, sd) in known.items()}
 
 
 def p_values(z: ArrayLike) -> np.ndarray:
-    """Upper tail of the normal distribution: the chance of a z at least this large.
+    """Upper tail of the normal distribution: the chance of a z at least this large, with the loose variance.
 
     >>> p_values([0.0, 1.6448536])
     array([0.5 , 0.05])

@@ -233,6 +233,7 @@ class _Tracker:
             arrays |= self._edges(scores, pairing)
         info = {"content": content, "shape": shape, "notes": weights.notes, "fingerprint": weights.fingerprint()}
         info |= {"folding": weights.folding, "architecture": weights.architecture}
+        info |= {name: scores.provenance[name] for name in ("centred", "not_centred")}
         info["dimensions"] = {str(role): int(ranks.max(initial=0)) for role, ranks in scores.role_ranks.items()}
         return info, arrays
 

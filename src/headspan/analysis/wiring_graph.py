@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.dimension import centred, dimension_between
 from headspan.analysis.effects_fields import EFFECT_FIELDS, effect_fields
 from headspan.analysis.effects_result import Effects, effects_in
 from headspan.analysis.graph_files import Graph, Link, as_graphml, as_networkx
 from headspan.errors import HeadspanError
-from headspan.heads import Head, Pairing, Port
+from headspan.heads import Head, Pairing, Port, Role
 from headspan.scores import Edge, Edges, Scores, edge_row
 from headspan.scoring.metrics import metric_of
 from headspan.system.arguments import checked
@@ -137,14 +138,17 @@ class Wiring(Tabular):
 
     def strengths(self) -> list[float]:
         """How strongly to draw every edge, from 0 to 1: the root of its excess over chance, as on the page."""
-        roles = {role for edge in self.edges for role in edge.pairing}
-        ranks = {role: dict(zip(self.scores.heads(role), self.scores.ranks(role), strict=True)) for role in roles}
+        scores, known = self.scores, dict[Role, dict[Any, tuple[int, bool]]]()
+        for role in {role for edge in self.edges for role in edge.pairing}:
+            ranks, flags = scores.ranks(role).tolist(), centred(scores, role).tolist()
+            known[role] = dict(zip(scores.heads(role), zip(ranks, flags, strict=True), strict=True))
         ends = [
-            (edge.score, ranks[edge.pairing.source][edge.source], ranks[edge.pairing.target][edge.target])
+            (edge.score, *known[edge.pairing.source][edge.source], *known[edge.pairing.target][edge.target])
             for edge in self.edges
         ]
-        values, first, second = np.array(ends, dtype=np.float64).reshape(-1, 3).T
-        return metric_of(self.metric).strength(values, self.scores.d_model, first, second).tolist()
+        values, first, first_centred, second, second_centred = np.array(ends, dtype=np.float64).reshape(-1, 5).T
+        d = dimension_between(scores.d_model, first_centred, second_centred)
+        return metric_of(self.metric).strength(values, d, first, second).tolist()
 
     # ---------------------------------------------------------------- exports
 

@@ -112,12 +112,15 @@ def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: 
 
 def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
     """The preprocessing and, where tokens have length 1, the score to compare with."""
+    from headspan.analysis.dimension import dimension_between
     from headspan.analysis.token_lengths import parse_preprocess
     from headspan.analysis.tokens import parse_role, random_best
 
     if not parse_preprocess(preprocess)[1] or not weights.vocab_size:
         return preprocess
-    best = random_best(weights.d_model, weights.d_head(parse_role(role)), weights.vocab_size)
+    rows_centred = weights.folding != "none" and weights.norm_kind == "layer"
+    d = int(dimension_between(weights.d_model, rows_centred, weights.centred_ports(role).all()))
+    best = random_best(d, weights.d_head(parse_role(role)), weights.vocab_size)
     return f"{preprocess}; best token of a random subspace: {best:.2f}"
 
 

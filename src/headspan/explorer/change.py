@@ -10,6 +10,7 @@ import numpy as np
 
 from headspan.analysis.behaviour import KIND_TITLES
 from headspan.analysis.changes import aligned, places
+from headspan.analysis.dimension import centred_by, dimension_between, usual_dimension
 from headspan.analysis.drift import Diff
 from headspan.analysis.series import Series
 from headspan.explorer import Report
@@ -108,7 +109,7 @@ def _with_strengths(change: Diff, edges: list[dict[str, Any]]) -> list[dict[str,
         for name, scores in (("before", change.before), ("after", change.after)):
             if mine:
                 values = np.array([np.nan if edge[name] is None else edge[name] for edge in mine], dtype=np.float64)
-                drawn = metric_of("pk").strength(values, scores.d_model, *_widest(scores, pairing))
+                drawn = metric_of("pk").strength(values, usual_dimension(scores, pairing), *_widest(scores, pairing))
                 for edge, strength in zip(mine, drawn, strict=True):
                     edge[f"{name}_strength"] = round(float(strength), 4)
     return edges
@@ -125,8 +126,13 @@ def _strengths(series: Series) -> str | None:
     if not isinstance(known, dict) or not series.edges:
         return None
     ranks = np.array([[int(known[str(role)]) for role in edge.pairing] for edge in series.edges])
-    d_model = int(series.provenance["d_model"])
-    return pack(metric_of("pk").strength(series.scores, d_model, ranks[:, 0], ranks[:, 1]), "f4")
+    about = {"folding": series.folding, **series.provenance}
+    centred = {
+        role: dict(zip(ports, centred_by(about, ports, role), strict=True)) for role, ports in series.heads.items()
+    }
+    flags = [(centred[e.pairing.source][e.source], centred[e.pairing.target][e.target]) for e in series.edges]
+    d = dimension_between(int(series.provenance["d_model"]), *np.array(flags).T)
+    return pack(metric_of("pk").strength(series.scores, d, ranks[:, 0], ranks[:, 1]), "f4")
 
 
 def _served(series: Series) -> dict[str, str]:

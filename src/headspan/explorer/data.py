@@ -21,7 +21,7 @@ from headspan.analysis.labels import Labels
 from headspan.analysis.origin import check_same_model
 from headspan.errors import HeadspanError
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
-from headspan.explorer.edges import Nulls, about_effects, chance_levels, edges_of
+from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
 from headspan.explorer.findings import find, metric_order, rises_above_chance
 from headspan.explorer.head_values import head_values
@@ -95,6 +95,7 @@ def collect(
             {"name": str(n), "kind": n.kind, "layer": n.layer, "position": n.position} for n in scores.ports.nodes
         ],
         "ranks": {str(role): ranks.tolist() for role, ranks in scores.role_ranks.items()},
+        "centred": centred_roles(scores),
         "metrics": [_metric(scores, metric) for metric in metric_order(scores)],
         "pairings": [str(pairing) for pairing in _ordered(scores)],
         "compared": sum(int(np.count_nonzero(~np.isnan(values))) for values in scores.arrays.values()),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headspan.analysis.dimension import dimension_at
 from headspan.analysis.pair import PairReader, SharedDirection, SignedTokens
 from headspan.analysis.random_subspaces import expected_squares
 from headspan.analysis.token_lengths import VocabularyRows
@@ -86,15 +87,17 @@ _MOST_CURVES = 40
 
 
 def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] | None) -> dict[str, str]:
-    """Mean cos² of random subspaces by their dimensions, ``64,64``, for the pairs whose angles are in the page."""
-    shapes = {
-        tuple(sorted((int(scores.ranks(pairing[0])[row]), int(scores.ranks(pairing[1])[column]))))
-        for pairing, entries in (details or {}).items()
-        for row, column in (map(int, key.split(">")) for key in entries)
-    }
+    """Mean cos² of random subspaces by their dimensions and those around them, ``64,64,768``, for the pairs whose
+    angles are in the page."""
+    shapes = set[tuple[int, int, int]]()
+    for pairing, entries in (details or {}).items():
+        places = np.array([list(map(int, key.split(">"))) for key in entries], dtype=np.int64).reshape(-1, 2).T
+        ranks = np.sort([scores.ranks(role)[place] for role, place in zip(pairing, places, strict=True)], axis=0)
+        d = dimension_at(scores, Pairing.parse(pairing), *places)
+        shapes |= set(zip(*ranks.tolist(), d.tolist(), strict=True))
     return {
-        f"{small},{large}": pack(np.array(expected_squares(scores.d_model, small, large)), "f4")
-        for small, large in sorted(shapes)[-_MOST_CURVES:]
+        f"{small},{large},{d}": pack(np.array(expected_squares(d, small, large)), "f4")
+        for small, large, d in sorted(shapes)[-_MOST_CURVES:]
     }
 
 

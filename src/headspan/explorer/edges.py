@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headspan.analysis.dimension import centred, dimension_at, usual_dimension
 from headspan.analysis.effects_result import Effects
 from headspan.analysis.large_effects import LEAST_RATIO, SHORT_UNITS
 from headspan.analysis.significance import Significance, has_reverse, significance
@@ -46,9 +47,16 @@ def edges_of(
 
     def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-        return metric_of(metric).strength(scores[metric, pairing].values[rows, columns], scores.d_model, *ranks)
+        values, d = scores[metric, pairing].values[rows, columns], dimension_at(scores, pairing, rows, columns)
+        return metric_of(metric).strength(values, d, *ranks)
 
     return encode_edges(scores[metric, pairing], limits, statistics, also, strength)
+
+
+def centred_roles(scores: Scores) -> dict[str, bool | list[bool]]:
+    """Which weights of every role are centred: one word where it is the same for all."""
+    flags = {str(role): centred(scores, role).tolist() for role in scores.role_ranks}
+    return {role: found if len(set(found)) > 1 else any(found) for role, found in flags.items()}
 
 
 def chance_levels(scores: Scores) -> dict[str, list[float]]:
@@ -57,7 +65,7 @@ def chance_levels(scores: Scores) -> dict[str, list[float]]:
     for metric, pairing in scores.arrays:
         if not metric_of(metric).grows_with_rank:
             ranks = scores.ranks(pairing.source).max(initial=1), scores.ranks(pairing.target).max(initial=1)
-            level = metric_of(metric).chance(scores.d_model, *map(np.asarray, ranks))
+            level = metric_of(metric).chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
             found[f"{metric}/{pairing}"] = [float(value) for value in level]
     return found
 

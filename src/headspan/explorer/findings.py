@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.analysis.baseline import PairingSummary
+from headspan.analysis.dimension import dimension_at, usual_dimension
 from headspan.analysis.effects_result import effects_in
 from headspan.analysis.evaluation import metric_agreement
 from headspan.analysis.hubs import HubHead, HubScores, hubs
@@ -67,8 +68,9 @@ def rises_above_chance(scores: Scores) -> bool:
         return True  # one layer: nothing to compare with chance, and nothing to doubt
     for pairing, (rows, columns, values) in zip(kernel, found, strict=True):
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-        can_vary = moments(scores.d_model, *ranks).variance > 0
-        points = [random_quantile(scores.d_model, *ranks, level) for level in (0.999, 1 - _FALSE_ALARM / total)]
+        d = dimension_at(scores, pairing, rows, columns)
+        can_vary = moments(d, *ranks).variance > 0
+        points = [random_quantile(d, *ranks, level) for level in (0.999, 1 - _FALSE_ALARM / total)]
         often, once = (int(np.count_nonzero((values > point * (1 + 1e-6)) & can_vary)) for point in points)
         expected = 0.001 * len(values)
         if once or often > expected + 6 * np.sqrt(expected) + 4:
@@ -81,7 +83,7 @@ def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
     if metric not in METRICS or not len(values):
         return True  # nobody knows what chance would give
     width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
-    drawn = drawn_scores(metric, scores.d_model, width)
+    drawn = drawn_scores(metric, usual_dimension(scores, pairing), width)
     return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
 
 
@@ -100,9 +102,9 @@ def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     title = f"{edge.source} writes what the {_READS[edge.pairing.target]} of {edge.target} read"
     if metric != "pk":
         return [Finding(title, f"With {metric} {edge.score:.3f} it is the strongest pair of OQ, OK and OV.", view)]
-    rank = scores.ranks("O")[scores.heads("O").index(edge.source)]
-    other = scores.ranks(edge.pairing.target)[scores.heads(edge.pairing.target).index(edge.target)]
-    chance = float(rank) * float(other) / scores.d_model
+    row, column = (scores.heads(role).index(end) for role, end in zip(edge.pairing, edge[3:5], strict=True))
+    rank, other = scores.ranks(edge.pairing.source)[row], scores.ranks(edge.pairing.target)[column]
+    chance = float(rank) * float(other) / float(dimension_at(scores, edge.pairing, row, column))
     times = f", {edge.score / chance:.1f} times the {chance:.2f} of two random subspaces" if chance > 0 else ""
     text = f"Their subspaces overlap by {edge.score:.2f} of {min(rank, other)} dimensions{times}."
     return [Finding(title, text, view)]

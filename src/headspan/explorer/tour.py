@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headspan.analysis.dimension import dimension_at
 from headspan.analysis.effects_result import effects_in
 from headspan.analysis.labels import Labels
 from headspan.heads import Pairing
@@ -29,9 +30,10 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
     place = matrix.sources.index(edge.source), matrix.targets.index(edge.target)
     large = bool(measured.large(_OK)[place])
     ratio = measured.ratio(_OK)[place]
-    ranks = scores.ranks("O")[scores.heads("O").index(edge.source)], scores.ranks("K")[place[1]]
+    row = scores.heads("O").index(edge.source)
+    ranks = scores.ranks("O")[row], scores.ranks("K")[place[1]]
     metric = metric_of("pk")
-    chance = float(metric.chance(scores.d_model, *ranks)[0])
+    chance = float(metric.chance(dimension_at(scores, _OK, row, place[1]), *ranks)[0])
     pair = f"{edge.source}.O-{edge.target}.K"
     base = {"metric": "pk", "pairings": "OK", "rule": "top", "k": "20"}
     verdict = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from headspan.analysis.dimension import usual_dimension
 from headspan.analysis.wiring import wiring
 from headspan.analysis.wiring_graph import Wiring
 from headspan.errors import HeadspanError
@@ -127,6 +128,6 @@ class Context:
         return {entry.head: [token.token for token in entry.tokens] for entry in found}
 
     def dimensions(self) -> tuple[int, int]:
-        """d_model and the commonest subspace dimension of the heads' outputs."""
+        """The dimensions in which heads' outputs meet, and the commonest subspace dimension of them."""
         ranks = self.scores.ranks(Role.O).tolist()
-        return self.scores.d_model, max(set(ranks), key=ranks.count)
+        return usual_dimension(self.scores, Pairing(Role.O, Role.O)), max(set(ranks), key=ranks.count)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.analysis.baseline import PairingSummary, summarise
+from headspan.analysis.dimension import dimension_at
 from headspan.analysis.random_subspaces import entry_density, moments, sample_pk, squared_entry_density
 from headspan.figures import style
 from headspan.figures.canvas import heat_map, new_figure
@@ -71,7 +72,8 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     """Histogram of the observed PK with the density expected between random subspaces."""
     rows, columns, values = scores["pk", pairing].forward().pairs()
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-    mean, variance = (float(np.mean(moment)) for moment in moments(scores.d_model, ranks, ranks2))
+    d = dimension_at(scores, pairing, rows, columns)
+    mean, variance = (float(np.mean(moment)) for moment in moments(d, ranks, ranks2))
     # The bins of the KL divergence, so that the picture shows what the number measures.
     bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256).tolist()
     axes.hist(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headspan.analysis.dimension import usual_dimension
 from headspan.figures import style
 from headspan.figures.canvas import new_figure
 from headspan.heads import ROLES, Head, Pairing
@@ -30,7 +31,8 @@ def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, 
     # Roles that the result does not compare are there only to make a model: any width will do.
     known = scores.role_ranks
     widths = {role: max(int(max(known.get(r, [1]))) for r in (role, role.partner)) for role in ROLES}
-    arrays = {role.value: random.standard_normal((2, pairs, scores.d_model, widths[role])) for role in ROLES}
+    d = usual_dimension(scores, pairing)
+    arrays = {role.value: random.standard_normal((2, pairs, d, widths[role])) for role in ROLES}
     level = score(ArrayWeights(arrays), metric, [pairing], "forward")
     return float(level[metric, pairing].pairs()[2].mean())
 

@@ -100,6 +100,14 @@ class FoldedWeights(WrappedWeights):
             weights = weights * norm.gain[:, None]
         return weights - weights.mean(axis=1, keepdims=True) if self.centred else weights
 
+    def centred_ports(self, role: Role | str) -> np.ndarray:
+        role = Role.parse(role)
+        if role is Role.O or self.norm_kind != "layer":
+            return np.full(len(self.heads(role)), self.centred and role is Role.O)
+        always = self.norm_place in ("pre", "sandwich")
+        centred = {layer: always or self.inner.norm(layer) is not None for layer in self.layers_with(role)}
+        return np.array([centred[head.layer] for head in self.heads(role)], dtype=bool)
+
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         found = self.inner.rotary_queries(layer)
         return None if found is None else self._read_through(layer, found)

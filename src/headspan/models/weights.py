@@ -116,6 +116,10 @@ class AttentionWeights(ABC):
         """Columns of every weight of a role, (n,); those that :meth:`read` gives beyond them are zeros."""
         return np.full(len(self.heads(role)), self.d_head(role), dtype=np.int64)
 
+    def centred_ports(self, role: Role | str) -> np.ndarray:
+        """Which weights of a role have columns with a mean of 0, (n,): these lie in d − 1 of the d dimensions."""
+        return np.zeros(len(self.heads(role)), dtype=bool)
+
     def without_partner(self, role: Role | str) -> list[str]:
         """Names of what has no second weight to make a circuit of with that of this role; heads always have one."""
         return []
@@ -292,9 +296,22 @@ class AttentionWeights(ABC):
             "attention_hash": self.attention_hash(),
             "folding": self.folding,
             "folded_norms": self.folded_norms,
+            **self._centring(),
             "storage_dtypes": self.storage_dtypes(),
             "notes": list(self.notes),
             "left_out_layers": sorted(set(range(self.n_layers)) - set(self.layers)),
+        }
+
+    def _centring(self) -> dict[str, list[str]]:
+        """Roles whose weights are centred, and what of them is not: chance needs to know in how many dimensions."""
+        flags = {role: self.centred_ports(role) for role in self.ports.ports}
+        centred = [role for role in flags if flags[role].any()]
+        ports = [
+            (port, role, flag) for role in centred for port, flag in zip(self.heads(role), flags[role], strict=True)
+        ]
+        return {
+            "centred": list(map(str, centred)),
+            "not_centred": [f"{port}.{role}" for port, role, flag in ports if not flag],
         }
 
     def storage_dtypes(self) -> list[str]:

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +37,15 @@ class AddedNodes:
     """Nodes with their numbers, for every role in the order of the stream: what a cluster's workers need besides the
     model.
 
-    bases: the (d, r) weight of every node, r of its own; sets: a line on where each group of them comes from.
+    bases: the (d, r) weight of every node, r of its own; centred: whether its columns have a mean of 0; sets: a line
+    on where each group of them comes from.
     """
 
     nodes: Mapping[Role, tuple[Node, ...]]
     bases: Mapping[Role, tuple[np.ndarray, ...]]
     sets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    centred: Mapping[Role, tuple[bool, ...]] = field(default_factory=dict)
 
     def digest(self) -> str:
         """A hash of the nodes and all their numbers."""
@@ -77,28 +79,29 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
 
 def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
     """The numbers of all nodes, in the order of the stream."""
-    rows: dict[Role, list[tuple[Node, np.ndarray]]] = {role: [] for role in NODE_ROLES}
+    rows: dict[Role, list[tuple[Node, np.ndarray, bool]]] = {role: [] for role in NODE_ROLES}
     lines: dict[str, tuple[dict[str, str], Any]] = {}  # by label: the kinds of its nodes by name, and their hash
     notes: list[str] = []
     for found in sets:
         kinds, digest = lines.setdefault(found.label, ({}, hashlib.sha256()))
         for role in NODE_ROLES:
             for node, basis in _read(found, role):
-                rows[role].append((node, basis))
+                rows[role].append((node, basis, role in found.centred_roles))
                 digest.update(_identity(role, node, basis))
                 kinds[node.name] = node.kind
         notes += found.notes
     for role in NODE_ROLES:
         rows[role].sort(key=lambda row: (row[0].position, row[0].layer))
-        layers = [node.layer for node, _ in rows[role]]
+        layers = [node.layer for node, *_ in rows[role]]
         if layers != sorted(layers):
             raise HeadspanError("nodes of a later layer stand before those of an earlier one: check their layers")
     present = [role for role in NODE_ROLES if rows[role]]
     return AddedNodes(
-        {role: tuple(node for node, _ in rows[role]) for role in present},
-        {role: tuple(basis for _, basis in rows[role]) for role in present},
+        {role: tuple(node for node, _, _ in rows[role]) for role in present},
+        {role: tuple(basis for _, basis, _ in rows[role]) for role in present},
         tuple(_line(label, kinds, digest.hexdigest()) for label, (kinds, digest) in lines.items()),
         tuple(dict.fromkeys(notes)),
+        {role: tuple(centred for _, _, centred in rows[role]) for role in present},
     )
 
 
@@ -173,6 +176,13 @@ class WithNodes(WrappedWeights):
             return self.inner.widths(role)
         return np.array([basis.shape[1] for basis in self.added.bases.get(role, ())], dtype=np.int64)
 
+    def centred_ports(self, role: Role | str) -> np.ndarray:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.centred_ports(role)
+        nodes = self.added.nodes.get(role, ())
+        return np.array(self.added.centred.get(role, [False] * len(nodes)), dtype=bool)
+
     def d_head(self, role: Role | str) -> int:
         role = Role.parse(role)
         if role not in NODE_ROLES:
@@ -230,7 +240,7 @@ class WithNodes(WrappedWeights):
     @property
     def provenance(self) -> dict[str, Any]:
         """That of the model, whose fingerprint stays its own, with the nodes and a hash of their numbers."""
-        return {**self.inner.provenance, "nodes": list(self.added.sets), "nodes_hash": self._digest}
+        return {**self.inner.provenance, **self._centring(), "nodes": list(self.added.sets), "nodes_hash": self._digest}
 
     def _check_layer(self, layer: int) -> None:
         if layer not in self.places:

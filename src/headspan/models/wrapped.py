@@ -35,6 +35,9 @@ class WrappedWeights(AttentionWeights):
     def widths(self, role: Role | str) -> np.ndarray:
         return self.inner.widths(role)
 
+    def centred_ports(self, role: Role | str) -> np.ndarray:
+        return self.inner.centred_ports(role)
+
     def without_partner(self, role: Role | str) -> list[str]:
         return self.inner.without_partner(role)
 

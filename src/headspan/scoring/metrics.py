@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from headspan.errors import HeadspanError
 from headspan.scoring.accurate import accurate_product
@@ -108,7 +109,7 @@ class Metric:
     inside_head: bool = False
     grows_with_rank: bool = False
     all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
-    at_random: Callable[[int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -125,39 +126,41 @@ class Metric:
         """The largest value that two subspaces of these dimensions can have."""
         return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
 
-    def chance(self, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the score of two random weights that span so many dimensions."""
-        ranks, other_ranks = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(other_ranks, float))
+    def chance(self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the score of two random weights that span so many of d dimensions."""
+        d, ranks, other_ranks = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (d, ranks, other_ranks)))
         if self.at_random is not None:
-            return self.at_random(d_model, ranks, other_ranks)
-        drawn = drawn_scores(self.key, d_model, int(max(ranks.max(initial=1), other_ranks.max(initial=1))))
+            return self.at_random(d, ranks, other_ranks)
+        drawn = drawn_scores(
+            self.key, int(d.max(initial=1)), int(max(ranks.max(initial=1), other_ranks.max(initial=1)))
+        )
         return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
 
-    def excess(self, values: np.ndarray, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+    def excess(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
         """Which share of the way from chance to the largest possible score a pair has gone, from 0 to 1.
 
         The way begins three standard deviations above the mean of random weights: what chance reaches is worth
         nothing, in any dimension and any similarity. So one scale serves all models.
         """
-        mean, sd = self.chance(d_model, ranks, other_ranks)
+        mean, sd = self.chance(d, ranks, other_ranks)
         largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
         start = mean + 3 * sd
         room = largest - start
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
 
-    def strength(self, values: np.ndarray, d_model: int, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+    def strength(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
         """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
 
         The root, because the strongest pairs of trained models have gone a tenth to a half of the way, and eyes
         compare lines by their width. 0 where there is no score.
         """
-        return np.sqrt(np.nan_to_num(self.excess(values, d_model, ranks, other_ranks)))
+        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks)))
 
 
-def _random_kernel(d: int, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of PK of uniform random subspaces, as ``analysis.random_subspaces`` derives them."""
-    return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * max(d - 1, 1) * (d + 2)))
+    return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
 
 
 _DRAWN = 12  # random weights on either side: 144 scores

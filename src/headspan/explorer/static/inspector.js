@@ -154,7 +154,7 @@ HS.inspector = (() => {
     }
     const degrees = Array.from(HS.decode(stored, Uint16Array), (v) => (v * 90) / 65535);
     const ranks = [data.ranks[pairing[0]][row], data.ranks[pairing[1]][column]].sort((a, b) => a - b);
-    const chance = data.angles_by_chance[ranks.join(",")];
+    const chance = data.angles_by_chance[[...ranks, HS.model.dimension(pairing, row, column)].join(",")];
     const curve = chance ? Array.from(HS.decode(chance, Float32Array)) : null;
     return [title, drawAngles(degrees, curve), HS.el("p", { class: "hint",
       text: `Smallest ${HS.number(degrees[0], 2)}°, median ${HS.number(degrees[Math.floor(degrees.length / 2)], 1)}°; ${degrees.filter((a) => a < 30).length} of ${degrees.length} below 30°. Bars: cos² of each angle, adding up to the Projection Kernel${curve ? "; dashed: the same of two random subspaces" : ""}.` })];

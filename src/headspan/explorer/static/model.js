@@ -56,9 +56,12 @@ HS.model = (() => {
   const kin = (name) => (group().has(name) ? [name, ...group().get(name)] : kvOf(name) !== name ? [name, kvOf(name)] : [name]);
 
   // What two random weights of these dimensions score, where the scale of the lines begins, and the most that any two can.
+  // They meet in one dimension less where folding has centred both.
+  const centred = (role, i) => (Array.isArray(data.centred[role]) ? data.centred[role][i] : data.centred[role]);
+  const dimension = (pairing, row, column) => data.model.d_model - (centred(pairing[0], row) && centred(pairing[1], column) ? 1 : 0);
   const limits = (key, pairing, row, column) => {
     const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
-    const d = data.model.d_model, [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
+    const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
     return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : 1 };
   };
 
@@ -191,5 +194,5 @@ HS.model = (() => {
     return { names, values, ranks, order };
   });
 
-  return { shared, heads, place, about, parts, layer, position, standName, boxLabel, kvOf, kin, nodeNames, own, limits, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
+  return { shared, heads, place, about, parts, layer, position, standName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
 })();
