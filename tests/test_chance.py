@@ -68,7 +68,7 @@ def test_the_law_of_a_line_is_exact(d: int, m: int) -> None:
     np.testing.assert_allclose(without.upper_tail(m - x), exact.cdf(x), rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize(("d", "m", "m2"), [(12, 2, 3), (24, 4, 9), (24, 20, 7), (30, 20, 25), (60, 8, 8)])
+@pytest.mark.parametrize(("d", "m", "m2"), [(12, 2, 3), (24, 4, 9), (24, 20, 7), (16, 10, 12), (60, 8, 8)])
 def test_the_law_has_the_moments_of_random_subspaces(d: int, m: int, m2: int) -> None:
     law, random = random_law(d, m, m2), moments(d, m, m2)
     beta = stats.beta(law.a, law.b, loc=law.low, scale=law.high - law.low)
@@ -123,9 +123,9 @@ def test_p_values_are_uniform(d: int, m: int, m2: int) -> None:
 
 
 def test_p_values_of_wide_heads_are_uniform() -> None:
-    p = random_law(768, 64, 64).upper_tail(drawn(4000, 768, 64, 64, seed=4))
+    p = random_law(768, 64, 64).upper_tail(drawn(1500, 768, 64, 64, seed=4))
     assert stats.kstest(p, "uniform").pvalue > 0.01
-    assert abs(np.count_nonzero(p <= 0.01) - 40) < 4 * np.sqrt(40)
+    assert abs(np.count_nonzero(p <= 0.01) - 15) < 4 * np.sqrt(15)
 
 
 def random_model(seed: int, d: int, ranks: dict[str, int], layers: int, heads: int) -> dict[str, np.ndarray]:
