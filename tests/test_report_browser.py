@@ -14,6 +14,7 @@ import headspan as hs
 from headspan.analysis.effects_result import effects_of
 from headspan.analysis.hubs import hubs
 from headspan.analysis.labels import Labels
+from headspan.analysis.random_subspaces import moments
 from headspan.analysis.shipped import with_shipped
 from headspan.analysis.wiring import wiring
 from headspan.explorer import report
@@ -515,3 +516,16 @@ def test_a_notebook_cell_shows_a_working_page(browser: Any) -> None:
     assert "9 edges" in cell.locator("#wiring-notes").inner_text()
     assert errors == []
     context.close()
+
+
+def test_chance_on_a_folded_page_has_one_dimension_less(open_page: Open, tmp_path: Path) -> None:
+    rng, d, m = np.random.default_rng(0), 24, 4
+    weights = hs.fold(hs.open({**{role: rng.normal(size=(2, 3, d, m)) for role in "QKVO"}, "norm": "layer"}))
+    scores = hs.score(weights, "pk")
+    report(scores, weights, tmp_path / "folded.html")
+    page = open_page(tmp_path / "folded.html", scores).page
+    found, random = page.evaluate("() => HS.model.limits('pk', 'OK', 0, 3)"), moments(d - 1, m)
+    assert found["chance"] == pytest.approx(float(random.mean))
+    assert found["start"] == pytest.approx(float(random.mean + 3 * random.sd))
+    drawn = page.evaluate("() => Object.keys(HS.data.angles_by_chance)")
+    assert drawn == [f"{m},{m},{page.evaluate('() => HS.model.dimension(`OK`, 0, 3)')}"] == [f"{m},{m},{d - 1}"]
