@@ -286,7 +286,7 @@ def test_nulls_say_why_they_cannot_be_used() -> None:
     with pytest.raises(HeadspanError, match="for pk only, not for cs"):
         significance(scores, "OK", metric="cs")
     assert significance(scores, "OV", metric="cs", null="reversed").p.shape == (6, 6)
-    with pytest.raises(HeadspanError, match="null must be one of random, reversed"):
+    with pytest.raises(HeadspanError, match="null must be one of random, reversed, within"):
         significance(scores, "OK", null="other")  # type: ignore[arg-type]
     with pytest.raises(HeadspanError, match="at least two layers"):
         significance(random_scores(0, ("OV", "VO"), layers=1, heads=3), "OV", null="reversed")
@@ -443,7 +443,7 @@ def test_baseline_command(tmp_path: Path) -> None:
         app, ["baseline", str(path), "--pairing", "OK", "--null", "reversed", "--top", "0", "--csv"]
     )
     lines = listed.stdout.splitlines()
-    assert lines[0] == "pairing,rank,source,target,score,z,p,q"
+    assert lines[0] == "pairing,rank,source,target,score,z,p,q,q_within"
     assert len(lines) == 1 + len(scores["pk", "OK"].pairs()[2])
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path)])
     assert "reversed significant" in shown.stdout

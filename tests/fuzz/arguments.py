@@ -48,7 +48,7 @@ GOOD: dict[str, list[str]] = {
     "labels": ["labels.csv", "behaviour", "gpt2", "gpt2-ioi"], "label": ["copy", "induction"], "head": HEADS,
     "layer": ["0", "1"], "k": ["0", "1", "3", "20"], "screen": ["1", "5", "100000"], "delta": ["0.01", "0.5", "1e-300"],
     "memory": ["300MB", "1GB"], "device": ["cpu"],
-    "route": ["gram", "direct"], "null": ["random", "reversed"], "q": ["0.05", "1"], "minimum": ["0.5"],
+    "route": ["gram", "direct"], "null": ["random", "reversed", "within"], "q": ["0.05", "1"], "minimum": ["0.5"],
     "rule": ["top", "top-per-target", "significance", "threshold"], "formats": ["png", "svg", "pdf"],
     "only": ["wiring", "grid", "two-layer", "scatter", "use", "identity", "head-scores", "kl", "norms", "unembedding",
              "random", "folded-wiring", "mse"],

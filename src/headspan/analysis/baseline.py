@@ -1,6 +1,6 @@
 """Are the Projection Kernels of a model larger than chance? One line per pairing, and the paper's KL divergence.
 
-The two nulls are those of :mod:`headspan.analysis.significance`, which has the numbers of single pairs.
+The three nulls are those of :mod:`headspan.analysis.significance`, which has the numbers of single pairs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 from headspan.analysis.dimension import dimension_at
 from headspan.analysis.given import ScoresLike, given_pairings, given_scores
 from headspan.analysis.random_subspaces import moments, random_quantile
-from headspan.analysis.significance import DISCOVERY_RATE, Significance, has_reverse, significance
+from headspan.analysis.significance import DISCOVERY_RATE, Significance, agreement, has_reverse, significance
+from headspan.analysis.within_layers import DIRECTED
 from headspan.errors import HeadspanError
 from headspan.heads import PAIRINGS, Pairing
 from headspan.scores import Scores
@@ -72,10 +73,13 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
 
 
 class PairingSummary(NamedTuple):
-    """One pairing against both nulls; ``reversed_significant`` is None where there is no reversed null.
+    """One pairing against all nulls; what rests on reversed pairs is None where there are none.
 
     shift: mean distance of a pair from the random mean of its dimensions, in random standard deviations.
     above: share of pairs above the 99.9 % point of random subspaces; by chance 0.001.
+    within_significant: pairs that stand out among the heads of their two layers, None where layers have too few heads.
+    both_significant: pairs above the reversed ones that also stand out among the heads of their two layers.
+    direction_p: chance of forward layer means so far above the reversed ones, None with too few layers to tell.
     kl: the paper's divergence, NaN unless asked for and where it leaves out most of the random mass.
     """
 
@@ -89,7 +93,15 @@ class PairingSummary(NamedTuple):
     above: float
     random_significant: int
     reversed_significant: int | None
+    within_significant: int | None = None
+    both_significant: int | None = None
+    direction_p: float | None = None
     kl: float = float("nan")
+
+    @property
+    def directed(self) -> bool:
+        """Whether whole layers score more forwards than reversed, so that the reversed null promises too much."""
+        return self.direction_p is not None and self.direction_p <= DIRECTED
 
 
 def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> list[PairingSummary]:
@@ -138,9 +150,37 @@ def summary_of(
         float(against_random.z[rows, columns].mean()),
         float(above.mean()),
         int(np.count_nonzero(against_random.q[rows, columns] <= q)),
-        None if reversed_null is None else reversed_null.count(q),
+        *_against_controls(reversed_null, q),
         divergence(scores, pairing).shown if kl else float("nan"),
     )
+
+
+def _against_controls(
+    reversed_null: Significance | None, q: float
+) -> tuple[int | None, int | None, int | None, float | None]:
+    """What the reversed pairs say: reversed_significant, within_significant, both_significant and direction_p."""
+    if reversed_null is None or reversed_null.q_within is None or reversed_null.direction is None:
+        return None, None, None, None
+    shared, p = reversed_null.shared(q), reversed_null.direction.forward
+    with np.errstate(invalid="ignore"):
+        within = None if shared is None else int(np.count_nonzero(reversed_null.q_within <= q))
+    return reversed_null.count(q), within, shared, None if np.isnan(p) else p
+
+
+def remarks(summaries: list[PairingSummary]) -> list[str]:
+    """Where the reversed null and the null within layers disagree, and where the reversed one cannot be trusted."""
+    found = [
+        agreement(line.pairing, line.reversed_significant, line.both_significant)
+        for line in summaries
+        if line.reversed_significant and line.both_significant != line.reversed_significant
+    ]
+    directed = [str(line.pairing) for line in summaries if line.directed]
+    if directed:
+        found.append(
+            f"whole layers score more forwards than reversed in {', '.join(directed)}: there, pairs may stand above "
+            "the reversed ones without being wired"
+        )
+    return found
 
 
 class Baseline(Tabular, list[PairingSummary]):

@@ -1,6 +1,6 @@
 """Which pairs score more than chance? z, p and q of each, against random subspaces and against impossible pairs.
 
-Two nulls, for two questions:
+Three nulls, for three questions:
 
 ``random``
     Both subspaces are uniform and independent, in d dimensions, or in d − 1 where folding has centred both. Moments are
@@ -11,7 +11,15 @@ Two nulls, for two questions:
     A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
     the same shared directions and the same distances between layers, but no information can flow along them.
     The p-value of a forward pair is its rank among them, and beyond the largest 5 % of them the tail of a generalised
-    Pareto distribution where one fits. See docs/statistics.md for assumptions and calibration.
+    Pareto distribution where one fits. If whole layers score more forwards than backwards, so do their pairs: the
+    note says whether they do.
+``within``
+    Does this pair stand out among the heads of its own two layers? What the two layers, the source and the target
+    have in common with others is taken away first (:mod:`headspan.analysis.within_layers`), from forward and
+    reversed pairs alike, and the residual of a forward pair is ranked among those of the reversed ones. A trend of
+    whole layers drops out, so this is evidence about two heads.
+
+See docs/statistics.md for assumptions and calibration.
 """
 
 from __future__ import annotations
@@ -26,7 +34,8 @@ from numpy.typing import ArrayLike
 from headspan.analysis.dimension import pair_dimension
 from headspan.analysis.given import ScoresLike, given_scores
 from headspan.analysis.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
-from headspan.analysis.tails import Tail, fit_tail
+from headspan.analysis.tails import Tail, fit_tail, p_among
+from headspan.analysis.within_layers import Direction, direction_of, residual_z
 from headspan.errors import HeadspanError
 from headspan.heads import Pairing, layers_of, pair_mask
 from headspan.scores import ScoreMatrix, Scores
@@ -34,7 +43,7 @@ from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.system.tabular import Tabular
 
-Null = Literal["random", "reversed"]
+Null = Literal["random", "reversed", "within"]
 
 _ROUNDING = 1e-6
 DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
@@ -44,11 +53,13 @@ DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is a
 class Significance(Tabular):
     """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
 
-    z: distance from the null mean in null standard deviations.
+    z: distance from the null mean in null standard deviations; under ``within`` that of the residual.
     p: chance of a score at least this large under the null (one-sided).
     q: Benjamini–Hochberg adjusted p over the pairs of this pairing.
-    tail: the fit that gave the smallest p-values of the reversed null, None where they were counted.
-    note: a sentence on where the p-values of the reversed null come from.
+    tail: the fit that gave the smallest p-values of a control group, None where they were counted.
+    note: where the p-values of a control group come from, and whether its assumption holds.
+    q_within: with the reversed null, the q of every pair under ``within``.
+    direction: with the reversed null, the test of its assumption on whole layers.
     """
 
     null: Null
@@ -58,11 +69,17 @@ class Significance(Tabular):
     q: np.ndarray
     tail: Tail | None = None
     note: str = ""
+    q_within: np.ndarray | None = None
+    direction: Direction | None = None
 
     @checked
     def rows(self, k: int | None = None) -> list[dict[str, Any]]:
-        """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k."""
+        """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k.
+
+        With the reversed null also q_within.
+        """
         matrix = self.matrix
+        names = ("z", "p", "q") if self.q_within is None else ("z", "p", "q", "q_within")
         rows, columns, values = matrix.pairs()
         order = descending(values)[:k]
         return [
@@ -72,7 +89,7 @@ class Significance(Tabular):
                 "source": str(matrix.sources[i]),
                 "target": str(matrix.targets[j]),
                 "score": float(matrix.values[i, j]),
-                **{name: float(getattr(self, name)[i, j]) for name in ("z", "p", "q")},
+                **{name: float(getattr(self, name)[i, j]) for name in names},
             }
             for rank, (i, j) in enumerate(zip(rows[order], columns[order], strict=True), start=1)
         ]
@@ -97,15 +114,50 @@ class Significance(Tabular):
         """The sentence for a choice of q that leaves no pair: what would not be empty."""
         pairing, least = self.matrix.pairing, self.smallest_q
         if np.isnan(least):
-            return f"{pairing} has no forward pairs"
+            return f"{pairing} has no {'forward pairs' if not len(self.matrix.pairs()[2]) else _NO_EVIDENCE}"
         return (
             f"no {pairing} pair has q ≤ {q:g} against the {self.null} null; the smallest q is {least:.3g}, which "
             f"{_pairs(self.count(least))}"
         )
 
+    @checked
+    def shared(self, q: float = DISCOVERY_RATE) -> int | None:
+        """How many of the pairs above the reversed ones also stand out within their two layers; None if untestable."""
+        if self.q_within is None or np.isnan(self.q_within).all():
+            return None
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero((self.q <= q) & (self.q_within <= q)))
 
-def _pairs(count: int) -> str:
-    return "one pair has" if count == 1 else f"{count:,} pairs have"
+    @checked
+    def agreement(self, q: float = DISCOVERY_RATE) -> str:
+        """How far the reversed null and the null within layers agree, as a sentence; empty for the other nulls."""
+        if self.q_within is None:
+            return ""
+        return agreement(self.matrix.pairing, self.count(q), self.shared(q))
+
+
+_NO_EVIDENCE = "head-specific evidence, because a layer has too few heads to compare"
+
+
+def agreement(pairing: Pairing, above: int, shared: int | None) -> str:
+    """The sentence of ``Significance.agreement`` from its counts."""
+    start = f"{pairing}: {_pairs(above, 'stands', 'stand')} above the reversed pairs"
+    if shared is None:
+        return f"{start}; there is no {_NO_EVIDENCE}"
+    if not above:
+        return start
+    found = (
+        "none of them stands"
+        if not shared
+        else "it also stands"
+        if above == 1
+        else (f"{shared:,} of them also {'stands' if shared == 1 else 'stand'}")
+    )
+    return f"{start}; {found} out among the heads of the same two layers"
+
+
+def _pairs(count: int, one: str = "has", more: str = "have") -> str:
+    return f"{count:,} pairs {more}" if count > 1 else f"{'one' if count else 'no'} pair {one}"
 
 
 @checked
@@ -117,22 +169,21 @@ def significance(
     metric: str = "pk",
     approximation: Approximation = "tight",
 ) -> Significance:
-    """z, p and q for the pairs of one pairing under one of the two nulls.
+    """z, p and q for the pairs of one pairing under one of the three nulls.
 
     ``random`` is for ``pk`` only, over the paper's pair set; its p-values come from the beta distribution of
     `random_law`. With the approximation ``loose`` they are the tail of a normal distribution with the loose variance,
-    which is there for comparison. ``reversed`` takes any similarity and needs the scores of the reversed pairing (KO
-    for OK) too; the four same-type pairings have no reverse.
+    which is there for comparison. ``reversed`` and ``within`` take any similarity and need the scores of the reversed
+    pairing (KO for OK) too; the four same-type pairings have no reverse. Under ``within`` pairs have NaN where a layer
+    has too few heads to compare.
     """
     if not isinstance(scores, Scores):
         one = Pairing.parse(pairing)
         scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
     scores.check_all_pairs("a false-discovery rate")
     matrix = scores[metric, pairing]
-    if null == "reversed":
-        return _against_reversed(matrix, scores)
     if null != "random":
-        raise HeadspanError(f"unknown null {null!r}: choose random or reversed")
+        return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
     if metric != "pk":
         raise HeadspanError(f"the random null is known for pk only, not for {metric}: choose the reversed null")
     return _against_random(matrix, scores, approximation)
@@ -242,52 +293,57 @@ def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
     return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
 
 
-def _against_reversed(matrix: ScoreMatrix, scores: Scores) -> Significance:
-    """Rank of every forward pair among the pairs in which the source comes after the target."""
+def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[ScoreMatrix, np.ndarray]:
+    """The forward pairs, and the reversed ones in the same places: sources as rows, targets as columns."""
     pairing = matrix.pairing
     if pairing.same_type:
         raise HeadspanError(
-            f"{pairing} has no reversed null: both sides have the same role, so the reversed pairs are the same "
+            f"{pairing} has no {null} null: both sides have the same role, so the reversed pairs are the same "
             "pairs; choose the random null"
         )
     back = Pairing(pairing.target, pairing.source)
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
-            f"the reversed null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
+            f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
             f"score again with --pairing {pairing} --pairing {back}"
         )
     # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
-    control = np.sort(scores[matrix.metric, back].forward().pairs()[2].astype(np.float64))
-    matrix = matrix.forward()
-    if len(control) < 2:
-        raise HeadspanError("the reversed null needs heads in at least two layers, this result has only one")
+    backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
+    if np.count_nonzero(~np.isnan(backward)) < 2:
+        raise HeadspanError(f"the {null} null needs heads in at least two layers, this result has only one")
+    return matrix.forward(), backward
+
+
+def _against_reversed(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
+    """Rank of every forward pair among the pairs in which the source comes after the target."""
     values = matrix.values.astype(np.float64)
-    present = ~np.isnan(values)
-    p = np.full(values.shape, np.nan)
-    # A reversed pair with the same score has reached it: ties count against the forward pair.
-    p[present] = (1 + _reached(control, values[present])) / (1 + len(control))
-    tail, note = _use_tail(fit_tail(control), len(control), values, p)
+    control = np.sort(backward[~np.isnan(backward)])
+    p, tail, note = p_among(control, values, fit_tail(control), "scores")
     spread = control.std()
-    z = (values - control.mean()) / spread if spread > 0 else np.where(present, 0.0, np.nan)
-    return Significance("reversed", matrix, z, p, benjamini_hochberg(p), tail, note)
+    z = (values - control.mean()) / spread if spread > 0 else np.where(np.isnan(values), np.nan, 0.0)
+    direction = direction_of(_joined(values, backward), matrix.sources, matrix.targets)
+    note = f"{note}; {direction.sentence}"
+    q_within = _within_layers(matrix, backward).q
+    return Significance("reversed", matrix, z, p, benjamini_hochberg(p), tail, note, q_within, direction)
 
 
-def _reached(control: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How many of the ascending controls are at least as large as each value; in order of size they are found fast."""
-    order = np.argsort(values)
-    found = np.empty(len(values), dtype=np.int64)
-    found[order] = len(control) - np.searchsorted(control, values[order], side="left")
-    return found
+def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
+    """Rank of the residual of every forward pair within its two layers among those of the reversed pairs."""
+    z = residual_z(_joined(matrix.values, backward), matrix.sources, matrix.targets)
+    forward, control = (z[~np.isnan(z) & ~np.isnan(pairs)] for pairs in (matrix.values, backward))
+    z = np.where(np.isnan(matrix.values), np.nan, z)
+    if not len(forward) or not len(control):
+        z[:] = np.nan
+        note = f"{matrix.pairing} has no {_NO_EVIDENCE}"
+        return Significance("within", matrix, z, z.copy(), z.copy(), note=note)
+    control = np.sort(control)
+    p, tail, note = p_among(control, z, fit_tail(control, lighter=True), "residuals")
+    missing = np.count_nonzero(~np.isnan(matrix.values)) - len(forward)
+    if missing:
+        note += f"; {_pairs(missing)} no {_NO_EVIDENCE}"
+    return Significance("within", matrix, z, p, benjamini_hochberg(p), tail, note)
 
 
-def _use_tail(fitted: Tail | str, controls: int, values: np.ndarray, p: np.ndarray) -> tuple[Tail | None, str]:
-    """Put the p-values of a fitted tail in place of counted ones, and say what was done."""
-    if isinstance(fitted, str):
-        return None, f"{fitted}: p-values are counted, and none can be below {1 / (1 + controls):.2g}"
-    with np.errstate(invalid="ignore"):
-        beyond = values > fitted.threshold
-    p[beyond] = fitted.p_values(values[beyond])
-    return fitted, (
-        f"p-values of scores above {fitted.threshold:.4g} come from a generalised Pareto distribution fitted to the "
-        f"{fitted.count} reversed pairs above it (shape {fitted.shape:.2f}, Anderson–Darling p = {fitted.fit:.2g})"
-    )
+def _joined(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Both directions in one matrix; NaN only between heads of one layer."""
+    return np.where(np.isnan(forward), backward, forward.astype(np.float64))

@@ -9,7 +9,8 @@ Choices, all made on the side of caution:
 * Threshold: the largest 5 % of the controls are the tail, at least 50 and at most 500 of them.
 * Fit: by L-moments (Hosking & Wallis 1987), which is closed and steady in small samples. The shape is never
   negative: that would claim a largest possible score, and give p = 0 beyond it. The exponential takes its place.
-* Check: Anderson–Darling against refitted draws from the fit itself. Below ``LEAST_FIT`` the fit is not used.
+* Check: Anderson–Darling against refitted draws from the fit itself. Below ``LEAST_FIT`` the fit is not used. A caller
+  may accept an exponential that fails because the controls have a lighter tail (``lighter``): it errs towards caution.
 * Uncertainty: the tail probability is averaged over the fits to those draws (the bootstrap predictive distribution,
   Harris 1989). A fit to 50 values, taken at its word, promises too small p-values far out.
 """
@@ -52,7 +53,7 @@ class Tail:
         return beyond * (1 + self.count) / (1 + self.total)
 
 
-def fit_tail(controls: np.ndarray) -> Tail | str:
+def fit_tail(controls: np.ndarray, *, lighter: bool = False) -> Tail | str:
     """The tail of a control group, or a sentence that says why it has none that can be used.
 
     >>> tail = fit_tail(np.random.default_rng(0).exponential(size=4000))
@@ -78,7 +79,7 @@ def fit_tail(controls: np.ndarray) -> Tail | str:
     distance = _anderson_darling(excess, shape, scale)
     # The fit itself counts as one of the draws, so that the p-value is never 0.
     fit = float((1 + np.count_nonzero(_anderson_darling(draws, shapes, scales) >= distance)) / (1 + _DRAWS))
-    if fit < LEAST_FIT:
+    if fit < LEAST_FIT and not (lighter and shape == 0):
         return (
             f"the largest {len(excess)} of {len(ordered):,} reversed pairs do not follow a generalised Pareto "
             f"distribution (Anderson–Darling p = {fit:.2g})"
@@ -109,3 +110,34 @@ def _anderson_darling(excess: np.ndarray, shape: np.ndarray, scale: np.ndarray) 
     below = np.clip(below, 1e-300, 1 - 1e-16)
     weights = (2 * np.arange(1, n + 1) - 1) / n
     return -n - (weights * (np.log(below) + np.log1p(-below[..., ::-1]))).sum(axis=-1)
+
+
+def p_among(
+    control: np.ndarray, values: np.ndarray, fitted: Tail | str, what: str
+) -> tuple[np.ndarray, Tail | None, str]:
+    """p-values from ascending controls, in the shape of the values; the tail that gave the smallest, and a note.
+
+    Counted, and beyond the threshold of a fitted tail from it; ``what`` is the word for the values in the note.
+    """
+    present = ~np.isnan(values)
+    p = np.full(values.shape, np.nan)
+    # A control of the same size has reached the value: ties count against it.
+    p[present] = (1 + _reached(control, values[present])) / (1 + len(control))
+    if isinstance(fitted, str):
+        return p, None, f"{fitted}: p-values are counted, and none can be below {1 / (1 + len(control)):.2g}"
+    with np.errstate(invalid="ignore"):
+        beyond = values > fitted.threshold
+    p[beyond] = fitted.p_values(values[beyond])
+    note = (
+        f"p-values of {what} above {fitted.threshold:.4g} come from a generalised Pareto distribution fitted to the "
+        f"{fitted.count} reversed pairs above it (shape {fitted.shape:.2f}, Anderson–Darling p = {fitted.fit:.2g})"
+    )
+    return p, fitted, note
+
+
+def _reached(control: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many of the ascending controls are at least as large as each value; in order of size they are found fast."""
+    order = np.argsort(values)
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = len(control) - np.searchsorted(control, values[order], side="left")
+    return found

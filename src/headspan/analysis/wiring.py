@@ -55,9 +55,9 @@ def wiring(
         How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
     rule
         ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
-        (``random`` subspaces by default, for ``pk``, or the ``reversed`` pairs; see
-        :mod:`headspan.analysis.significance`); ``threshold``: the score is at least ``minimum``. With another rule
-        ``q`` and ``null`` would do nothing and are refused.
+        (``random`` subspaces by default, for ``pk``, the ``reversed`` pairs, or the heads ``within`` the same two
+        layers; see :mod:`headspan.analysis.significance`); ``threshold``: the score is at least ``minimum``. With
+        another rule ``q`` and ``null`` would do nothing and are refused.
     minimum
         With any rule, leave out pairs that score less than this.
     labels
@@ -104,10 +104,10 @@ def wiring(
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
-    notes = () if edges else tuple(_why_empty(scores, metric, chosen, rule, k, rate, minimum, found))
+    why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
     most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
     described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
-    return Wiring(metric, chosen, described, edges, nodes, names, scores, notes)
+    return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
 
 def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
@@ -152,8 +152,8 @@ def _drawn(
 
 
 def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
-    """The pairings to score: the reversed null looks at the reversed ones too."""
-    if (rule, null) != ("significance", "reversed"):
+    """The pairings to score: all nulls but the random one look at the reversed ones too."""
+    if rule != "significance" or null == "random":
         return pairings
     return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
 
@@ -179,6 +179,15 @@ def _why_empty(
             yield f"{pairing} has no forward pairs"
         elif minimum is not None and best[0].score < minimum:
             yield f"no {pairing} pair scores {minimum:g} or more; the largest {metric} is {best[0].score:.4g}"
+
+
+def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
+    """What to know of edges above the reversed pairs: how many are evidence about two heads."""
+    for result in found:
+        if result.direction is not None and result.count(q):
+            yield result.agreement(q)
+            if result.direction.favours_forward:
+                yield f"{result.matrix.pairing}: {result.direction.sentence}"
 
 
 def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:

@@ -64,7 +64,7 @@ class Wiring(Tabular):
     nodes: tuple[Node, ...]
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
-    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty
+    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty; else doubts about them
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""

@@ -100,7 +100,8 @@ NullOption = Annotated[
     str | None,
     typer.Option(
         "--null",
-        help="random subspaces, or reversed: pairs in the direction no information can flow. [default: random]",
+        help="random subspaces; reversed: pairs in the direction no information can flow; within: other heads of the "
+        "same two layers. [default: random]",
     ),
 ]
 # Spellings of version 0.1 that still work, where a command does not use the word for something else.

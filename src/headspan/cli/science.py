@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -93,6 +93,7 @@ def baseline(
       headspan baseline gpt2 --pairing OK --null reversed -k 30
     """
     from headspan.analysis.baseline import baseline as summary
+    from headspan.analysis.baseline import remarks
 
     if pairing and kl:
         raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
@@ -100,29 +101,31 @@ def baseline(
         return _pairs_against(reference, pairing, null or "random", k, q)
     if null is not None:
         raise HeadspanError(
-            f"--null {null} chooses the null for the pairs of a pairing, and the table of all pairings counts both: "
+            f"--null {null} chooses the null for the pairs of a pairing, and the table of all pairings counts all: "
             "add --pairing, for example --pairing OK"
         )
     with progress("scoring") as update:
-        rows = summary(reference, q, kl, update).rows()
+        found = summary(reference, q, kl, update)
+    rows = found.rows()
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
     formats |= {"shift": "+.2f", "above": ".1%"}
-    formats |= dict.fromkeys(("pairs", "random_significant", "reversed_significant"), ",d")
+    formats |= dict.fromkeys(("pairs", *(f"{null}_significant" for null in ("random", "reversed", "within"))), ",d")
     title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
-    shown = [name for name in rows[0] if name not in ("sd", "random_sd")]  # the table must fit a terminal
-    return Listing(rows, title, formats, shown=shown)
+    wide = ("sd", "random_sd", "both_significant", "direction_p")  # the table must fit a terminal
+    shown = [name for name in rows[0] if name not in wide]
+    return Listing(rows, title, formats, shown=shown, remarks=remarks(found))
 
 
 def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: float) -> Listing:
     """The pairs with the largest scores of some pairings, all of them if k is 0."""
     from headspan.analysis.given import given_scores
-    from headspan.analysis.significance import significance
+    from headspan.analysis.significance import Null, significance
     from headspan.heads import Pairing, parse_pairings
 
     chosen = parse_pairings(pairings)
     wanted = parse_pairings([*chosen, *(Pairing(p.target, p.source) for p in chosen)])
-    if null not in ("random", "reversed"):
-        raise HeadspanError(f"--null is random or reversed, not {null!r}")
+    if null not in get_args(Null):
+        raise HeadspanError(f"--null is {', '.join(get_args(Null)[:-1])} or {get_args(Null)[-1]}, not {null!r}")
     scores = given_scores(reference, ["pk"], wanted)
     rows: list[dict[str, Any]] = []
     counts: list[str] = []
@@ -132,12 +135,19 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
         rows += result.rows(k or None)
         counts.append(f"{result.count(q):,} pairs of {one}")
         remarks += [result.note] if result.note else []
+        remarks += [result.agreement(q)] if result.count(q) and result.agreement(q) else []
         remarks += [] if result.count(q) else [result.nothing(q)]
     if not rows:
         raise HeadspanError(f"{chosen[0]} has no pairs in this result: the baseline needs heads in two layers")
     title = f"pk against the {null} null: {', '.join(counts)} at a false-discovery rate of {q:g}"
     tail = ["a p of 0 is one too small for a number of double precision"] if any(r["p"] == 0 for r in rows) else []
-    return Listing(rows, title, {"score": ".3f", "z": ".2f", "p": ".3g", "q": ".3g"}, tail=tail, remarks=remarks)
+    return Listing(
+        rows,
+        title,
+        {"score": ".3f", "z": ".2f", **dict.fromkeys(("p", "q", "q_within"), ".3g")},
+        tail=tail,
+        remarks=remarks,
+    )
 
 
 def evaluate(

@@ -128,7 +128,9 @@ def collect(
         "palette": {"sequential": _colour_stops()},
         "missing": missing,
     }
-    payload["nulls"] = [n for n in ("reversed", "random") if any(f"q_{n}" in e for e in payload["edges"].values())]
+    payload["nulls"] = [
+        n for n in ("reversed", "within", "random") if any(f"q_{n}" in e for e in payload["edges"].values())
+    ]
     payload["hubs"] = _hubs(scores)
     payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
     missing["evaluation"] = "No labels were given. Add --labels with a CSV of head,label, or one of the shipped lists."

@@ -9,7 +9,7 @@ import numpy as np
 from headspan.analysis.dimension import centred, dimension_at, usual_dimension
 from headspan.analysis.effects_result import Effects
 from headspan.analysis.large_effects import LEAST_RATIO, SHORT_UNITS
-from headspan.analysis.significance import Significance, has_reverse, significance
+from headspan.analysis.significance import DISCOVERY_RATE, Significance, has_reverse, significance
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.heads import FLOW_PAIRINGS, Pairing
 from headspan.scores import Scores
@@ -39,9 +39,13 @@ def edges_of(
 ) -> dict[str, Any]:
     """The kept edges with their statistics and measured effects; those with a large effect are all kept."""
     statistics, also = _statistics(pairing, nulls), None
+    if "q_within" in statistics:  # a pair may stand out in its two layers with a score that is not among the largest
+        with np.errstate(invalid="ignore"):
+            also = statistics["q_within"] <= DISCOVERY_RATE
     if measured is not None and pairing in measured.pairings:
-        also = measured.large(pairing)
-        large = np.where(measured.judged(pairing), also, np.nan)
+        large = measured.large(pairing)
+        also = large if also is None else large | also
+        large = np.where(measured.judged(pairing), large, np.nan)
         statistics |= {"effect": measured.of(pairing), "percentile": measured.percentiles(pairing)}
         statistics |= {"large": large, "ratio": measured.ratio(pairing)}
 
@@ -94,4 +98,6 @@ def _statistics(pairing: Pairing, nulls: Nulls) -> dict[str, np.ndarray]:
         found |= {"z": nulls.random.z, "q_random": nulls.random.q}
     if nulls.reversed is not None and pairing in FLOW_PAIRINGS:
         found["q_reversed"] = nulls.reversed.q
+        if nulls.reversed.q_within is not None and not np.isnan(nulls.reversed.q_within).all():
+            found["q_within"] = nulls.reversed.q_within
     return found

@@ -183,12 +183,26 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
         text = f"At q ≤ 0.05 none of {pairs:,} forward pairs exceeds the pairs in the impossible direction."
         return [Finding("No single connection stands out from reversed pairs", text, {"at": "wiring"})]
     parts = ", ".join(f"{s.reversed_significant:,} in {s.pairing}" for s in rows)
-    text = (
-        f"Of {pairs:,} forward pairs these exceed the pairs in the impossible direction at q ≤ 0.05: {parts}. "
-        "Only they stand above what all heads have in common."
-    )
+    text = f"Of {pairs:,} forward pairs these exceed the pairs in the impossible direction at q ≤ 0.05: {parts}. "
     view = {"at": "wiring", "rule": "significance", "q": "0.05", "null": "reversed", "metric": "pk"}
-    return [Finding(f"{total:,} connections stand out", text, view)]
+    title = f"{total:,} connection{'' if total == 1 else 's'} above reversed pairs"
+    return [Finding(title, text + _head_specific(rows), view)]
+
+
+def _head_specific(rows: list[PairingSummary]) -> str:
+    """How many of the pairs above the reversed ones are evidence about two heads, and where whole layers differ."""
+    tested = [s for s in rows if s.both_significant is not None]
+    if not tested:
+        return "Layers have too few heads to compare, so there is no evidence about single heads."
+    both = sum(s.both_significant or 0 for s in tested)
+    text = f"{both:,} of them also {'stands' if both == 1 else 'stand'} out among the heads of the same two layers."
+    directed = [str(s.pairing) for s in rows if s.directed]
+    if directed:
+        text += (
+            f" Whole layers score more forwards than reversed in {', '.join(directed)}, so the rest may do so without "
+            "being wired."
+        )
+    return text
 
 
 def against_chance(summaries: list[PairingSummary]) -> list[Finding]:

@@ -8,7 +8,7 @@ HS.circuit = (() => {
     if (edge) return edge;
     const { score, exact } = HS.model.value(HS.state.metric, pairing, row, column), { start, most } = HS.model.limits(HS.state.metric, pairing, row, column);
     const strength = Number.isNaN(score) ? 0 : Math.sqrt(Math.max(0, Math.min(1, (score - start) / (most - start))));
-    return { metric: HS.state.metric, pairing, source, target, score, rank: 0, strength, exact, z: null, q: { random: null, reversed: null }, effect: null, percentile: null, large: null, ratio: null };
+    return { metric: HS.state.metric, pairing, source, target, score, rank: 0, strength, exact, z: null, q: { random: null, reversed: null, within: null }, effect: null, percentile: null, large: null, ratio: null };
   };
   const edges = () => keys().map(edgeOf);
   const key = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;

@@ -68,7 +68,7 @@ HS.controls = (() => {
       number("k", "k", { min: 0, max: HS.data.limits.overall, step: 1 }),
       number("Minimum score", "min", { step: "any", placeholder: "none" }),
       HS.select("q at most", "q", QS.map((q) => [q, q === "0.000001" ? "10⁻⁶" : q])),
-      HS.select("against", "null", [["reversed", "reversed pairs"], ["random", "random subspaces"]]),
+      HS.select("against", "null", [["reversed", "reversed pairs"], ["within", "heads of the same two layers"], ["random", "random subspaces"]]),
       HS.select("Shade heads by", "shade", shadings()),
       pairings(), HS.el("div", { class: "checks" }, HS.data.effects?.compared ? check("large effects only", "large", "1", HS.largeMeans()) : null,
         check("numerical order", "order", "number", "Heads from top to bottom by their number; otherwise in the order with the fewest crossings"),

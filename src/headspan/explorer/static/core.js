@@ -45,7 +45,7 @@ HS.number = (value, digits = 4) => {
 // Scores up to 1 need more digits than kernels up to 64.
 HS.score = (value, metric) => HS.number(value, HS.model.metric(metric).max > 1 ? 3 : 4);
 HS.count = (value) => value.toLocaleString("en");
-HS.qvalue = (q) => (q === null ? "–" : q < 1e-30 ? "< 1e-30" : HS.number(q, 4));
+HS.qvalue = (q) => (q === null || Number.isNaN(q) ? "–" : q < 1e-30 ? "< 1e-30" : HS.number(q, 4));
 
 // ---------------------------------------------------------------- state
 // One flat object; what differs from the default stands in the fragment, so that an address is a view.

@@ -48,7 +48,7 @@ HS.distribution = (() => {
     const n = (key, title, digits) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : HS.number(r[key], digits)) });
     if (rows.length) HS.byId("distribution-table").append(HS.table([
       { key: "pairing", title: "Pairing" }, n("pairs", "Pairs", 0), n("mean", "Mean", 3), n("sd", "SD", 3), n("random_mean", "Random mean", 3), n("random_sd", "Random SD", 3),
-      n("shift", "Shift (random SD)", 2), n("above", "Share above 99.9 %", 3), n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
+      n("shift", "Shift (random SD)", 2), n("above", "Share above 99.9 %", 3), n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0), n("within_significant", "q ≤ 0.05, within", 0), n("both_significant", "reversed and within", 0),
     ], rows, { file: "distributions", shown: 16 }));
     HS.on(["pair"], HS.lazy(HS.byId("distributions"), draw));
   };

@@ -12,7 +12,7 @@ HS.words = {
   "similarity": "A number for how much two weights have to do with each other. Projection Kernel compares what they span; Composition Score, Simple-CS, Linear CKA and Procrustes also weigh by size.",
   "chance": "What weights that know nothing would score. Two random subspaces of m and m' dimensions among d have a Projection Kernel of m·m'/d on average.",
   "z": "How far a score is from chance, in standard deviations of random subspaces.",
-  "q": "The share of false discoveries to expect among all pairs that score at least as much: q ≤ 0.05 means about one in twenty. Against random subspaces, or against the pairs in the impossible direction (a later head writing for an earlier one).",
+  "q": "The share of false discoveries to expect among all pairs that score at least as much: q ≤ 0.05 means about one in twenty. Against random subspaces, or against the pairs in the impossible direction (a later head writing for an earlier one), or within: among the heads of the same two layers, once what the layers, the source and the target have in common with others is taken away.",
   "rank": "1 for the largest score among all pairs of the pairing.",
   "edge": "A pair of heads drawn as a line: what the first writes lies largely in what the second reads. It says that something could flow, not that it does.",
   "effect": "Measured by running the model: how much the reading head changes when what the source writes is exchanged in its input alone. For queries and keys the total variation (TV, 0 to 1) of its attention, for values the length (norm) of the change of its output relative to that output.",
@@ -25,7 +25,7 @@ HS.words = {
   "drift": "How far a weight's subspace has moved between two models: 0 for the same span, 1 for orthogonal ones.",
 };
 HS.glossary = (() => {
-  const columns = { z: "z", "q, reversed": "q", Rank: "rank", Effect: "effect", Percentile: "effect", Unit: "effect", "Large effect": "large effect", Ratio: "large effect", Pairing: "pairing", PK: "Projection Kernel", CS: "similarity", "Corrected z": "hub", Sum: "hub", Similarity: "similarity" };
+  const columns = { z: "z", "q, reversed": "q", "q, within": "q", Rank: "rank", Effect: "effect", Percentile: "effect", Unit: "effect", "Large effect": "large effect", Ratio: "large effect", Pairing: "pairing", PK: "Projection Kernel", CS: "similarity", "Corrected z": "hub", Sum: "hub", Similarity: "similarity" };
   const term = (word, text = word) => HS.el("button", { type: "button", class: "term", "data-term": word, text });
   const start = () => {
     HS.byId("glossary-list").append(...Object.entries(HS.words).flatMap(([word, meaning]) => [HS.el("dt", { text: word }), HS.el("dd", { text: meaning })]));

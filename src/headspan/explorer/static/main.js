@@ -15,7 +15,7 @@
   const sound = (state) => {
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
-      rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "random"],
+      rule: ["top", "top-per-target", "significance", "threshold"], q: ["0.05", "0.01", "0.001", "0.000001"], null: ["reversed", "within", "random"],
       large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
       at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
     };

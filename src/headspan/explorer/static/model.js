@@ -75,14 +75,14 @@ HS.model = (() => {
       count: raw.count, forward: raw.forward,
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
-      strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed),
+      strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed), within: optional(raw.q_within),
       effect: optional(raw.effect), percentile: optional(raw.percentile), large: optional(raw.large), ratio: optional(raw.ratio),
     };
   });
 
   const edgeAt = (metricKey, pairing, a, i) => ({
     metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], strength: a.strength ? a.strength[i] / 255 : 0, z: a.z ? a.z[i] : null,
-    q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null },
+    q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null, within: a.within ? a.within[i] : null },
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
 

@@ -36,6 +36,7 @@ HS.tables = (() => {
     ];
     if (hasZ) columns.push({ key: "z", title: "z", number: true, text: (e) => HS.number(e.z, 1) });
     if (list.some((e) => e.q.reversed !== null)) columns.push({ key: "q_reversed", title: "q, reversed", number: true, value: (e) => e.q.reversed, text: (e) => HS.qvalue(e.q.reversed) });
+    if (list.some((e) => e.q.within !== null)) columns.push({ key: "q_within", title: "q, within", number: true, value: (e) => e.q.within, text: (e) => HS.qvalue(e.q.within) });
     if (list.some((e) => e.effect !== null)) columns.push(
       { key: "effect", title: "Effect", number: true, text: (e) => HS.number(e.effect) },
       { key: "effect_unit", title: "Unit", value: (e) => (e.effect === null ? null : data.effects.units[e.pairing]), text: (e) => (e.effect === null ? "–" : data.effects.units[e.pairing]) },

@@ -7,6 +7,7 @@ HS.edgeTip = (edge) => {
     `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}${chance === null ? "" : `; by chance ${HS.number(chance, about.grows ? 2 : 4)}`}`];
   if (edge.z !== null) rows.push(`z ${HS.number(edge.z, 1)} against random subspaces`);
   if (edge.q.reversed !== null) rows.push(`q ${HS.qvalue(edge.q.reversed)} against reversed pairs`);
+  if (edge.q.within !== null) rows.push(`q ${HS.qvalue(edge.q.within)} among heads of the same two layers`);
   if (edge.effect !== null) rows.push(`effect ${HS.number(edge.effect)} ${HS.data.effects.units[edge.pairing]}; large: ${HS.largeText(edge)}`);
   return rows.join("\n");
 };
