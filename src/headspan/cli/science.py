@@ -109,11 +109,14 @@ def baseline(
     rows = found.rows()
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
     formats |= {"shift": "+.2f", "above": ".1%"}
-    formats |= dict.fromkeys(("pairs", *(f"{null}_significant" for null in ("random", "reversed", "within"))), ",d")
-    title = f"pk of forward pairs against chance; significant pairs at a false-discovery rate of {q:g}"
+    formats |= dict.fromkeys(("pairs", "random", "reversed", "within"), ",d")
+    title = (
+        "pk of forward pairs against chance; how many are significant at a false-discovery rate of "
+        f"{q:g} against random subspaces, reversed pairs, and within their two layers"
+    )
     wide = ("sd", "random_sd", "both_significant", "direction_p")  # the table must fit a terminal
-    shown = [name for name in rows[0] if name not in wide]
-    return Listing(rows, title, formats, shown=shown, remarks=remarks(found))
+    shown = [{n.removesuffix("_significant"): v for n, v in row.items() if n not in wide} for row in rows]
+    return Listing(rows, tables=[(title, shown, formats)], remarks=remarks(found))
 
 
 def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: float) -> Listing:
