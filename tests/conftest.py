@@ -75,6 +75,11 @@ def stories260k_dir() -> Path:
     return _real("HEADSPAN_STORIES260K_DIR", "the directory of stories260K, a small Llama")
 
 
+@pytest.fixture(scope="session")
+def paper_dir() -> Path:
+    return _real("HEADSPAN_PAPER_DIR", "a folder with the source of the paper (paper.tex)")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real Chromium."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import headspan as hs
 from headspan.analysis.hubs import hubs
 from headspan.cli import app
 from headspan.errors import HeadspanError
@@ -169,3 +170,14 @@ def test_hubs_command(tmp_path: Path) -> None:
     assert lines[0] == "kind,pairing,rank,head,score,corrected,labels"
     assert lines[1].split(",")[3] == str(hubs(scores, "OK").inlet_corrected.top(1)[0].head)
     assert len(lines) == 7
+
+
+def test_equal_scores_share_a_rank() -> None:
+    """Most heads are nobody's best: all of them stand at 0, and none of them before another."""
+    lists = hs.hubs("demo", "OK").outlet
+    lines = lists.top(len(lists.heads))
+    zeros = [line for line in lines if line.score == 0]
+    assert len(zeros) > 1 and {line.rank for line in zeros} == {len(lines) - len(zeros) + 1}
+    assert {lists.rank_of(line.head) for line in zeros} == {zeros[0].rank}
+    assert [line.rank for line in lines] == [1 + sum(other.score > line.score for other in lines) for line in lines]
+    assert lists.rows()[-1]["rank"] == zeros[0].rank

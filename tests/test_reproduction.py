@@ -7,12 +7,22 @@ import json
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
+import headspan as hs
+import headspan.analysis.baseline as baseline
+import headspan.analysis.evaluation as evaluation
+import headspan.scores as score_module
+from headspan.analysis.areas import areas_under_curves
+from headspan.analysis.baseline import kl_divergence
+from headspan.analysis.evaluation import classification, detection, metric_agreement
+from headspan.analysis.labels import Labels
+from headspan.analysis.random_subspaces import moments
 from headspan.analysis.reproduction import (
     AGREES,
     DIFFERS,
@@ -25,7 +35,9 @@ from headspan.analysis.reproduction import (
 )
 from headspan.cli import app
 from headspan.errors import HeadspanError
+from headspan.heads import positions_of
 from headspan.models.arrays import ArrayWeights
+from headspan.scores import Scores
 
 _ON_THE_EDGE = ("pr_auc.VV.procrustes.backup_name_mover", "OV.9")  # 0.04549, 51.2753: one digit more looks like a tie
 NEEDS_MORE = {"unembedding_norm_spearman": 40, "unembedding_mean_cosines": 3, "head_scores_top10": 40}
@@ -152,6 +164,95 @@ def test_another_head_with_the_right_score_differs() -> None:
     assert rows["OK.1"].verdict == DIFFERS
     assert rows["OK.1"].ours == "L4H8 263.860"
     assert rows["OK.2"].verdict == AGREES
+
+
+# -- formulas that are wrong ---------------------------------------------------------------------------------
+
+
+def judged(scores: Scores, section: str) -> dict[str, str]:
+    """The verdict of every number of a section that these scores give."""
+    labels, ours = Labels.load("gpt2-ioi"), {}
+    if section == "kl_random_vs_observed":
+        ours = {str(pairing): kl_divergence(scores, pairing) for pairing in scores.pairings}
+    elif section == "pk_vs_cs_spearman":
+        found = {str(pairing): metric_agreement(scores, pairing) for pairing in scores.pairings}
+        ours = {name: {p: rhos[i] for p, rhos in found.items()} for i, name in enumerate(("all", "top3pct_of_either"))}
+    elif section == "detection_pr_auc":
+        ours = {m: {p: e.value for p, e in detection(scores, labels, m).items()} for m in scores.metrics}
+    else:
+        areas = classification(scores, labels, pairings=scores.pairings).pr_auc
+        ours = {"pr_auc": {p: {"pk": {name: e.value for name, e in found.items()}} for p, found in areas.items()}}
+    rows = _compare(section, ours, scores=scores)
+    return {row.key: row.verdict for row in rows if row.verdict != NOT_AVAILABLE}
+
+
+def loose_variance(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(baseline, "moments", lambda d, m, m2: moments(d, m, m2, "loose"))
+
+
+def variance_without_a_factor(patch: pytest.MonkeyPatch) -> None:
+    def wrong(d: Any, m: Any, m2: Any) -> Any:
+        return moments(d, m, m2)._replace(variance=moments(d, m, m2).variance * d / (d - m2))
+
+    patch.setattr(baseline, "moments", wrong)
+
+
+def pairs_of_neighbouring_layers_left_out(patch: pytest.MonkeyPatch) -> None:
+    def distant(sources: Any, targets: Any) -> np.ndarray:
+        return positions_of(sources)[:, None] + 2 < positions_of(targets)[None, :]
+
+    patch.setattr(score_module, "forward_mask", distant)
+
+
+def one_point_of_the_curve_left_out(patch: pytest.MonkeyPatch) -> None:
+    def joined(scores: np.ndarray, *others: Any, **options: Any) -> Any:
+        first, second = np.unique(scores)[[-1, -2]]
+        return areas_under_curves(np.where(scores == second, first, scores), *others, **options)
+
+    patch.setattr(evaluation, "areas_under_curves", joined)
+
+
+def other_ends_of_the_curve(patch: pytest.MonkeyPatch) -> None:
+    """A point (0, 1) where there is none, and none where there is one."""
+
+    def swapped(*given: Any, anchored: bool = True) -> Any:
+        return areas_under_curves(*given, anchored=not anchored)
+
+    patch.setattr(evaluation, "areas_under_curves", swapped)
+
+
+@pytest.mark.parametrize(
+    ("plant", "section", "least"),
+    [
+        (loose_variance, "kl_random_vs_observed", 3),
+        (variance_without_a_factor, "kl_random_vs_observed", 3),
+        (pairs_of_neighbouring_layers_left_out, "kl_random_vs_observed", 3),
+        (pairs_of_neighbouring_layers_left_out, "pk_vs_cs_spearman", 6),
+        (pairs_of_neighbouring_layers_left_out, "detection_pr_auc", 6),
+        (one_point_of_the_curve_left_out, "detection_pr_auc", 1),
+        (other_ends_of_the_curve, "detection_pr_auc", 3),
+    ],
+)
+def test_a_wrong_formula_makes_rows_differ(
+    plant: Any, section: str, least: int, gpt2_flow: Scores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the rooms is so wide that it takes a mistake for agreement."""
+    assert DIFFERS not in judged(gpt2_flow, section).values()
+    plant(monkeypatch)
+    assert list(judged(gpt2_flow, section).values()).count(DIFFERS) >= least
+
+
+@pytest.mark.parametrize(
+    ("plant", "pairing"), [(one_point_of_the_curve_left_out, "QQ"), (other_ends_of_the_curve, "KK")]
+)
+def test_a_wrong_curve_of_a_class_makes_rows_differ(
+    plant: Any, pairing: str, gpt2_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = hs.score(str(gpt2_dir), "pk", pairing)
+    right = judged(scores, "classification_by_pairing")
+    assert len(right) == 8 and set(right.values()) == {AGREES}
+    plant(monkeypatch)
+    assert DIFFERS in judged(scores, "classification_by_pairing").values()
 
 
 def test_every_published_section_is_compared_but_the_classes_which_are_an_input() -> None:

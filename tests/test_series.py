@@ -100,6 +100,26 @@ def test_trajectories() -> None:
     assert math.isnan(half_time(np.array([0, 1]), np.array([1.0, 1.0])))
 
 
+def test_half_time_of_an_edge_that_overshoots_is_the_first_crossing() -> None:
+    numbers = np.array([0, 10, 20, 30])
+    assert half_time(numbers, np.array([0.0, 8.0, 1.0, 4.0])) == pytest.approx(2.5)  # 2 of 8 on the way up, not later
+    assert half_time(numbers, np.array([0.0, -4.0, 0.0, 2.0])) == pytest.approx(25)
+    assert half_time(numbers, np.array([0.0, np.nan, 4.0, 2.0])) == pytest.approx(
+        5
+    )  # steps without a score are skipped
+
+
+def test_the_command_prints_its_table_without_a_file(folders: list[Path], tmp_path: Path) -> None:
+    inside = set(tmp_path.rglob("*"))
+    result = CliRunner().invoke(app, ["track", *map(str, folders), "-k", "3", "--json"])
+    assert result.exit_code == 0 and "nothing is kept" in result.stderr
+    assert set(tmp_path.rglob("*")) == inside
+    kept = CliRunner().invoke(
+        app, ["track", *map(str, folders), "-k", "3", "--json", "--out", str(tmp_path / "run.safetensors")]
+    )
+    assert json.loads(result.stdout) == json.loads(kept.stdout) and len(json.loads(kept.stdout)) >= 9
+
+
 def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
     series = hs.track(folders, tmp_path / "run.safetensors", k=2, fold=True)
     again = hs.Series.load(tmp_path / "run.safetensors")

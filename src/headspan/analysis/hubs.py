@@ -57,11 +57,13 @@ class HubScores(Tabular):
 
     @checked
     def top(self, k: int = 10) -> list[HubHead]:
-        """The k heads with the largest values, ties in head order; heads without a value are left out."""
+        """The k heads with the largest values; equal values share a rank and come in head order.
+
+        Heads without a value are left out.
+        """
         if k < 0:
             raise HeadspanError(f"cannot list {k} heads: give a number of 0 or more")
-        order = self._order()[:k]
-        return [HubHead(rank, self.heads[i], float(self.values[i])) for rank, i in enumerate(order, start=1)]
+        return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
 
     @checked
     def of(self, head: Port | str) -> float:
@@ -69,11 +71,15 @@ class HubScores(Tabular):
 
     @checked
     def rank_of(self, head: Port | str) -> int:
-        """The place of a head in the list, 1 for the strongest hub."""
+        """The place of a head in the list, 1 for the strongest hub; equal values (as 0, for many) share one."""
         index = self._find(head)
         if np.isnan(self.values[index]):
             raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
-        return int(np.flatnonzero(self._order() == index)[0]) + 1
+        return self._rank(index)
+
+    def _rank(self, index: int) -> int:
+        """One more than there are larger values."""
+        return int(np.count_nonzero(self.values > self.values[index])) + 1
 
     def _order(self) -> np.ndarray:
         present = np.flatnonzero(~np.isnan(self.values))

@@ -112,6 +112,9 @@ def track(
 ) -> Listing:
     """Follow a training run: when edges form, how far heads move, hubs and head scores step by step.
 
+    With --out run.safetensors finished steps are kept, and the same command goes on after a stop; without it the table
+    is printed and nothing is kept.
+
     \b
     Examples:
       headspan track 'EleutherAI/pythia-70m@step*' --steps 0,1000,143000 --out run.safetensors
@@ -131,7 +134,7 @@ def track(
     else:
         home = next((path for path, kind in outputs if kind == "series"), None)
         if home is None:
-            raise HeadspanError("a series is kept in a file: add --out run.safetensors")
+            note("without --out run.safetensors nothing is kept: a run that is stopped begins anew")
         with progress("tracking") as update:
             series = follow(
                 references, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
@@ -140,7 +143,9 @@ def track(
     for sentence in series.notes:
         note(sentence)
     for path, kind in outputs:
-        if kind != "result" or path != home:  # written when it was complete
+        if path == home:  # written when it was complete
+            note(f"{path}: {series!r}")
+        else:
             _write(series, path, kind, force)
     formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")

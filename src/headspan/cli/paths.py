@@ -35,7 +35,7 @@ def paths(
         str | None, typer.Option("--to", help="The end: a head (L5H1), a port of it (L5H1.K) or a node.")
     ] = None,
     start: Annotated[str | None, typer.Option("--from", help="The beginning: a head or a node.")] = None,
-    depth: Annotated[int, typer.Option(help="Most hops of a path, 1 to 4.")] = 3,
+    depth: Annotated[int, typer.Option(help="List paths of 2 to so many hops, at most 4; 1 lists single hops.")] = 3,
     k: Annotated[int, k_option("Paths of every number of hops.")] = 10,
     pairing: Pairings = None,
     weights: WeightsOption = None,
