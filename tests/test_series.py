@@ -104,9 +104,7 @@ def test_half_time_of_an_edge_that_overshoots_is_the_first_crossing() -> None:
     numbers = np.array([0, 10, 20, 30])
     assert half_time(numbers, np.array([0.0, 8.0, 1.0, 4.0])) == pytest.approx(2.5)  # 2 of 8 on the way up, not later
     assert half_time(numbers, np.array([0.0, -4.0, 0.0, 2.0])) == pytest.approx(25)
-    assert half_time(numbers, np.array([0.0, np.nan, 4.0, 2.0])) == pytest.approx(
-        5
-    )  # steps without a score are skipped
+    assert half_time(numbers, np.array([0.0, np.nan, 4.0, 2.0])) == pytest.approx(5)
 
 
 def test_the_command_prints_its_table_without_a_file(folders: list[Path], tmp_path: Path) -> None:
@@ -412,7 +410,6 @@ def test_command_line(folders: list[Path], tmp_path: Path) -> None:
     text = runner.invoke(app, ["track", str(out)]).stdout
     assert "birth" in text and max(map(len, text.splitlines())) <= 80
     for arguments, sentence in [
-        (["track", *map(str, folders)], "add --out run.safetensors"),
         (["track", str(out), "--table", "x"], "there is no listing 'x'"),
         (["track", *map(str, folders), "--steps", "a", "--out", str(out)], "'a' are no step numbers"),
     ]:
