@@ -313,18 +313,18 @@ def test_no_writer_goes_around_the_check() -> None:
     """Only the tile store, whose folder is ours, writes without asking."""
     allowed = {
         "tiles.py": {"atomic_path"},
-        "scores_file.py": {"write_safetensors"},
-        "drift.py": {"write_safetensors"},
-        "series.py": {"write_safetensors"},
+        "scores_file.py": {"write_sealed"},
+        "drift.py": {"write_sealed"},
+        "series_file.py": {"write_sealed"},
     }
     for path in Path(hs.__file__).parent.rglob("*.py"):
         if path.parent.name == "system":
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-        used = names & {"atomic_path", "write_safetensors"}
+        used = names & {"atomic_path", "write_safetensors", "write_sealed"}
         assert used <= allowed.get(path.name, set()), f"{path.name} writes with {used}: use headspan.system.outputs"
-        if "write_safetensors" in used:
+        if "write_sealed" in used:
             assert "check_output" in names
 
 

@@ -18,6 +18,7 @@ __version__ = "0.3.1"
 _EXPORTS = {
     # the vocabulary
     "HeadspanError": "errors",
+    "HeadspanWarning": "errors",
     "Head": "heads",
     "HeadRole": "heads",
     "Pairing": "heads",
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
     from headspan.analysis.tokens import tokens
     from headspan.analysis.tracking import track
     from headspan.analysis.wiring import wiring
-    from headspan.errors import HeadspanError
+    from headspan.errors import HeadspanError, HeadspanWarning
     from headspan.explorer import report
     from headspan.explorer.site import site
     from headspan.heads import Head, HeadRole, Pairing, Role
@@ -119,6 +120,7 @@ __all__ = [
     "Head",
     "HeadRole",
     "HeadspanError",
+    "HeadspanWarning",
     "Labels",
     "Node",
     "Pairing",

@@ -1,4 +1,9 @@
-"""The one kind of exception that users are meant to read, and how text of strangers is shown to them."""
+"""The exceptions and warnings that users are meant to read, and how text of strangers is shown to them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
 
 
 class _Escapes(dict[int, str]):
@@ -37,6 +42,21 @@ class HeadspanError(Exception):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(visible(sentence))
+
+
+class HeadspanWarning(UserWarning):
+    """Something that a reader should know before they rely on an answer: a result that was edited, for example.
+
+    The command line prints it as one line on stderr and goes on.
+    """
+
+
+def warn(sentence: str) -> None:
+    """Warn whoever called the package, at the line of theirs that did."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(HeadspanWarning(visible(sentence)), stacklevel=level)
 
 
 class WrongArgument(HeadspanError, TypeError):

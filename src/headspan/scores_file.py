@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +11,18 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Role, check_node_name
+from headspan.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
 from headspan.port_table import PortTable
-from headspan.system.atomic import write_safetensors
-from headspan.system.memory import check_room
-from headspan.system.outputs import check_output, remember_input
+from headspan.result_checks import check_annotations, check_extra, check_heads, check_ranks, check_scores
+from headspan.system.outputs import check_output
+from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from headspan.scores import Scores
 
 # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores; 3: nodes, each port of them with
-# its position. Where there are none the file is one of schema 2, which older versions read.
-SCHEMA = 3
+# its position; 4: a hash of the content, and the identity of its model with every annotation.
+SCHEMA = SEALED_SCHEMA = 4
 Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
 # arrays, ports, d_model, ranks, provenance, annotations, extra: what a Scores is made of
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
@@ -36,7 +36,7 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
     tensors |= scores.extra
     table = scores.ports
     head = {
-        "schema": SCHEMA if table.nodes else 2,
+        "schema": SCHEMA,
         "d_model": scores.d_model,
         "ports": {str(role): [str(port) for port in ports] for role, ports in table.ports.items()},
         "served_by": {str(head): str(kv) for head, kv in table.served_by.items()},
@@ -50,31 +50,23 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
         "provenance": scores.provenance,
         "annotations": scores.annotations,
     }
-    write_safetensors(target, tensors, {"headspan": json.dumps(head)})
+    write_sealed(target, tensors, head)
 
 
 def read_result(path: Path) -> Parts:
-    """What a result file holds; a file from a newer version or of another kind is refused."""
-    from safetensors import SafetensorError, safe_open
+    """What a result file holds; a file from a newer version, of another kind or with impossible content is refused.
 
-    if not path.is_file():
-        name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
-        raise HeadspanError(f"there is no result file {path}: make one with headspan score MODEL --out {name}")
-    remember_input(path)
-    check_room(f"reading {path}", path.stat().st_size)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if "headspan" not in metadata:
-                raise HeadspanError(
-                    f"{path} is a safetensors file but not a headspan result: make one with headspan score"
-                )
-            head = _checked_head(metadata["headspan"], path)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        reason = str(error)[:200]
-        raise HeadspanError(f"{path} cannot be read as a headspan result ({reason}): make it again") from error
-    return _parts(head, tensors, path)
+    A file that was edited since it was written is read with a warning.
+    """
+    name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
+    missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
+    found, tensors = read_sealed(path, "headspan result", missing)
+    if found is None:
+        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with headspan score")
+    head = _checked_head(found, path)
+    parts = _parts(head, tensors, path)
+    check_seal(head, tensors, path, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
+    return parts
 
 
 def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
@@ -92,7 +84,13 @@ def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) 
             pairing = Pairing.parse(rest)
             shape = (len(table.of(pairing.source)), len(table.of(pairing.target)))
             arrays[metric, pairing] = _checked_array(tensors[name], shape, np.float32, name, path)
-    return arrays, table, head["d_model"], ranks, head["provenance"], head["annotations"], extra
+    provenance, annotations = head["provenance"], head["annotations"]
+    check_ranks(ranks, head["d_model"], provenance, path)
+    for (metric, pairing), values in arrays.items():
+        check_scores(f"{metric[:40]}/{pairing}", values, (metric, pairing), table, ranks, provenance, path)
+    check_extra(extra, table, path)
+    check_annotations(annotations, table, provenance, path)
+    return arrays, table, head["d_model"], ranks, provenance, annotations, extra
 
 
 def is_result(path: str | os.PathLike[str]) -> bool:
@@ -110,9 +108,8 @@ def is_result(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _checked_head(text: str, path: Path) -> dict[str, Any]:
+def _checked_head(head: Any, path: Path) -> dict[str, Any]:
     """The JSON metadata of a result file, or one sentence on what is wrong with it."""
-    head = json.loads(text)
     schema = head.get("schema") if isinstance(head, dict) else None
     if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
         what, page = {
@@ -126,17 +123,11 @@ def _checked_head(text: str, path: Path) -> dict[str, Any]:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
         )
-    sound = (
-        schema in range(1, SCHEMA + 1)
-        and type(head.get("d_model")) is int
-        and head["d_model"] >= 1
-        and isinstance(head.get("order"), list)
-        and isinstance(head.get("extra", []), list)
-        and all(isinstance(name, str) for name in (*head["order"], *head.get("extra", ())))
-        and all(isinstance(head.get(k), dict) for k in ("provenance", "annotations"))
-    )
-    if not sound:
+    if type(schema) is not int or schema < 1 or not {*RESULT} - {"extra", "hash"} <= {*head}:
         raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
+    check_fields(head, RESULT, "metadata", path)
+    check_fields(head["provenance"], PROVENANCE, "provenance", path)
+    check_fields(head["annotations"], ANNOTATIONS, "annotation", path)
     return head
 
 
@@ -146,7 +137,9 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     try:
         if head["schema"] == 1:
             query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
-            return PortTable.of_heads(query, kv)
+            table = PortTable.of_heads(query, kv)
+            check_heads(table.ports, path)
+            return table
         listed = head["nodes"]
         if isinstance(listed, list):  # schema 2: one position for both ports
             rows = {row[0]: row for row in listed}
@@ -170,6 +163,7 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     )
     if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
         raise damaged
+    check_heads(ports, path)
     return PortTable({role: ports[role] for role in (*ROLES, *NODE_ROLES) if ports.get(role)}, served_by)
 
 

@@ -32,7 +32,8 @@ from headspan.analysis.labels import Labels
 from headspan.analysis.samples import KINDS, Sample, random_samples, stack, text_samples, token_pool
 from headspan.errors import HeadspanError
 from headspan.heads import Head
-from headspan.models.identity import same_model
+from headspan.metadata import HEAD_SCORES, MODEL
+from headspan.models.identity import identity, same_model
 from headspan.models.running import RunningModel, head_names, running
 from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from headspan.scores import Scores
 
-_MODEL = "_model"  # the key of the provenance in a file of head scores
 KIND_TITLES = {
     "identity": "Identity",
     "previous_token": "Previous token",
@@ -143,21 +143,22 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     @classmethod
     def from_dict(cls, content: Mapping[str, Mapping[str, float | None]]) -> BehaviourScores:
         """The inverse of `to_dict` (for behaviour.json and the annotations of a result) and of `to_file_dict`."""
-        model = content.get(_MODEL) if isinstance(content, Mapping) else None
-        try:
-            content = {kind: scores for kind, scores in content.items() if kind != _MODEL}
-            names = list(next(iter(content.values())))
-            values = {
-                kind: np.array([math.nan if scores[n] is None else scores[n] for n in names], dtype=float)
-                for kind, scores in content.items()
-            }
-        except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
-            raise HeadspanError("these are no head scores: expected kind -> head -> number, the same heads") from None
-        return cls(tuple(Head.parse(name) for name in names), values, model=dict(model or {}))
+        if not isinstance(content, Mapping) or not HEAD_SCORES.fits(dict(content)):
+            raise HeadspanError("these are no head scores: expected kind -> head -> a number from 0 to 1 or null")
+        tables = {kind: scores for kind, scores in content.items() if kind != MODEL}
+        names = list(next(iter(tables.values()), ()))
+        if not names or any({*names} != {*scores} for scores in tables.values()):
+            raise HeadspanError("these are no head scores: every kind needs the same heads")
+        values = {k: np.array([math.nan if s[n] is None else s[n] for n in names]) for k, s in tables.items()}
+        return cls(tuple(Head.parse(name) for name in names), values, model=dict(content.get(MODEL) or {}))
 
     def to_file_dict(self) -> dict[str, Any]:
         """What a file of head scores holds: `to_dict`, and the model they are of."""
-        return {**self.to_dict(), _MODEL: self.model}
+        return {**self.to_dict(), MODEL: self.model}
+
+    def to_annotation(self) -> dict[str, Any]:
+        """What a result keeps of head scores: `to_dict`, and what tells their model from others."""
+        return {**self.to_dict(), **({MODEL: identity(self.model)} if self.model else {})}
 
     def doubt(self, scores: Scores) -> str | None:
         """An error if a result is of another model than these head scores, a sentence where nobody can tell."""

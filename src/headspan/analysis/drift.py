@@ -9,7 +9,6 @@ Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +31,9 @@ from headspan.scores import Scores, is_result
 from headspan.scoring.run import score
 from headspan.scoring.subspaces import span_drift
 from headspan.system.arguments import checked
-from headspan.system.atomic import write_safetensors
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
+from headspan.system.sealed_file import write_sealed
 from headspan.system.tabular import data_frame, same_content
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Diff:
             "provenance": {"base": self.before.provenance, "other": self.after.provenance},
         }  # fmt: skip
         target = check_output(path, "diff", inputs=[self.base, self.other], force=force)
-        write_safetensors(target, tensors, {"headspan": json.dumps(head)})
+        write_sealed(target, tensors, head)
 
     def __repr__(self) -> str:
         moved = sum(line.moved for line in self.drift)

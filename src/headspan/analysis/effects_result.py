@@ -14,8 +14,9 @@ from headspan.analysis.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.analysis.samples import KINDS
 from headspan.errors import HeadspanError
 from headspan.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
-from headspan.models.identity import same_model
+from headspan.models.identity import identity, same_model
 from headspan.port_table import PortTable
+from headspan.result_checks import effect_shape, is_effect
 from headspan.scores import ScoreMatrix, Scores
 from headspan.system.renamed import warn_renamed
 from headspan.system.tabular import Tabular
@@ -288,7 +289,8 @@ def attach(scores: Scores, measured: Effects) -> str | None:
     for kind, values in measured.clean.items():
         scores.extra[f"effect/clean/{kind}"] = np.ascontiguousarray(values, dtype=np.float32)
     scores.extra["effect/write_norms"] = np.ascontiguousarray(measured.write_norms, dtype=np.float32)
-    scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted}
+    model = {"model": identity(measured.model)} if measured.model else {}
+    scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted, **model}
     return doubt
 
 
@@ -296,34 +298,27 @@ def effects_in(scores: Scores) -> Effects | None:
     """The effects that a result holds, or None; damaged ones are refused."""
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     clean: dict[str, np.ndarray] = {}
-    heads = len(scores.heads(Role.O))
-    norms = np.full(heads, np.nan)
+    norms = np.full(len(scores.heads(Role.O)), np.nan)
     for name, values in scores.extra.items():
-        first, _, rest = name.partition("/")
-        if first != "effect":
+        if not is_effect(name):
             continue
-        measure, _, last = rest.partition("/")
-        if measure in ("clean", "write_norms"):
-            _check_shape(name, values, (heads,))
-            if measure == "clean":
-                clean[last] = values
-            else:
-                norms = values
-            continue
-        pairing = Pairing.parse(last)
-        if pairing not in FLOW_PAIRINGS:
-            raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is no edge of a circuit")
-        _check_shape(name, values, (heads, len(scores.heads(pairing.target))))
-        arrays[measure, pairing] = values
+        _check_shape(name, values, effect_shape(name, scores.ports))
+        measure, _, last = name.partition("/")[2].partition("/")
+        if measure == "clean":
+            clean[last] = values
+        elif measure == "write_norms":
+            norms = values
+        else:
+            arrays[measure, Pairing.parse(last)] = values
     if not arrays:
         return None
     protocol = scores.annotations.get("effects")
     protocol = dict(protocol) if isinstance(protocol, dict) else {}
     _check_protocol(protocol)
-    interrupted = protocol.pop("interrupted", False) is True
+    interrupted, model = protocol.pop("interrupted", False) is True, protocol.pop("model", None)
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, dict(scores.provenance))
+    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, model or dict(scores.provenance))
     if not found.compared:
         found.notes.append(NOT_COMPARED)
     return found

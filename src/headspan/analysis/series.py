@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -14,17 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import headspan
+from headspan.analysis.series_file import read_series, write_series
 from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, Pairing, Role
-from headspan.system.atomic import write_safetensors
-from headspan.system.outputs import check_output
+from headspan.heads import Head, Pairing, Role
 from headspan.system.tabular import data_frame, same_content
 
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA = 1
 TABLES = ("trajectory", "edge", "drift", "hub", "head")
 
 
@@ -193,67 +189,12 @@ class Series:
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write everything to one safetensors file; it appears only when complete."""
-        head = {
-            "schema": SCHEMA, "kind": "series", "headspan": headspan.__version__, "k": self.k, "folding": self.folding,
-            "steps": [list(step) for step in self.steps], "edges": [list(map(str, edge)) for edge in self.edges],
-            "heads": {str(role): list(map(str, heads)) for role, heads in self.heads.items()}, "notes": self.notes,
-            "provenance": self.provenance,
-        }  # fmt: skip
-        target = check_output(path, "series", inputs=[step.name for step in self.steps], force=force)
-        write_safetensors(target, self._tensors(), {"headspan": json.dumps(head)})
-
-    def _tensors(self) -> dict[str, np.ndarray]:
-        tensors = {"scores": self.scores.astype(np.float32), "ranks": self.ranks.astype(np.int32)}
-        for role in self.heads:
-            tensors[f"from_previous/{role}"] = self.from_previous[role].astype(np.float32)
-            tensors[f"from_last/{role}"] = self.from_last[role].astype(np.float32)
-        tensors |= {f"{hub}/{pairing}": values.astype(np.float32) for (hub, pairing), values in self.hubs.items()}
-        return tensors | {f"head/{kind}": values.astype(np.float32) for kind, values in self.head_scores.items()}
+        write_series(path, self, force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Series:
         """Read a file that ``save`` wrote; anything else is refused in one sentence."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="numpy") as file:
-                head = json.loads((file.metadata() or {}).get("headspan", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            if not isinstance(head, dict) or head.get("kind") != "series":
-                raise HeadspanError(f"{path} is not a series: make one with headspan track")
-            if not isinstance(head.get("schema"), int) or head["schema"] > SCHEMA:
-                raise HeadspanError(f"{path} was written by a newer headspan: upgrade headspan")
-            return cls._assemble(head, tensors)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise HeadspanError(f"{path} cannot be read as a series ({str(error)[:200]}): make it again") from error
-
-    @classmethod
-    def _assemble(cls, head: dict[str, Any], tensors: dict[str, np.ndarray]) -> Series:
-        steps = tuple(Step(int(step), str(name), str(content)) for step, name, content in head["steps"])
-        edges = tuple(SeriesEdge(Pairing.parse(p), Head.parse(s), Head.parse(t)) for p, s, t in head["edges"])
-        heads = {Role(role): tuple(Head.parse(h) for h in names) for role, names in head["heads"].items()}
-
-        def take(name: str, columns: int) -> np.ndarray:
-            if tensors[name].shape != (len(steps), columns):
-                raise ValueError(f"{name} has shape {tensors[name].shape}, expected {(len(steps), columns)}")
-            return tensors[name]
-
-        hubs: dict[tuple[str, Pairing], np.ndarray] = {}
-        for name in tensors:
-            kind, _, rest = name.partition("/")
-            if kind in ("inlet", "outlet"):
-                pairing = Pairing.parse(rest)
-                role = pairing.target if kind == "inlet" else pairing.source
-                hubs[kind, pairing] = take(name, len(heads[role]))
-        return cls(
-            steps, int(head["k"]), str(head["folding"]), heads, edges,
-            take("scores", len(edges)), take("ranks", len(edges)),
-            {role: take(f"from_previous/{role}", len(heads[role])) for role in ROLES},
-            {role: take(f"from_last/{role}", len(heads[role])) for role in ROLES},
-            hubs,
-            {n.partition("/")[2]: take(n, len(heads[Role.Q])) for n in tensors if n.startswith("head/")},
-            [str(note) for note in head["notes"]], dict(head["provenance"]),
-        )  # fmt: skip
+        return read_series(path)
 
 
 def half_time(numbers: np.ndarray, scores: np.ndarray) -> float:

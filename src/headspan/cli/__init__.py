@@ -6,15 +6,17 @@ import io
 import os
 import signal
 import sys
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from headspan import __version__
-from headspan.cli.common import Command
-from headspan.errors import HeadspanError, visible
+from headspan.cli.common import Command, note
+from headspan.errors import HeadspanError, HeadspanWarning, visible
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -96,6 +98,30 @@ def _stop(number: int, frame: object) -> None:
 
 def _run(arguments: list[str]) -> int:
     """The exit code of one command."""
+    with _warnings_as_lines():
+        return _code_of(arguments)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """A `HeadspanWarning` is one line for the person at the terminal, once a command; others stay as they are."""
+    shown: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", HeadspanWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, HeadspanWarning):
+                others(message, category, *place, **more)
+            elif str(message) not in shown:
+                shown.add(str(message))
+                note(f"warning: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+def _code_of(arguments: list[str]) -> int:
     try:
         code = app(arguments, prog_name="headspan", standalone_mode=False)
         if sys.stdout is not None:

@@ -155,7 +155,7 @@ def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None
     """Put head scores into a result of the same model and write it back whole."""
     _check_heads(scores.heads, result, path, model)
     scores.doubt(result)  # the model may have changed since it was looked at first
-    result.annotations["behaviour"] = scores.to_dict()
+    result.annotations["behaviour"] = scores.to_annotation()
     result.annotations["behaviour_protocol"] = scores.protocol
     result.save(path)
 

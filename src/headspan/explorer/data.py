@@ -319,7 +319,8 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
         rows.append((str(key).replace("_", " "), text or "none"))
     protocol = scores.annotations.get("effects")
     if effects_in(scores) is not None and isinstance(protocol, Mapping):
-        rows.append(("effects", ", ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in protocol.items())))
+        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key != "model"}
+        rows.append(("effects", ", ".join(f"{key} {value}" for key, value in said.items())))
     return rows
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headspan.errors import HeadspanError
+from headspan.metadata import IDENTITY
 
 IDENTITY_PREFIX = "2:"  # fingerprints of version 0.1 have none: they were taken from samples of the bytes
 
@@ -38,6 +39,15 @@ def same_model(made: Mapping[str, Any], given: Mapping[str, Any], what: str, oth
         f"{what} and {other} are of different models (fingerprints {str(first)[:14]}… and {str(second)[:14]}…): "
         "give the model that the result was made from, or score this one anew"
     )
+
+
+def identity(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a provenance by which models are told apart, to be kept with what was measured of one.
+
+    >>> identity({"fingerprint": "2:ab", "notes": ["long"]})
+    {'fingerprint': '2:ab'}
+    """
+    return {key: provenance[key] for key in IDENTITY if key in provenance}
 
 
 def _unfolded_weights(provenance: Mapping[str, Any]) -> tuple[Any, Any] | None:

@@ -94,7 +94,8 @@ class Metric:
     reads_partner: whether the factor needs the other weight of the circuit.
     inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;
         otherwise it is d×m.
-    grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1.
+    grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1. The smallest is 0.
+    known: False for a similarity of another version, whose range this one does not know.
     all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
     at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
         drawn otherwise.
@@ -110,6 +111,7 @@ class Metric:
     grows_with_rank: bool = False
     all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
     at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    known: bool = True
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -125,6 +127,12 @@ class Metric:
     def largest(self, rank: float, other_rank: float) -> float:
         """The largest value that two subspaces of these dimensions can have."""
         return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
+
+    def bounds(self, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[float, np.ndarray]:
+        """The range of exact scores of weights that span so many dimensions."""
+        if not self.known:
+            return -math.inf, np.asarray(math.inf)
+        return 0.0, np.minimum(ranks, other_ranks) if self.grows_with_rank else np.asarray(1.0)
 
     def chance(self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the score of two random weights that span so many of d dimensions."""
@@ -339,8 +347,10 @@ METRICS = {
 
 def metric_of(name: str) -> Metric:
     """The similarity of a name; for one that this version does not know, an object that knows only the name."""
-    unknown = Metric(name, name, name, subspace_factor, at_random=lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks))
-    return METRICS.get(name) or unknown
+    if name in METRICS:
+        return METRICS[name]
+    nothing = lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks)  # noqa: E731
+    return Metric(name, name, name, subspace_factor, at_random=nothing, known=False)
 
 
 def _rescaled(weight: np.ndarray) -> np.ndarray:

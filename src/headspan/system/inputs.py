@@ -1,0 +1,84 @@
+"""Paths that users give to be read: what stands there, or one sentence on why it cannot be read.
+
+Every reader of a file that a user names comes through here, so that no error of the operating system (a name that is
+too long, links in a circle, a file in place of a folder, no permission) leaves the package as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from headspan.errors import HeadspanError
+from headspan.system.outputs import remember_input
+
+PathLike = str | os.PathLike[str]
+_SHOWN = 200  # letters of a path in a sentence
+_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+_SPECIAL = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+
+
+def reason(error: BaseException) -> str:
+    """An exception's message on one line, for the end of a sentence.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x"))
+    'no such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    lines = str(error).strip().splitlines()
+    return lines[0][:200].rstrip(".:") if lines else type(error).__name__
+
+
+def unreadable(path: PathLike, error: BaseException) -> HeadspanError:
+    """The sentence for a path at which the operating system finds something wrong."""
+    return HeadspanError(f"{_shown(path)} cannot be read: {reason(error)}")
+
+
+def mode_of(path: PathLike) -> int | None:
+    """The mode of what stands at a path, links followed; None where nothing does.
+
+    >>> mode_of("/no/such/file") is None
+    True
+    """
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in _NOTHING:
+            return None
+        raise unreadable(path, error) from None
+    except ValueError as error:  # a zero byte, or letters that no file system can hold
+        raise unreadable(path, error) from None
+
+
+def input_file(path: PathLike, missing: str) -> Path:
+    """The path of an ordinary file that can be read, remembered as an input; ``missing`` says that there is none."""
+    mode = mode_of(path)
+    if mode is None:
+        raise HeadspanError(missing)
+    if not stat.S_ISREG(mode):
+        special = next((what for test, what in _SPECIAL.items() if test(mode)), "not an ordinary file")
+        raise HeadspanError(f"{_shown(path)} is {special}: give the name of a file")
+    if not os.access(path, os.R_OK):
+        raise HeadspanError(f"{_shown(path)} cannot be read: permission denied")
+    remember_input(path)
+    return Path(path)
+
+
+def read_text(path: PathLike, missing: str, what: str, *, most: int = 2**30, encoding: str = "utf-8") -> str:
+    """The text of an ordinary file of at most so many bytes; ``what`` it should be, for the sentence."""
+    found = input_file(path, missing)
+    try:
+        size = found.stat().st_size
+        if size > most:
+            raise HeadspanError(f"{_shown(path)} has {size:,} bytes, more than any {what}: give another file")
+        return found.read_text(encoding=encoding)
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadspanError(f"{_shown(path)} cannot be read as a {what}: {reason(error)}") from None
+
+
+def _shown(path: PathLike) -> str:
+    text = os.fspath(path)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
