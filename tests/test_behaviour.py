@@ -309,7 +309,7 @@ def test_command_stores_scores_in_a_result(gpt2_folder: Path, tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     after = hs.load(path)
     np.testing.assert_array_equal(after["pk", "OK"].values, before)
-    assert after.annotations["behaviour"] == head_scores(gpt2_folder, sequences=2, length=8).to_dict()
+    assert after.annotations["behaviour"] == head_scores(gpt2_folder, sequences=2, length=8).to_annotation()
 
 
 def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def damaged(change: Callable[[dict[str, Any]], None], path: Path, scores: Scores
 
     with safe_open(path, framework="numpy") as file:
         head = json.loads(file.metadata()["headspan"])
-    assert head["schema"] == 3
+    assert head["schema"] == 4
     change(head)
     save_file(load_file(path), path, {"headspan": json.dumps(head)})
 

@@ -69,9 +69,11 @@ def row_of(*fields: Field) -> Field:
     """A list of fixed length."""
     return Field(
         f"a list of {len(fields)}: {', '.join(field.says for field in fields)}",
-        lambda value: isinstance(value, list)
-        and len(value) == len(fields)
-        and all(field.fits(v) for field, v in zip(fields, value, strict=True)),
+        lambda value: (
+            isinstance(value, list)
+            and len(value) == len(fields)
+            and all(field.fits(v) for field, v in zip(fields, value, strict=True))
+        ),
     )
 
 
@@ -82,8 +84,10 @@ def mapping_of(
     own = known or {}
     return Field(
         f"a mapping, each value {field.says}",
-        lambda value: isinstance(value, dict)
-        and all(own[k].fits(v) if k in own else key(k) and field.fits(v) for k, v in value.items()),
+        lambda value: (
+            isinstance(value, dict)
+            and all(own[k].fits(v) if k in own else key(k) and field.fits(v) for k, v in value.items())
+        ),
     )
 
 
@@ -91,9 +95,11 @@ def fields(known: Mapping[str, Field], needed: tuple[str, ...] = ()) -> Field:
     """A JSON object with some fields that have a rule; what else it holds does not matter."""
     return Field(
         f"a mapping with {', '.join(needed or known)}",
-        lambda value: isinstance(value, dict)
-        and all(key in value for key in needed)
-        and all(field.fits(value[key]) for key, field in known.items() if key in value),
+        lambda value: (
+            isinstance(value, dict)
+            and all(key in value for key in needed)
+            and all(field.fits(value[key]) for key, field in known.items() if key in value)
+        ),
     )
 
 
@@ -149,7 +155,8 @@ PROVENANCE: dict[str, Field] = {
     ),
 }  # fmt: skip
 HEAD_SCORES = mapping_of(
-    mapping_of(optional(number(-_HEAD_SCORE_SLACK, 1 + _HEAD_SCORE_SLACK)), is_head_name), known={MODEL: fields(IDENTITY)}
+    mapping_of(optional(number(-_HEAD_SCORE_SLACK, 1 + _HEAD_SCORE_SLACK)), is_head_name),
+    known={MODEL: fields(IDENTITY)},
 )
 ANNOTATIONS: dict[str, Field] = {
     "behaviour": HEAD_SCORES,

@@ -23,7 +23,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +36,8 @@ from headspan.models.identity import identity, same_model
 from headspan.models.running import RunningModel, head_names, running
 from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
-from headspan.system.outputs import MADE_BY, remember_input, writing
+from headspan.system.inputs import read_text, reason
+from headspan.system.outputs import MADE_BY, writing
 from headspan.system.progress import progress_bar
 from headspan.system.renamed import renamed
 from headspan.system.tabular import Tabular
@@ -53,6 +53,7 @@ KIND_TITLES = {
     "duplicate_token": "Duplicate token",
     "induction": "Induction",
 }
+_LARGEST = 10**8  # bytes of a file of head scores
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
 
 Progress = Callable[[int, int], None]
@@ -131,12 +132,12 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     @checked
     def load(cls, path: str | os.PathLike[str]) -> BehaviourScores:
         """Head scores from a JSON file, as ``headspan behaviour --out`` writes it."""
-        remember_input(path)
+        missing = f"there is no file {path}: make one with headspan behaviour --out"
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            content = json.loads(read_text(path, missing, "file of head scores", most=_LARGEST))
+        except (ValueError, RecursionError) as error:
             raise HeadspanError(
-                f"{path} cannot be read as head scores in JSON ({error}): make it with headspan behaviour --out"
+                f"{path} cannot be read as head scores in JSON ({reason(error)}): make it with headspan behaviour --out"
             ) from None
         return cls.from_dict(content)
 

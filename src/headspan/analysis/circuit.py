@@ -20,7 +20,8 @@ from headspan.errors import HeadspanError
 from headspan.heads import Pairing, Port, Role
 from headspan.port_table import PortTable
 from headspan.system.arguments import checked
-from headspan.system.outputs import remember_input, writing
+from headspan.system.inputs import read_text, reason
+from headspan.system.outputs import writing
 from headspan.system.tabular import Tabular
 
 FORMAT, VERSION = "headspan circuit", 1
@@ -132,16 +133,12 @@ def given_circuit(circuit: Circuit | str | os.PathLike[str]) -> Circuit:
 
 
 def _read(path: Path) -> Any:
+    missing = f"there is no file {path}: a circuit is written by headspan paths --out, or by hand"
     try:
-        if path.stat().st_size > _LARGEST:
-            raise HeadspanError(f"{path} is larger than any circuit ({path.stat().st_size:,} bytes): give another file")
-        remember_input(path)
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, HeadspanError):
-            raise
-        told = error.strerror if isinstance(error, OSError) else str(error)
-        raise HeadspanError(f"{path} cannot be read as a circuit in JSON: {str(told)[:120]}") from None
+        text = read_text(path, missing, "circuit", most=_LARGEST)
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise HeadspanError(f"{path} cannot be read as a circuit in JSON: {reason(error)[:120]}") from None
 
 
 def _no_number(word: str) -> float:

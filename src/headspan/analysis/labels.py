@@ -18,7 +18,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import Head, is_head_name
 from headspan.port_table import PortTable
 from headspan.system.arguments import checked
-from headspan.system.outputs import remember_input
+from headspan.system.inputs import read_text
 
 # Name -> the shipped files it stands for.
 SHIPPED = {
@@ -63,13 +63,7 @@ class Labels:
             folder = Path(__file__).parents[1] / "data" / "labels"
             pairs = [pair for file in SHIPPED[str(name)] for pair in _read_csv(folder / f"{file}.csv")]
             return cls.from_pairs(pairs, str(name))
-        path = Path(name)
-        if not path.is_file():
-            raise HeadspanError(
-                f"there are no labels {str(name)!r}: give one of {', '.join(SHIPPED)} or a CSV file with the "
-                "columns head,label"
-            )
-        return cls.from_pairs(_read_csv(path), str(path))
+        return cls.from_pairs(_read_csv(Path(name)), str(name))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,11 +130,11 @@ class Labels:
 
 def _read_csv(path: Path) -> list[tuple[Head, str]]:
     """Rows of a label file; blank lines and lines that start with # are skipped."""
-    remember_input(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadspanError(f"{path} cannot be read as a text file of labels: {error}") from error
+    missing = (
+        f"there are no labels {str(path)[:200]!r}: give one of {', '.join(SHIPPED)} or a CSV file with the columns "
+        "head,label"
+    )
+    lines = read_text(path, missing, "text file of labels", encoding="utf-8-sig").splitlines()
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
     rows = [(n, _cells(line, n, path)) for n, line in numbered]
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:

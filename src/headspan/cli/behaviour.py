@@ -77,7 +77,7 @@ def behaviour(
         check_store(into)
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
-    texts = [*map(read_text, text or []), *(prompt or [])] or None
+    texts = [*map(text_of, text or []), *(prompt or [])] or None
     check_dtype(dtype)
     result = _load_result(into, model) if into is not None else None  # before the long run: a bad file is told at once
     with progress("running the model") as update:
@@ -106,14 +106,11 @@ def behaviour(
     return Listing(scores.rows(), tables=[(title, _best_heads(scores, k), {})])
 
 
-def read_text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """A text file, or one sentence on why it cannot be read."""
-    from headspan.sources.untrusted import reason
+    from headspan.system.inputs import read_text
 
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadspanError(f"{path} cannot be read as UTF-8 text: {reason(error)}") from None
+    return read_text(path, f"there is no file {path}: --text takes a text file", "text in UTF-8")
 
 
 def _load_result(path: Path, model: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.behaviour import check_model, read_text
+from headspan.cli.behaviour import check_model, text_of
 from headspan.cli.common import (
     Bos,
     Dtype,
@@ -113,7 +113,7 @@ def effects(
             if one is not None:
                 check_same_heads(weights.ports, one, model)
                 check_model(identity_of(model), one.provenance, str(path))
-    texts = [read_text(path) for path in text] if text else None
+    texts = [text_of(path) for path in text] if text else None
     limited = scores is not None and not every and not summary
     with progress("measuring edges") as update:
         found = run(

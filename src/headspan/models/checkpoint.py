@@ -11,7 +11,7 @@ import numpy as np
 
 from headspan.errors import HeadspanError
 from headspan.heads import ROLES, Head, Role
-from headspan.models.architecture import WHY_NOT_FOLDABLE
+from headspan.models.architecture import WHY_NOT_FOLDABLE, Config
 from headspan.models.checkpoint_notes import checkpoint_notes, unembedding_differs
 from headspan.models.identity import IDENTITY_PREFIX
 from headspan.models.latent import LatentFactors, LatentReader, latent_ports
@@ -19,6 +19,7 @@ from headspan.models.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
 from headspan.port_table import PortTable
 from headspan.sources.base import TensorSource
+from headspan.sources.untrusted import config_part
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -352,9 +353,6 @@ def _widened(weights: np.ndarray, width: int) -> np.ndarray:
     return np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, missing)]) if missing else weights
 
 
-def _clips(config: object) -> bool:
+def _clips(config: Config) -> bool:
     """True when projections are clamped (OLMo, MPT), so that a value bias is no constant."""
-    if not isinstance(config, dict):
-        return False
-    nested = config.get("attn_config")
-    return bool(config.get("clip_qkv")) or _clips(nested)
+    return any(part.get("clip_qkv") for part in (config, config_part(config, "attn_config")))

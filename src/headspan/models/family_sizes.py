@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headspan.models.architecture import Config
+from headspan.sources.untrusted import config_part
 
 
 def multi_query_sizes(config: Config) -> Config:
@@ -22,8 +23,8 @@ def falcon_sizes(config: Config) -> Config:
 
 
 def dbrx_sizes(config: Config) -> Config:
-    inner = config.get("attn_config")
-    return {"num_key_value_heads": inner.get("kv_n_heads", 1)} if isinstance(inner, Mapping) else {}
+    inner = config_part(config, "attn_config")
+    return {"num_key_value_heads": inner.get("kv_n_heads", 1)} if inner else {}
 
 
 def laguna_sizes(config: Config) -> Config:
@@ -37,8 +38,7 @@ def deci_sizes(config: Config) -> Config:
     if not isinstance(blocks, (list, tuple)) or type(heads) is not int:
         per_layer = config.get("num_key_value_heads_per_layer")
         return {"num_key_value_heads": per_layer} if per_layer else {}
-    parts = [block.get("attention") if isinstance(block, Mapping) else None for block in blocks]
-    about = [part if isinstance(part, Mapping) else {} for part in parts]
+    about = [config_part(block, "attention") for block in blocks]
     attends = [not (part.get("no_op") or part.get("replace_with_linear")) for part in about]
     shared = [_quotient(heads, part.get("n_heads_in_group")) for part in about]
     return {
@@ -65,9 +65,8 @@ def mimo_sizes(config: Config) -> Config:
 def step3_sizes(config: Config) -> Config:
     """Layers that see a window have heads of another number; key/value heads are called groups in published files."""
     groups = config.get("num_attention_groups", config.get("num_key_value_heads"))
-    other, kinds = config.get("attention_other_setting"), config.get("layer_types")
-    count = other.get("num_attention_heads") if isinstance(other, Mapping) else None
-    count = config.get("num_sliding_attention_heads", count)
+    other, kinds = config_part(config, "attention_other_setting"), config.get("layer_types")
+    count = config.get("num_sliding_attention_heads", other.get("num_attention_heads"))
     if count is None or not isinstance(kinds, (list, tuple)):
         return {"num_key_value_heads": groups}
     usual, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
@@ -78,9 +77,9 @@ def step3_sizes(config: Config) -> Config:
 
 def _own_sizes(config: Config) -> dict[int, Mapping[str, Any]] | None:
     """What transformers writes of layers that differ, by their numbers: its keys are "5", or "05" beside "11"."""
-    own = config.get("per_layer_config")
-    if not isinstance(own, Mapping):
+    if not isinstance(config.get("per_layer_config"), Mapping):
         return None
+    own = config["per_layer_config"]
     return {int(key): sizes for key, sizes in own.items() if str(key).isdecimal() and isinstance(sizes, Mapping)}
 
 

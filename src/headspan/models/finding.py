@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from headspan.errors import HeadspanError
 from headspan.models.architecture import Architecture, Config
 from headspan.models.architectures import ALIASES, ARCHITECTURES
 from headspan.models.unread import UNREAD, why_unread
+from headspan.sources.untrusted import config_part
 
 _TEXT_PARTS = ("thinker_config", "text_config", "llm_config")  # one may be inside another
 
@@ -20,8 +21,8 @@ _TEXT_PARTS = ("thinker_config", "text_config", "llm_config")  # one may be insi
 def _text_part(config: Config) -> Config:
     """Of a model with pictures or sound the config of its language model, which alone is read."""
     for key in _TEXT_PARTS:
-        nested = config.get(key)
-        if isinstance(nested, Mapping) and nested:
+        nested = config_part(config, key)
+        if nested:
             ties = [part["tie_word_embeddings"] for part in (config, nested)
                     if part.get("tie_word_embeddings") is not None]  # fmt: skip
             config = {**nested, "tie_word_embeddings": any(ties) if ties else None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from headspan.models.mlp_table import (
 )
 from headspan.models.tensor_map import weight_of
 from headspan.models.weights import AttentionWeights, Norm
+from headspan.sources.untrusted import config_part
 
 
 def checkpoint_of(weights: AttentionWeights, what: str) -> CheckpointWeights:
@@ -159,8 +159,7 @@ class Mlps:
         return Part(layout, count, neurons)
 
     def _measured_flat(self, layer: int, layout: Layout) -> Part:
-        about = self._map.config.get("ffn_config")
-        count = about.get("moe_num_experts") if isinstance(about, Mapping) else None
+        count = config_part(self._map.config, "ffn_config").get("moe_num_experts")
         shapes = {self._map.shape(self._name(layer, module, 0)) for module in (*layout.reads, layout.down)}
         rows, d = next(iter(shapes)) if len(shapes) == 1 and len(next(iter(shapes))) == 2 else (0, 0)
         if type(count) is not int or count < 1 or d != self.weights.d_model or not rows or rows % count:

@@ -45,7 +45,8 @@ class RunningModel:
     @property
     def config(self) -> Any:
         """The config of the text model (models with several parts nest it)."""
-        return self.model.config.get_text_config()
+        found = self.model.config.get_text_config()
+        return found if hasattr(found, "to_dict") else self.model.config  # an empty text_config is no config
 
     @property
     def vocab_size(self) -> int:

@@ -14,6 +14,7 @@ from headspan.models.architectures import BODY_PREFIXES
 from headspan.models.finding import find_architecture
 from headspan.models.sizes import ModelSizes
 from headspan.sources.base import TensorSource
+from headspan.sources.untrusted import config_part
 
 _SOFTMAX_LAYERS = ("full_attention", "sliding_attention", "reference_sliding_attention", "chunked_attention",
                    "indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse", "attention")  # fmt: skip
@@ -240,8 +241,7 @@ class TensorMap:
 
     def _quantisation(self) -> str:
         """The method by which the config says that weights are packed (gptq, awq, bitsandbytes …)."""
-        about = self.config.get("quantization_config")
-        method = about.get("quant_method") if isinstance(about, dict) else None
+        method = config_part(self.config, "quantization_config").get("quant_method")
         return method[:40] if isinstance(method, str) else ""
 
     def _quantised(self, name: str) -> HeadspanError:

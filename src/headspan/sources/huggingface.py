@@ -15,7 +15,7 @@ from headspan.sources.base import TensorSource
 from headspan.sources.dtypes import apply_scale, row_range
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.transformer_lens import is_hooked_state, state_config
-from headspan.sources.untrusted import CONFIG_LIMIT, INDEX_LIMIT, Stamp, member, read_json, reason
+from headspan.sources.untrusted import CONFIG_LIMIT, INDEX_LIMIT, Stamp, config_part, member, read_json, reason
 
 if TYPE_CHECKING:
     from headspan.sources.vocabulary import Vocabulary
@@ -176,8 +176,7 @@ class CheckpointSource(TensorSource):
 
     def _scale_block(self) -> tuple[int, int]:
         """Rows and columns that share one scale in a float8 checkpoint."""
-        quantization = self.config.get("quantization_config")
-        block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        block = config_part(self.config, "quantization_config").get("weight_block_size")
         if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
             return block[0], block[1]
         return 128, 128

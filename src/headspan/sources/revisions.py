@@ -15,6 +15,7 @@ from headspan.sources.hub import HubReference, explained
 from headspan.sources.hub_api import list_revisions
 from headspan.sources.hub_cache import find_revisions
 from headspan.sources.network import busy, patiently, unreachable
+from headspan.system.inputs import mode_of
 
 _PATTERN = re.compile(r"[*?\[]")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -86,7 +87,7 @@ def _expand(ref: Any, place: int, listings: dict[str, dict[str, str] | None]) ->
         return [Checkpoint(f"{name} [{place}]", ref, place)]
     text = os.fspath(ref)
     path = Path(os.path.expanduser(text))
-    if text == "demo" or path.exists():
+    if text == "demo" or mode_of(path) is not None:
         return [Checkpoint(text, text, _number(path.name))]
     repo, at, revision = text.partition("@")
     if _PATTERN.search(text) and not (at and HubReference.parse(repo)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from headspan.errors import HeadspanError
+from headspan.system.inputs import input_file, reason, unreadable
 from headspan.system.memory import total_memory
 from headspan.system.outputs import remember_input
 from headspan.system.regular import read_regular
@@ -67,30 +67,14 @@ def changed(what: Path | str) -> HeadspanError:
     return HeadspanError(f"{what} changed while it was in use: run again when nothing writes to it")
 
 
-def reason(error: BaseException) -> str:
-    """An exception's message on one line, for the end of a sentence.
-
-    >>> reason(FileNotFoundError(2, "No such file or directory", "x"))
-    'no such file or directory'
-    """
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[0].lower() + error.strerror[1:]
-    lines = str(error).strip().splitlines()
-    return lines[0][:200].rstrip(".:") if lines else type(error).__name__
-
-
 def open_regular(path: Path) -> Stamp:
     """The stamp of a readable ordinary file; pipes, devices and directories are refused unopened."""
+    input_file(path, f"{path} cannot be read: no such file or directory")
+    remember_input(path, model=True)
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise HeadspanError(f"{path} is not an ordinary file: give a checkpoint file")
-        if not os.access(path, os.R_OK):
-            raise HeadspanError(f"{path} cannot be read: permission denied")
-        remember_input(path, model=True)
         return Stamp.of(path)
-    except (OSError, ValueError) as error:
-        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def check_parts(raw: bytes, path: Path | str) -> None:
@@ -125,6 +109,16 @@ def check_name(where: Path | str, name: object) -> str:
     if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
         raise HeadspanError(f"{where} names a weight file {name[:80]!r}, which leads out of the directory: refused")
     return name
+
+
+def config_part(config: Any, key: str) -> Mapping[str, Any]:
+    """A mapping inside a config; an empty one where there is none, or something else in its place.
+
+    >>> config_part({"rope": {"theta": 1}}, "rope"), config_part({"rope": [1]}, "rope")
+    ({'theta': 1}, {})
+    """
+    found = config.get(key) if isinstance(config, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def member(directory: Path, name: object) -> Path:

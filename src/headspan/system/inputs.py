@@ -59,8 +59,8 @@ def input_file(path: PathLike, missing: str) -> Path:
     if mode is None:
         raise HeadspanError(missing)
     if not stat.S_ISREG(mode):
-        special = next((what for test, what in _SPECIAL.items() if test(mode)), "not an ordinary file")
-        raise HeadspanError(f"{_shown(path)} is {special}: give the name of a file")
+        special = next((what for test, what in _SPECIAL.items() if test(mode)), "a device")
+        raise HeadspanError(f"{_shown(path)} is {special}, not an ordinary file: give the name of a file")
     if not os.access(path, os.R_OK):
         raise HeadspanError(f"{_shown(path)} cannot be read: permission denied")
     remember_input(path)
