@@ -53,7 +53,7 @@ class HeadspanWarning(UserWarning):
 
 def warn(sentence: str) -> None:
     """Warn whoever called the package, at the line of theirs that did."""
-    level, frame = 1, sys._getframe(1)
+    level, frame = 2, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
         level, frame = level + 1, frame.f_back
     warnings.warn(HeadspanWarning(visible(sentence)), stacklevel=level)

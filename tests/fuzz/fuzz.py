@@ -37,6 +37,7 @@ from typing import Any
 
 from calls import Calls
 from commands import Commands, OnDask
+from edited import Edited
 from files import Files
 from hostile_hub import HostileHub
 from oracle import Oracle
@@ -45,7 +46,7 @@ from stores import Stores
 WALL_SECONDS = 300  # for a worker that waits without using the processor
 KINDS: dict[str, tuple[Any, float]] = {
     "files": (Files, 40), "commands": (Commands, 30), "calls": (Calls, 12), "oracle": (Oracle, 14),
-    "stores": (Stores, 4), "dask": (OnDask, 0.01), "hub": (HostileHub, 0.01),
+    "stores": (Stores, 4), "edited": (Edited, 8), "dask": (OnDask, 0.01), "hub": (HostileHub, 0.01),
 }  # fmt: skip
 
 

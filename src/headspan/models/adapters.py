@@ -29,6 +29,7 @@ from headspan.sources.dtypes import row_range
 from headspan.sources.huggingface import STANDARD_FILES, LocalFiles, WeightFile, open_weight_file
 from headspan.sources.untrusted import read_json
 from headspan.system.arguments import checked
+from headspan.system.inputs import is_directory
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -112,7 +113,7 @@ class Adapter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         files = LocalFiles(directory)
-        if not directory.is_dir():
+        if not is_directory(directory):
             raise HeadspanError(f"{directory} is no adapter: give the directory that PEFT wrote, with its {CONFIG}")
         present = files.names()
         if CONFIG not in present:

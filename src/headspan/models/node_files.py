@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.sources.arrays_file import ALONE, ARRAY_SUFFIXES, ArraysFile
 from headspan.sources.huggingface import TORCH_SUFFIXES
 from headspan.sources.safetensors_file import SafetensorsFile
-from headspan.sources.untrusted import reason
+from headspan.system.inputs import mode_of
 
 _SUFFIXES = (*ARRAY_SUFFIXES, ".safetensors", *TORCH_SUFFIXES)
 _LAYER = re.compile(r"(.+)@L?([0-9]{1,6})", re.DOTALL)
@@ -62,13 +63,11 @@ def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
         splits = [(rest, None), *((rest[:i], rest[i + 1 :]) for i, c in enumerate(rest) if c == ":" and i)]
         for file, name in splits:
             path = Path(os.path.expanduser(file))
-            try:
-                if path.is_dir() and name is None:
-                    raise HeadspanError(f"{file} is a directory: a file of vectors is needed, or --sae for a directory")
-                if path.is_file():
-                    found.append((path, name, layer))
-            except (OSError, ValueError) as error:
-                raise HeadspanError(f"{text[:200]} cannot be opened: {reason(error)}") from None
+            mode = mode_of(path) or 0
+            if stat.S_ISDIR(mode) and name is None:
+                raise HeadspanError(f"{file} is a directory: a file of vectors is needed, or --sae for a directory")
+            if stat.S_ISREG(mode):
+                found.append((path, name, layer))
     if not found:
         front, _, layer = text.rpartition("@")
         if front and any(c.is_file() for c in (Path(os.path.expanduser(front)), Path(front.rpartition(":")[0]))):

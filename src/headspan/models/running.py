@@ -14,6 +14,7 @@ from headspan.heads import Head
 from headspan.models.quick_gguf import quick_gguf
 from headspan.sources.huggingface import CheckpointSource
 from headspan.sources.untrusted import reason
+from headspan.system.inputs import is_directory, mode_of
 
 if TYPE_CHECKING:
     import torch
@@ -278,13 +279,13 @@ def _brings_code(reference: str) -> HeadspanError:
 def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
     """How transformers wants to hear of a reference."""
     path = Path(ref).expanduser()
-    if path.is_dir():
+    if is_directory(path):
         if (path / "adapter_config.json").exists():  # transformers would go and load another model under it
             raise HeadspanError(f"{path} holds an adapter (adapter_config.json): merge it into its model to run it")
         return {"pretrained_model_name_or_path": str(path)}
-    if path.suffix == ".gguf" and path.exists():
+    if path.suffix == ".gguf" and mode_of(path) is not None:
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    if path.exists():
+    if mode_of(path) is not None:
         raise HeadspanError(f"{path} is one file of weights, without a config: to run the model, give its directory")
     if str(ref) == "demo":
         if not source.files():

@@ -38,6 +38,7 @@ from headspan.models.weights import AttentionWeights, Norm
 from headspan.sources.huggingface import LocalFiles
 from headspan.sources.safetensors_file import SafetensorsFile
 from headspan.sources.untrusted import CONFIG_LIMIT, read_json
+from headspan.system.inputs import is_directory
 
 CONFIG = "cfg.json"
 WEIGHTS = ("sae_weights.safetensors", "sae.safetensors")
@@ -106,10 +107,10 @@ def directory_and_features(text: str) -> tuple[Path, str | None]:
     if not text.strip() or "\0" in text:
         raise HeadspanError(f"{text!r} is no directory of a sparse autoencoder: write DIR or DIR:0,5,10-20")
     directory, chosen = Path(os.path.expanduser(text)), None
-    if not _is_directory(directory) and ":" in text:
+    if not is_directory(directory) and ":" in text:
         front, _, chosen = text.rpartition(":")
         directory = Path(os.path.expanduser(front))
-    if not _is_directory(directory):
+    if not is_directory(directory):
         raise HeadspanError(f"{text[:200]}: no such directory; give the one that SAELens wrote, with its {CONFIG}")
     return directory, chosen
 
@@ -117,13 +118,6 @@ def directory_and_features(text: str) -> tuple[Path, str | None]:
 def sae_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
     """The features of ``DIR`` or ``DIR:0,5,10-20``."""
     return [Features(weights, *directory_and_features(text))]
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that no file system holds
-        return False
 
 
 class Features(NodeSet):

@@ -53,6 +53,12 @@ def mode_of(path: PathLike) -> int | None:
         raise unreadable(path, error) from None
 
 
+def is_directory(path: PathLike) -> bool:
+    """Whether a directory stands at a path; a path that cannot be looked at is refused."""
+    mode = mode_of(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
 def input_file(path: PathLike, missing: str) -> Path:
     """The path of an ordinary file that can be read, remembered as an input; ``missing`` says that there is none."""
     mode = mode_of(path)
