@@ -15,7 +15,7 @@ from headspan.errors import HeadspanError
 from headspan.heads import PairSet, Role, is_head_name
 
 MODEL = "_model"  # among head scores: the model they are of
-LARGEST_MODEL = 2**24  # dimensions of a stream: a thousand times what models have, and its powers are still exact
+LARGEST_MODEL = 2**20  # dimensions of a stream: twenty times what the widest models have
 _HEAD_SCORE_SLACK = 0.01  # attention in half precision does not sum to 1 more exactly
 _SHOWN = 60  # letters of a wrong value in a sentence
 

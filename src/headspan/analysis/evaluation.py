@@ -214,6 +214,13 @@ def near_tie_range(
     return areas_under_curves(values - moved, pairs.positive), areas_under_curves(values + moved, pairs.positive)
 
 
+def common_pairs(scores: Scores, pairing: str | Pairing, first: str, second: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two similarities of the forward pairs that both have a score of."""
+    x, y = (scores[metric, pairing].forward().values for metric in (first, second))
+    present = ~np.isnan(x) & ~np.isnan(y)
+    return x[present], y[present]
+
+
 def metric_agreement(
     scores: Scores, pairing: str | Pairing, first: str = "pk", second: str = "cs", quantile: float = 0.97
 ) -> tuple[float, float]:
@@ -224,9 +231,9 @@ def metric_agreement(
     """
     from scipy.stats import spearmanr
 
-    x, y = scores[first, pairing].forward().pairs()[2], scores[second, pairing].forward().pairs()[2]
-    if len(x) != len(y) or len(x) < 2:
-        raise HeadspanError(f"cannot correlate {len(x)} {first} with {len(y)} {second} scores of {pairing}")
+    x, y = common_pairs(scores, pairing, first, second)
+    if len(x) < 2:
+        raise HeadspanError(f"cannot correlate {first} with {second} over {len(x)} pairs of {pairing}")
     high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about inputs that never vary, for which the answer is NaN

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.analysis.evaluation import metric_agreement
+from headspan.analysis.evaluation import common_pairs, metric_agreement
 from headspan.errors import HeadspanError
 from headspan.figures import style
 from headspan.figures.canvas import legend_below, new_figure
@@ -42,14 +42,14 @@ def scatter_figure(
     """One panel per pairing; axes end at the 99.99th percentile, as a single outlier would squeeze the rest."""
     from matplotlib.lines import Line2D
 
-    if not all(scores[first, pairing].forward().pairs()[2].size for pairing in pairings):
+    if not all(common_pairs(scores, pairing, first, second)[0].size for pairing in pairings):
         raise HeadspanError("it shows pairs of heads in different layers, and this model has none")
     figure = new_figure(3.3 * len(pairings) + 0.35, 3.9)
     figure.subplots_adjust(left=0.62 / figure.get_figwidth(), right=0.985, top=0.84, bottom=0.235, wspace=0.26)
     name_x, name_y = style.metric_short(first), style.metric_short(second)
     panels = figure.subplots(1, len(pairings), squeeze=False)[0]
     for axes, pairing in zip(panels, pairings, strict=True):
-        x, y = scores[first, pairing].forward().pairs()[2], scores[second, pairing].forward().pairs()[2]
+        x, y = common_pairs(scores, pairing, first, second)
         for group, mask in groups(x, y, share).items():
             quiet = group == "neither"
             axes.scatter(

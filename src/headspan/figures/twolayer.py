@@ -13,6 +13,7 @@ from headspan.figures.canvas import new_figure
 from headspan.heads import ROLES, Head, Pairing
 from headspan.models.arrays import ArrayWeights
 from headspan.scores import Scores
+from headspan.system.memory import check_room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, 
     known = scores.role_ranks
     widths = {role: max(int(max(known.get(r, [1]))) for r in (role, role.partner)) for role in ROLES}
     d = usual_dimension(scores, pairing)
+    check_room("drawing random weights", 64 * pairs * d * sum(widths.values()))
     arrays = {role.value: random.standard_normal((2, pairs, d, widths[role])) for role in ROLES}
     level = score(ArrayWeights(arrays), metric, [pairing], "forward")
     return float(level[metric, pairing].pairs()[2].mean())
@@ -43,7 +45,8 @@ def strengths(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray:
     layers = sorted({head.layer for head in matrix.sources})
     rows = [i for i, head in enumerate(matrix.sources) if head.layer == layers[0]]
     columns = [j for j, head in enumerate(matrix.targets) if head.layer == layers[1]]
-    above = np.clip(matrix.values[np.ix_(rows, columns)] - random_level(scores, metric, pairing), 0, None)
+    above = matrix.values[np.ix_(rows, columns)] - random_level(scores, metric, pairing)
+    above = np.clip(np.nan_to_num(above), 0, None)  # a pair without a score has no line
     return above / above.max() if above.max() > 0 else above
 
 
