@@ -53,7 +53,7 @@ COMMANDS: dict[str, str] = {
     "figures of wiring": "figures FILE --only wiring,grid -k 2 --out made --dpi 20",
     "figures of chance": "figures FILE --only kl,random,use --out made --dpi 20",
     "figures of heads": "figures FILE --only identity,head-scores --out made --dpi 20",
-    "figures with weights": "figures FILE --weights gpt2 --only norms,mse,folded-wiring,unembedding --out made --dpi 20",
+    "figures with weights": "figures FILE --weights gpt2 --only norms,mse,folded-wiring --out made --dpi 20",
     "report": "report FILE --out new.html",
     "report with weights": "report FILE --weights gpt2 --tokens 0 --out new.html",
     "paths": "paths FILE --weights gpt2 --depth 2 -k 2", "pair": "pair FILE L0H1.O L1H1.K",
