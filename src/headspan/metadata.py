@@ -161,7 +161,15 @@ HEAD_SCORES = mapping_of(
 ANNOTATIONS: dict[str, Field] = {
     "behaviour": HEAD_SCORES,
     "behaviour_protocol": MAPPING,
-    "effects": fields({"model": fields(IDENTITY), "interrupted": Field("true or false", lambda v: type(v) is bool)}),
+    "effects": fields(
+        {
+            "model": fields(IDENTITY),
+            "interrupted": Field("true or false", lambda value: type(value) is bool),
+            "floors": mapping_of(number(0)),
+            "least_ratio": number(0),
+            "tokens": mapping_of(list_of(number(0))),
+        }
+    ),
     "drift": mapping_of(optional(number())),
 }
 _NAMES = list_of(text(400))
