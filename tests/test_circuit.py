@@ -107,13 +107,13 @@ def test_a_huge_file_is_not_read(tmp_path: Path, scores: hs.Scores) -> None:
     path = tmp_path / "c.json"
     with path.open("wb") as file:
         file.truncate(2**34)
-    with pytest.raises(hs.HeadspanError, match="larger than any circuit"):
+    with pytest.raises(hs.HeadspanError, match="more than any circuit"):
         hs.wiring(scores, circuit=path)
 
 
 def test_what_is_no_file(tmp_path: Path, scores: hs.Scores) -> None:
     for path in (tmp_path, tmp_path / "nowhere.json"):
-        with pytest.raises(hs.HeadspanError, match="cannot be read as a circuit"):
+        with pytest.raises(hs.HeadspanError, match="not an ordinary file|there is no file"):
             hs.wiring(scores, circuit=path)
 
 
