@@ -113,7 +113,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path, scores: hs.Scores) -> None:
 
 def test_what_is_no_file(tmp_path: Path, scores: hs.Scores) -> None:
     for path in (tmp_path, tmp_path / "nowhere.json"):
-        with pytest.raises(hs.HeadspanError, match="not an ordinary file|there is no file"):
+        with pytest.raises(hs.HeadspanError, match=r"not an ordinary file|there is no file"):
             hs.wiring(scores, circuit=path)
 
 
