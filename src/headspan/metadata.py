@@ -145,6 +145,9 @@ PROVENANCE: dict[str, Field] = {
     "nodes_hash": optional(text(200)),
     "products": text(200),
     "rank_deficient": TEXTS,
+    "centred": optional(TEXTS),
+    "not_centred": optional(TEXTS),
+    "folded_norms": TEXTS,
     "notes": TEXTS,
     "same_layer_chance": optional(mapping_of(mapping_of(_CHANCE, _is_layer), _is_pairing)),
     "screen": Field(
@@ -197,4 +200,6 @@ SERIES_PROVENANCE: dict[str, Field] = {
     "d_model": whole(1, LARGEST_MODEL),
     "dimensions": mapping_of(whole(0, LARGEST_MODEL), _is_role),
     "served_by": optional(mapping_of(text(40))),
+    "centred": optional(TEXTS),
+    "not_centred": optional(TEXTS),
 }
