@@ -1,9 +1,14 @@
-"""The exceptions and warnings that users are meant to read, and how text of strangers is shown to them."""
+"""The exceptions and warnings that users are meant to read, and how untrusted text is shown to them."""
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
+
+QUOTED = 200  # letters of a name, path or value that a message shows
+_LONGEST = 900  # letters of a whole message
+_LONG = re.compile(rf"\S{{{QUOTED + 1},}}|'[^']{{{QUOTED + 1},}}'|\"[^\"]{{{QUOTED + 1},}}\"")
 
 
 class _Escapes(dict[int, str]):
@@ -30,6 +35,32 @@ def visible(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+def quoted(value: object, most: int = QUOTED) -> str:
+    """A value as a message shows it: the beginning and the end of what is long, so that a suffix is still seen.
+
+    >>> quoted("a" * 500 + ".npz", 20)
+    'aaaaaaaaaaaa…aaa.npz'
+    """
+    text = str(value)
+    if len(text) <= most:
+        return text
+    end = most * 3 // 8
+    return f"{text[: most - end - 1]}…{text[len(text) - end :]}"
+
+
+def message(text: str) -> str:
+    """A sentence for a reader: on one line, visible, and with no more than 200 letters of any one name or value.
+
+    What an untrusted file holds may be megabytes long. Whoever writes a message cuts what may hold blanks (`quoted`);
+    words and quotations are cut here, as is a message that is still too long.
+
+    >>> len(message("no tensor named " + "x" * 5000))
+    216
+    """
+    shown = _LONG.sub(lambda match: quoted(match[0]), visible(text[: 100 * _LONGEST]))
+    return quoted(shown, _LONGEST)
+
+
 class HeadspanError(Exception):
     """Bad input or an impossible request, told in one plain sentence.
 
@@ -41,7 +72,7 @@ class HeadspanError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(visible(sentence))
+        super().__init__(message(sentence))
 
 
 class HeadspanWarning(UserWarning):
@@ -56,7 +87,7 @@ def warn(sentence: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
         level, frame = level + 1, frame.f_back
-    warnings.warn(HeadspanWarning(visible(sentence)), stacklevel=level)
+    warnings.warn(HeadspanWarning(message(sentence)), stacklevel=level)
 
 
 class WrongArgument(HeadspanError, TypeError):

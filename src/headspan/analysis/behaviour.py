@@ -17,7 +17,6 @@ occurrence counts only when it lies before the current position).
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -40,7 +39,7 @@ from headspan.system.inputs import read_text, reason
 from headspan.system.outputs import MADE_BY, writing
 from headspan.system.progress import progress_bar
 from headspan.system.renamed import renamed
-from headspan.system.tabular import Tabular
+from headspan.system.tabular import Tabular, csv_text
 
 if TYPE_CHECKING:
     import torch
@@ -168,10 +167,10 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
 
 def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = False) -> None:
     """A label file (columns head,label) that `Labels.load` and the option --labels read."""
-    rows = [(str(head), label) for label in labels.names for head in labels.heads(label)]
+    rows = [{"head": str(head), "label": label} for label in labels.names for head in labels.heads(label)]
     with writing(path, "csv", force=force) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         file.write(f"# {MADE_BY}\n")  # a label file written by hand has no such line, and is not replaced
-        csv.writer(file, lineterminator="\n").writerows([("head", "label"), *rows])
+        file.write(csv_text(rows, ("head", "label")))
 
 
 @checked

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,8 @@ MOST_NODE_PAIRS = 2 * 10**9  # pairs of nodes beyond which nodes are compared wi
 MOST_NULL_PARTNERS = 4096  # partners that are nodes, for an empirical null
 _NULL_NUMBERS = 2**28
 _BY_COLUMNS = 8  # dimensions up to which bases are made column by column
+_AT_ONCE = 4096  # columns of one set that are read for one stack
+_TOGETHER = 1024  # columns up to which small sets share a stack
 _NOTHING = -1.0  # the share of what is not compared
 _SMALL = 1e-5  # what is left of a column, against the column, that counts as rounding
 
@@ -69,7 +72,7 @@ class Stack:
     positions: np.ndarray
     first: int
     centred: np.ndarray  # which of them lie in d − 1 dimensions
-    owner: int | None = None  # the set of nodes that these are
+    owners: np.ndarray | None = None  # the set that each of them is of, where they are nodes
 
     def shares(self, rows: np.ndarray, ranks: np.ndarray, part: slice) -> np.ndarray:
         """What part of each node, (n·r, d) rows, each port of a part can see or make: (n, ports)."""
@@ -79,6 +82,33 @@ class Stack:
         squares = np.einsum("xhm,xhm->xh", products, products)
         total = squares.reshape(n, -1, squares.shape[1]).sum(axis=1) if len(rows) > n else squares
         return np.minimum(total / np.maximum(ranks, 1)[:, None].astype(np.float32), 1)
+
+
+class _Block(NamedTuple):
+    """Some nodes of a set: (n, d, r) vectors at one position."""
+
+    ports: Sequence[Port]
+    vectors: np.ndarray
+    position: int
+    centred: bool
+    owner: int
+
+
+def _go_together(group: Sequence[_Block], block: _Block) -> bool:
+    """Whether a block may join others in one stack: a file of a thousand arrays is a thousand sets of one node."""
+    columns = sum(len(one.ports) for one in (*group, block)) * block.vectors.shape[2]
+    same_width = group[0].vectors.shape[2] == block.vectors.shape[2]
+    return same_width and group[0].position == block.position and columns <= _TOGETHER
+
+
+def _node_stack(role: Role, blocks: Sequence[_Block], first: int) -> Stack:
+    bases, ranks = unit_bases(np.concatenate([block.vectors for block in blocks]))
+    n, d, r = bases.shape
+    side_by_side = np.ascontiguousarray(bases.transpose(1, 0, 2)).reshape(d, n * r)
+    sizes = [len(block.ports) for block in blocks]
+    owners, centred = (np.repeat([getattr(b, name) for b in blocks], sizes) for name in ("owner", "centred"))
+    ports = [port for block in blocks for port in block.ports]
+    return Stack(ports, role, side_by_side, r, ranks, np.full(n, blocks[0].position), first, centred, owners)
 
 
 @dataclass
@@ -91,7 +121,7 @@ class Side:
     ports: list[tuple[Sequence[Port], Role]] = field(default_factory=list)
     ranks: list[np.ndarray] = field(default_factory=list)
     centred: list[np.ndarray] = field(default_factory=list)
-    best: dict[tuple[int, int], Best] = field(default_factory=dict)  # (set, first node of the block)
+    best: dict[int, dict[int, Best]] = field(default_factory=dict)  # set -> first node of a block -> its best ports
     heads: dict[int, Best] = field(default_factory=dict)  # best nodes, by the first port of a stack of heads
     node_ranks: dict[int, np.ndarray] = field(default_factory=dict)
     nulls: dict[int, np.ndarray] = field(default_factory=dict)  # (ports, others), sorted; NaN where not compared
@@ -99,7 +129,7 @@ class Side:
 
     def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray]:
         """Best ports and shares of some nodes of a set, (n, up to k); −1 where there are fewer."""
-        blocks = [(start, best) for (owner, start), best in self.best.items() if owner == i]
+        blocks = self.best.get(i, {}).items()
         found = [(start, best) for start, best in blocks if start < part.stop and start + len(best.ids) > part.start]
         wide = max((best.ids.shape[1] for _, best in found), default=0)
         ids = np.full((len(part), wide), -1, dtype=np.int64)
@@ -163,14 +193,17 @@ class Search:
 
     def _nodes_are_compared(self) -> bool:
         """Whether nodes are compared with one another; not where that would be far more than heads."""
-        pairs = sum(
-            len(a) * a.width(Role.W) * len(b) * b.width(Role.R)
-            for a in self.sets
-            for b in self.sets
-            if a is not b
-            and Role.W in a.places
-            and Role.R in b.places
-            and a.places[Role.W].position < b.places[Role.R].position
+        readers, writers = (
+            sorted((s.places[role].position, len(s) * s.width(role)) for s in self.sets if role in s.places)
+            for role in (Role.R, Role.W)
+        )
+        before = np.cumsum([0, *(columns for _, columns in writers)])
+        places = np.searchsorted([position for position, _ in writers], [position for position, _ in readers])
+        pairs = sum(int(before[place]) * columns for place, (_, columns) in zip(places, readers, strict=True))
+        pairs -= sum(  # not with those of the own set
+            len(s) ** 2 * s.width(Role.R) * s.width(Role.W)
+            for s in self.sets
+            if {Role.R, Role.W} <= s.places.keys() and s.places[Role.W].position < s.places[Role.R].position
         )
         if pairs > MOST_NODE_PAIRS:
             self.notes.append(
@@ -215,19 +248,26 @@ class Search:
                 yield stack
         if not self._with_nodes:
             return
-        for i, found in enumerate(self.sets):
-            if side.other not in found.places:
-                continue
-            size = max(1, 4096 // found.width(side.other))
-            for part, block in found.blocks(side.other, size):
-                bases, ranks = unit_bases(block)
-                n, d, r = bases.shape
-                side_by_side = np.ascontiguousarray(bases.transpose(1, 0, 2)).reshape(d, n * r)
-                positions = np.full(n, found.places[side.other].position)
-                ports = found.nodes(side.other)[part.start : part.stop]
-                centred = np.full(n, side.other in found.centred_roles)
-                yield Stack(ports, side.other, side_by_side, r, ranks, positions, first, centred, i)
-                first += n
+        for blocks in self._node_blocks(side.other):
+            stack = _node_stack(side.other, blocks, first)
+            first += len(stack.ports)
+            yield stack
+
+    def _node_blocks(self, role: Role) -> Iterator[list[_Block]]:
+        """Nodes that can be one stack: of sets that stand at one place and are as wide."""
+        group: list[_Block] = []
+        having = [i for i, found in enumerate(self.sets) if role in found.places]
+        for i in sorted(having, key=lambda i: (self.sets[i].places[role].position, self.sets[i].width(role))):
+            found = self.sets[i]
+            for part, vectors in found.blocks(role, max(1, _AT_ONCE // found.width(role))):
+                ports, centred = found.nodes(role)[part.start : part.stop], role in found.centred_roles
+                block = _Block(ports, vectors, found.places[role].position, centred, i)
+                if group and not _go_together(group, block):
+                    yield group
+                    group = []
+                group.append(block)
+        if group:
+            yield group
 
     def _layer_runs(self, role: Role) -> Iterator[tuple[int, ...]]:
         layers = self.weights.layers_with(role)
@@ -275,18 +315,21 @@ class Search:
     def _compare(self, side: Side, stacks: Sequence[Stack], i: int) -> None:
         found = self.sets[i]
         position = found.places[side.role].position
-        parts = [side.compared(stack, position) if stack.owner != i else slice(0, 0) for stack in stacks]
+        parts = [side.compared(stack, position) for stack in stacks]
         self._null(side, stacks, parts, i)
         for where, block in found.blocks(side.role, self._block_size(found, side.role)):
             bases, ranks = unit_bases(block)
             side.node_ranks.setdefault(i, np.zeros(len(found), np.int32))[where] = ranks
-            best, rows = side.best.setdefault((i, where.start), Best(len(ranks), self.k)), as_rows(bases)
+            best = side.best.setdefault(i, {}).setdefault(where.start, Best(len(ranks), self.k))
+            rows = as_rows(bases)
             for stack, part in zip(stacks, parts, strict=True):
                 if part.stop > part.start:
                     shares = stack.shares(rows, ranks, part)
                     shares[ranks == 0] = _NOTHING
+                    if stack.owners is not None:
+                        shares[:, stack.owners[part] == i] = _NOTHING
                     best.update(stack.first + part.start, shares.T)
-                    if stack.owner is None:
+                    if stack.owners is None:
                         self._keep_for_heads(side, stack, part, int(self.offsets[i]) + where.start, shares)
                 self._count(len(ranks) * len(stack.ports))
 
@@ -310,7 +353,7 @@ class Search:
         pairs = [
             (stack, part, np.full((len(stack.ports), len(others)), np.nan, np.float32))
             for stack, part in zip(stacks, parts, strict=True)
-            if stack.owner is None or stack.first + len(stack.ports) <= MOST_NULL_PARTNERS
+            if stack.owners is None or stack.first + len(stack.ports) <= MOST_NULL_PARTNERS
         ]
         compared = [pair for pair in pairs if pair[1].stop > pair[1].start]
         for start in range(0, len(others) if compared else 0, size):

@@ -7,8 +7,6 @@ pair next to the edge of a bin, sums of PK, and head scores, which depend on ran
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections import Counter
@@ -35,7 +33,7 @@ from headspan.scoring.run import score
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import progress_bar
-from headspan.system.tabular import data_frame, html_table
+from headspan.system.tabular import csv_text, data_frame, html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -142,7 +140,7 @@ class Reproduction:
         """``reproduction.csv``, ``reproduction.md`` and ``ours.json`` in a folder."""
         check_folder(folder, FILES, force=force)
         contents = {
-            "reproduction.csv": _csv(self.rows),
+            "reproduction.csv": csv_text((row._asdict() for row in self.rows), Row._fields),
             "reproduction.md": "\n".join(_markdown(self)) + "\n",
             "ours.json": json.dumps({"generator": GENERATOR, **self.ours}, indent=1) + "\n",
         }
@@ -366,14 +364,6 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[
 def _text(head: str, value: float, digits: int) -> str:
     number = str(value) if isinstance(value, int) else f"{value:.{digits}f}"
     return f"{head} {number}".strip()
-
-
-def _csv(rows: Iterable[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _markdown(result: Reproduction) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections import Counter
@@ -25,7 +23,7 @@ from headspan.scores import Edge, Edges, Scores, edge_row
 from headspan.scoring.metrics import metric_of
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, writing
-from headspan.system.tabular import Tabular
+from headspan.system.tabular import Tabular, csv_text
 
 if TYPE_CHECKING:
     import networkx
@@ -185,11 +183,7 @@ class Wiring(Tabular):
     @checked
     def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """The rows as a CSV file."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, EDGE_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows())
-        _write(path, "csv", text.getvalue(), force)
+        _write(path, "csv", csv_text(self.rows(), EDGE_COLUMNS), force)
 
     @checked
     def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:

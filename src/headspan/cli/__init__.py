@@ -16,7 +16,7 @@ import typer
 
 from headspan import __version__
 from headspan.cli.common import Command, note
-from headspan.errors import HeadspanError, HeadspanWarning, visible
+from headspan.errors import HeadspanError, HeadspanWarning, message
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -153,7 +153,7 @@ def _code_of(arguments: list[str]) -> int:
 def _fail(sentence: str, code: int = 2) -> int:
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"headspan: {visible(sentence)}", file=sys.stderr)
+            print(f"headspan: {message(sentence)}", file=sys.stderr)
     return code
 
 

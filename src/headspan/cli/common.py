@@ -43,7 +43,7 @@ import typer
 from typer.core import TyperCommand
 
 from headspan.cli.tables import Row, print_csv, print_json, print_lines, print_table
-from headspan.errors import HeadspanError, visible
+from headspan.errors import HeadspanError, message
 from headspan.system.progress import progress_bar as progress
 
 if TYPE_CHECKING:
@@ -244,4 +244,4 @@ def check_store(path: Path) -> None:
 def note(text: str) -> None:
     """A remark for the person at the terminal, on stderr so that it never mixes with the output."""
     if sys.stderr is not None:
-        print(visible(text), file=sys.stderr)
+        print(message(text), file=sys.stderr)

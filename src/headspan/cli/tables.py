@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
@@ -12,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headspan.errors import visible
+from headspan.system.tabular import csv_text
 
 Row = Mapping[str, Any]
 
@@ -24,18 +23,17 @@ _FOLDED = 12  # longer text is folded to no less than this
 def print_json(value: Any) -> None:
     """JSON on stdout, NaN as null so that every reader accepts it."""
     text = json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False)
-    print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+    print("\n".join(line if line.isprintable() else _json_visible(line) for line in text.split("\n")))
+
+
+def _json_visible(line: str) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def print_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> None:
     """CSV with full precision on stdout; ``columns`` head an empty list."""
     names = list(rows[0]) if rows else list(columns)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    if names:
-        writer.writeheader()
-    writer.writerows({name: _csv_cell(row[name]) for name in names} for row in rows)
-    print(text.getvalue(), end="")
+    print(csv_text(({name: plain(row[name]) for name in names} for row in rows), names), end="")
 
 
 def print_lines(lines: Iterable[str], indent: int = 0) -> None:
@@ -60,33 +58,75 @@ def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[
     if not rows:
         print("nothing to show")
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     formats = formats or {}
     columns = list(rows[0])
     cells = {name: [_cell(row[name], formats.get(name, "")) for row in rows] for name in columns}
-    widths = {name: max(_width(cell) for cell in cells[name]) for name in columns}
+    widths = {name: max(map(_width, cells[name])) for name in columns}
     heads = {name: visible(name).replace("_", " ") for name in columns}
     room = _columns() - _GAP * (len(columns) - 1)
     if sum(max(widths[n], _width(heads[n])) for n in columns) > room:
         heads = {name: head.replace(" ", "\n") for name, head in heads.items()}
     needed = {name: max(widths[name], _width(heads[name])) for name in columns}
-    least = {name: needed[name] if widths[name] <= _WORD else max(_FOLDED, _width(heads[name])) for name in columns}
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        numeric = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
-        side = "right" if numeric else "left"
-        table.add_column(Text(heads[name]), justify=side, overflow="fold", min_width=least[name])
+    right = {n for n in columns if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
+    least = {
+        name: needed[name] if widths[name] <= _WORD or name in right else max(_FOLDED, _width(heads[name]))
+        for name in columns
+    }
+    given = _shrunk(needed, least, room)
+    tallest = max(head.count("\n") for head in heads.values())
+    heads = {name: "\n" * (tallest - head.count("\n")) + head for name, head in heads.items()}
+    print("\n".join(_table_row(heads, given, right)))
+    print("─" * (sum(given.values()) + _GAP * (len(columns) - 1)))
     for i in range(len(rows)):
-        table.add_row(*(Text(cells[name][i]) for name in columns))
-    width = max(_columns(), sum(least.values()) + _GAP * len(columns))
-    console = Console(width=width, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+        print("\n".join(_table_row({name: cells[name][i] for name in columns}, given, right)))
+
+
+def _shrunk(needed: Mapping[str, int], least: Mapping[str, int], room: int) -> dict[str, int]:
+    """Widths of columns that fit the room, as far as folding allows: the widest ones are folded first."""
+    widths = dict(needed)
+    while sum(widths.values()) > room:
+        foldable = [name for name in widths if widths[name] > least[name]]
+        if not foldable:
+            break
+        widths[max(foldable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _table_row(cells: Mapping[str, str], widths: Mapping[str, int], right: set[str]) -> list[str]:
+    """The lines of one row; cells of several lines begin at the top."""
+    folded = [_folded(cells[name], width) for name, width in widths.items()]
+    height = max(map(len, folded))
+    lines = [
+        (" " * _GAP).join(
+            " " * (width - _width(text)) + text if name in right else text + " " * (width - _width(text))
+            for (name, width), cell in zip(widths.items(), folded, strict=True)
+            for text in [cell[i] if i < len(cell) else ""]
+        )
+        for i in range(height)
+    ]
+    return [line.rstrip() for line in lines]
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """The lines of a cell: broken between words, and inside a word only where it is longer than the column."""
+    lines: list[str] = []
+    for line in cell.split("\n"):
+        if _width(line) <= width:
+            lines.append(line)
+            continue
+        current = ""
+        for word in line.split(" "):
+            if current and _width(f"{current} {word}") > width:
+                lines.append(current)
+                current = word
+            else:
+                current = f"{current} {word}" if current else word
+            while _width(current) > width:
+                cut = max(1, next(i for i in range(len(current), -1, -1) if _width(current[:i]) <= width))
+                lines.append(current[:cut])
+                current = current[cut:]
+        lines.append(current)
+    return lines
 
 
 def _columns() -> int:
@@ -104,6 +144,8 @@ def _width(text: str) -> int:
     """Cells that the longest line of a text takes: letters of some scripts are two cells wide."""
     from rich.cells import cell_len
 
+    if text.isascii() and "\n" not in text:
+        return len(text)
     return max(map(cell_len, text.split("\n")))
 
 
@@ -113,11 +155,6 @@ def _cell(value: Any, spec: str) -> str:
     value = ("no", "yes")[value] if isinstance(value, bool) else value
     text = format(value, spec) if spec else str(value)
     return "\n".join(map(visible, text.split("\n")))
-
-
-def _csv_cell(value: Any) -> Any:
-    value = plain(value)
-    return visible(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from headspan.system.inputs import mode_of
 
 _SUFFIXES = (*ARRAY_SUFFIXES, ".safetensors", *TORCH_SUFFIXES)
 _LAYER = re.compile(r"(.+)@L?([0-9]{1,6})", re.DOTALL)
+_WAYS = 4  # shapes that a note names
 _ONE_RUN = 4  # gaps up to this many members are read over rather than sought
 
 
@@ -101,9 +103,21 @@ def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
     if wrong is not None:  # a probe may lie beside its bias
         others = ", ".join(os.path.basename(found.label)[:80] for found in sets[:3])
         raise HeadspanError(f"{wrong}{f'; name what is meant, {others}' if others else ''}")
+    if len(sets) > 1:
+        _say_once(path, sets)
     if layer is None:
         sets[0].notes.append(no_layer(str(path)))
     return sets
+
+
+def _say_once(path: Path, sets: list[NodeSet]) -> None:
+    """One note on how the arrays of a file were read, instead of one for each."""
+    ways = Counter(note.removeprefix(found.label) for found in sets for note in found.notes)
+    shown = [f"{count:,}{way.replace(' was read as', ' read as', 1)}" for way, count in ways.most_common(_WAYS)]
+    more = f"; {len(ways) - _WAYS:,} more shapes" if len(ways) > _WAYS else ""
+    for found in sets:
+        found.notes.clear()
+    sets[0].notes.append(f"{path} holds {len(sets):,} arrays: {'; '.join(shown)}{more}")
 
 
 class FileNodes(NodeSet):

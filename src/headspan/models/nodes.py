@@ -217,8 +217,6 @@ class GivenNodes(NodeSet):
         self.places = {
             role: places[role] for role, has in zip(NODE_ROLES, (given.reads, given.writes), strict=True) if has
         }
-        if given.layer is None:
-            self.notes.append(no_layer(given.name))
 
     def name(self, number: int) -> str:
         return self._name
@@ -230,9 +228,18 @@ class GivenNodes(NodeSet):
         return self.centre(role, np.repeat(self._basis[None], len(ids), axis=0))
 
 
-def no_layer(what: str) -> str:
-    """The note on a direction that was given without a layer."""
-    return f"{what} was given without a layer: it reads at the end of the stream and writes at its start"
+def no_layer(first: str, *others: str) -> str:
+    """The note on what was given without a layer.
+
+    >>> no_layer("probe", "b", "c")
+    'probe and 2 other nodes were given without a layer: they read at the end of the stream and write at its start'
+    """
+    if not others:
+        return f"{first} was given without a layer: it reads at the end of the stream and writes at its start"
+    more = "1 other node" if len(others) == 1 else f"{len(others):,} other nodes"
+    return (
+        f"{first} and {more} were given without a layer: they read at the end of the stream and write at its start"
+    )
 
 
 def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:
@@ -283,7 +290,11 @@ def node_sets(
     from headspan.models.saes import sae_sets
     from headspan.models.token_nodes import token_sets
 
-    sets: list[NodeSet] = [found for item in listed(add) for found in _added(weights, item)]
+    added = listed(add)
+    sets: list[NodeSet] = [found for item in added for found in _added(weights, item)]
+    floating = [item.name for item in added if isinstance(item, GivenNode) and item.layer is None]
+    if floating:
+        sets[0].notes.append(no_layer(*floating))
     sets += [found for item in listed(sae) for found in sae_sets(weights, _path(item))]
     sets += [found for item in listed(adapter) for found in adapter_sets(weights, _path(item))]
     sets += neuron_sets(weights, neurons) if neurons is not None else []

@@ -22,6 +22,7 @@ from headspan.sources.untrusted import open_regular, reason
 from headspan.system.memory import total_memory
 
 ARRAY_SUFFIXES = (".npy", ".npz")
+_SMALL = 2**24  # bytes of an array that any machine has room for
 ALONE = ""  # the name of the only array of a .npy file
 
 
@@ -35,6 +36,7 @@ class ArraysFile:
             raise HeadspanError(f"{path} is empty: give a file that holds vectors")
         self._arrays: dict[str, np.ndarray] = {}
         self._kept: tuple[str, np.ndarray] | None = None
+        self._archive: zipfile.ZipFile | None = None
         self._members: dict[str, tuple[str, tuple[int, ...], np.dtype]] = {}
         if path.suffix.lower() == ".npz":
             self._members = _members(path)
@@ -84,13 +86,16 @@ class ArraysFile:
             return self._arrays[name]
         if self._kept is None or self._kept[0] != name:
             self._kept = None
-            if self.nbytes(name) > (total_memory() or 64 << 30) // 2:
+            size = self.nbytes(name)
+            if size > _SMALL and size > (total_memory() or 64 << 30) // 2:
                 raise HeadspanError(
-                    f"{name} of {self.path} has {self.nbytes(name) / 2**30:.0f} GiB, and a member of an .npz is read "
+                    f"{name} of {self.path} has {size / 2**30:.0f} GiB, and a member of an .npz is read "
                     "whole: save it as .npy or .safetensors, which are read piece by piece"
                 )
             try:
-                with zipfile.ZipFile(self.path) as archive, archive.open(self._members[name][0]) as file:
+                if self._archive is None:  # kept open: its directory is read again whenever it is opened
+                    self._archive = zipfile.ZipFile(self.path)
+                with self._archive.open(self._members[name][0]) as file:
                     self._kept = (name, np.lib.format.read_array(file, allow_pickle=False))
             except Exception as error:  # whatever a damaged archive makes zipfile, zlib and numpy raise
                 raise HeadspanError(f"{name} of {self.path} cannot be read: {reason(error)}") from None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 _SHOWN = 6  # rows of a repr, which with its headline and the table's head fits ten lines
 _SHOWN_HTML = 20
 _WIDEST = 28  # letters of a cell in a repr
+_FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")  # what makes a spreadsheet compute a cell
+_NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?%?")
 
 
 class Tabular:
@@ -59,6 +65,28 @@ def same_content(mine: Any, theirs: Any) -> bool:
     True
     """
     return json.dumps(mine, default=str) == json.dumps(theirs, default=str)
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Records as CSV under a line of column names; a missing value is an empty cell.
+
+    >>> csv_text([{"node": "=1+1", "z": -0.5}], ["node", "z"])
+    "node,z\\n'=1+1,-0.5\\n"
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if columns:
+        writer.writerow(columns)
+    writer.writerows([_csv_cell(row[name]) for name in columns] for row in rows)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Text on one line, with a ' before what a spreadsheet would compute: names come from untrusted files."""
+    if not isinstance(value, str):
+        return value
+    formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return visible(f"'{value}" if formula else value)
 
 
 def data_frame(content: Any, **options: Any) -> pandas.DataFrame:
