@@ -571,3 +571,37 @@ def test_no_nodes_and_wrong_arguments() -> None:
     for wrong in ({}, {"add": []}, {"neurons": "L0:1"}, {"tokens": "a"}, {"embedding": True}, {"k": 0, "add": "x"}):
         with pytest.raises(HeadspanError):
             hs.nodes(arrays(), **wrong)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_file_of_many_arrays(tmp_path: Path, suffix: str) -> None:
+    """One note, time that does not grow with the square of the arrays, and every share that of the plain formula."""
+    import time
+
+    model, rng = arrays(), np.random.default_rng(8)
+    vectors = {f"a{i}": rng.normal(size=(3, D) if i % 3 == 0 else D).astype(np.float32) for i in range(600)}
+    path = tmp_path / f"many{suffix}"
+    np.savez(path, **vectors) if suffix == ".npz" else save_file(vectors, path)
+    began = time.process_time()
+    report = hs.nodes(model, f"{path}@2", k=3)
+    assert time.process_time() - began < 10
+    assert sum("read as" in note for note in report.notes) == 1
+    both = {(row["node"], role): vectors[row["node"].partition("[")[0]] for row in report.rows() for role in "RW"}
+    single = {key: vector for key, vector in both.items() if vector.ndim == 1}
+    rows = [row for row in report.rows() if (row["node"], "R") in single]
+    assert len(rows) == 2400
+    for row in rows[::400]:  # the best of all heads and all other arrays, never the array itself
+        mine = vectors[row["node"]] / np.linalg.norm(vectors[row["node"]])
+        others = np.concatenate([vector.reshape(-1, D) for name, vector in vectors.items() if name != row["node"]])
+        cosines = np.square(others @ mine) / np.square(others).sum(axis=1)
+        roles = "O" if row["side"] == "written by" else "QKV"
+        layers = range(2) if roles == "O" else range(2, LAYERS)
+        heads = [share(model[role][i, h], mine) for role in roles for i in layers for h in range(HEADS)]
+        assert row["share"] == pytest.approx(np.sort([*cosines, *heads])[-row["rank"]], abs=2e-5)
+
+
+def test_many_nodes_made_in_python_have_one_note() -> None:
+    rng = np.random.default_rng(1)
+    given = [hs.Node(rng.normal(size=D), f"n{i}") for i in range(50)]
+    notes = hs.nodes(arrays(), given, k=1).notes
+    assert len(notes) == 2 and "n0 and 49 other nodes were given without a layer" in notes[0]

@@ -469,3 +469,27 @@ def test_scores_do_not_replace_a_comparison(tmp_path: Path) -> None:
     hs.score("demo", "pk", "OK", out=changed, force=True)
     for _ in range(2):
         hs.wiring("demo", k=2).to_csv(tmp_path / "w.csv")
+
+
+@pytest.mark.parametrize("command", ["figures r.safetensors --only wiring --out", "site", "reproduce model --out"])
+@pytest.mark.parametrize("name", ["model", "./model/", "link", "weights"])
+def test_no_folder_of_files_goes_into_a_model(
+    command: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("link").symlink_to("model")
+    Path("weights").mkdir()
+    Path("weights/llama.Q4.gguf").write_bytes(b"GGUF")
+    before = snapshot(place)
+    words = [*command.split(), name, *(["r.safetensors"] if command == "site" else [])]
+    for more in ([], ["--force"]):
+        assert _run([*words, *more]) == 2
+        assert "another folder" in capsys.readouterr().err or (command == "site" and not more)
+    assert snapshot(place) == before
+
+
+def test_a_result_does_not_join_weights_without_a_standard_name(place: Path) -> None:
+    shutil.copytree("model", "other")
+    Path("other/model.safetensors").rename("other/my-weights.safetensors")
+    assert _run(["score", "other", "--metric", "pk", "--out", "other/r.safetensors"]) == 2
+    assert _run(["score", "other", "--metric", "pk", "--out", "new.safetensors"]) == 0
+    hs.open("other")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
+from collections import deque
 
 QUOTED = 200  # letters of a name, path or value that a message shows
 _LONGEST = 900  # letters of a whole message
@@ -51,14 +53,42 @@ def quoted(value: object, most: int = QUOTED) -> str:
 def message(text: str) -> str:
     """A sentence for a reader: on one line, visible, and with no more than 200 letters of any one name or value.
 
-    What an untrusted file holds may be megabytes long. Whoever writes a message cuts what may hold blanks (`quoted`);
-    words and quotations are cut here, as is a message that is still too long.
+    Words, quotations and what was remembered as given (`remember_text`) are cut, and at last the whole.
 
     >>> len(message("no tensor named " + "x" * 5000))
     216
     """
-    shown = _LONG.sub(lambda match: quoted(match[0]), visible(text[: 100 * _LONGEST]))
-    return quoted(shown, _LONGEST)
+    shown = _LONG.sub(lambda match: quoted(match[0]), visible(text[: 20 * _LONGEST]))
+    return quoted(_cut_given(shown) if len(shown) > QUOTED else shown, _LONGEST)
+
+
+_given: deque[str] = deque(maxlen=16)
+
+
+def remember_text(*texts: object) -> None:
+    """Note long texts that a caller gave, words or paths, so that no message repeats more than 200 letters of one."""
+    for text in texts:
+        found = os.fspath(text) if isinstance(text, os.PathLike) else text
+        if isinstance(found, str) and len(found) > QUOTED and found not in _given:
+            _given.append(found[: 4 * _LONGEST])
+
+
+def _cut_given(shown: str) -> str:
+    """A message with every run of more than 200 letters of a remembered text cut in its middle."""
+    size = QUOTED + 1
+    windows: dict[str, list[int]] = {}
+    for i in range(len(shown) - size + 1):
+        windows.setdefault(shown[i : i + size], []).append(i)
+    runs: list[list[int]] = []
+    theirs = {one[i : i + size] for text in _given for one in [visible(text)] for i in range(len(one) - size + 1)}
+    for start in sorted(i for window in windows.keys() & theirs for i in windows[window]):
+        if runs and start <= runs[-1][1]:
+            runs[-1][1] = start + size
+        else:
+            runs.append([start, start + size])
+    for start, stop in reversed(runs):
+        shown = shown[:start] + quoted(shown[start:stop]) + shown[stop:]
+    return shown
 
 
 class HeadspanError(Exception):

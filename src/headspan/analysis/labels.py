@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, quoted
 from headspan.heads import Head, is_head_name
 from headspan.port_table import PortTable
 from headspan.system.arguments import checked
@@ -125,7 +125,7 @@ class Labels:
         )
 
     def _list(self) -> str:
-        return ", ".join(self.names) or "none at all"
+        return quoted(", ".join(self.names)) or "none at all"
 
 
 def _read_csv(path: Path) -> list[tuple[Head, str]]:
@@ -138,13 +138,13 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
     rows = [(n, _cells(line, n, path)) for n, line in numbered]
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
-        seen = f"begins with {','.join(rows[0][1])}" if rows else "is empty"
+        seen = f"begins with {quoted(','.join(rows[0][1]))}" if rows else "is empty"
         raise HeadspanError(f"{path} must begin with the line head,label but {seen}")
     pairs = []
     for number, row in rows[1:]:
         if len(row) != 2 or not all(row):
             raise HeadspanError(
-                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is {','.join(row)!r}"
+                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is {quoted(','.join(row))!r}"
             )
         try:
             pairs.append((Head.parse(row[0]), row[1]))

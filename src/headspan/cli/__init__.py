@@ -16,7 +16,7 @@ import typer
 
 from headspan import __version__
 from headspan.cli.common import Command, note
-from headspan.errors import HeadspanError, HeadspanWarning, message
+from headspan.errors import HeadspanError, HeadspanWarning, message, remember_text
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -98,6 +98,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _run(arguments: list[str]) -> int:
     """The exit code of one command."""
+    remember_text(*arguments)
     with _warnings_as_lines():
         return _code_of(arguments)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, quoted
 from headspan.heads import Role
 from headspan.models.nodes import NodeSet, centred_writers, check_name, no_layer, oriented, stream_places
 from headspan.models.weights import AttentionWeights
@@ -128,7 +128,7 @@ class FileNodes(NodeSet):
     def __init__(self, weights: AttentionWeights, path: Path, file: VectorFile, tensor: str, layer: int | None) -> None:
         self.d_model, self.places = weights.d_model, stream_places(layer, weights)
         self.centred_roles = centred_writers(weights)
-        self.label = f"{path}:{tensor}" if tensor else str(path)
+        self.label = f"{path}:{quoted(tensor)}" if tensor else str(path)
         self._file, self._tensor = file, tensor
         shape = file.shape(tensor)
         if not 1 <= len(shape) <= 3 or 0 in shape:

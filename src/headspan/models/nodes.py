@@ -237,9 +237,7 @@ def no_layer(first: str, *others: str) -> str:
     if not others:
         return f"{first} was given without a layer: it reads at the end of the stream and writes at its start"
     more = "1 other node" if len(others) == 1 else f"{len(others):,} other nodes"
-    return (
-        f"{first} and {more} were given without a layer: they read at the end of the stream and write at its start"
-    )
+    return f"{first} and {more} were given without a layer: they read at the end of the stream and write at its start"
 
 
 def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:

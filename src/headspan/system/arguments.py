@@ -24,13 +24,14 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from headspan.errors import WrongArgument
+from headspan.errors import WrongArgument, remember_text
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _LARGEST = 2**63 - 1  # whole numbers beyond it fit no array
 _MOST = 100_000  # items that a generator may give
+_LISTED = 100  # items of a list whose texts are remembered
 _WORDS = {
     "Scores": "scores (hs.score or hs.load gives them)",
     "AttentionWeights": "weights (hs.open gives them)",
@@ -66,6 +67,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         bound = signature.bind(*args, **kwargs)
         hints = _hints(function)
         for name, value in bound.arguments.items():
+            remember_text(*(value if isinstance(value, (list, tuple)) and len(value) < _LISTED else [value]))
             if name in hints:
                 bound.arguments[name] = expect(value, hints[name], name)
         return function(*bound.args, **bound.kwargs)

@@ -32,6 +32,12 @@ _MODEL_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".gguf", ".mod
 _MODEL_NAMES = re.compile(
     r"(pytorch_)?model.*\.(safetensors|bin|json)|.*config\.json|tokenizer.*|vocab.*|added_tokens.*"
 )
+# What makes a folder a model's, into which no folder of figures or pages goes.
+_CHECKPOINT = re.compile(
+    r"(pytorch_|adapter_|tf_)?model([-.].*)?\.(safetensors|bin|pth?|h5)(\.index\.json)?|sae_weights\.safetensors"
+    r"|.*\.gguf|consolidated.*\.pth|(adapter_)?config\.json|tokenizer(_config)?\.(json|model)"
+)
+_STANDARD = re.compile(r"(pytorch_)?model\.(safetensors|bin)(\.index\.json)?")  # found by name, whatever is beside it
 _SPECIAL = {
     stat.S_ISDIR: "a directory",
     stat.S_ISFIFO: "a pipe",
@@ -119,6 +125,8 @@ def check_output(
         _check_replaceable(path, target, kind, given, force)
     else:
         _check_is_no_model_file(path, target, given)
+        if kind in ("result", "diff", "series") and _is_model_without_standard_name(target.parent):
+            raise _refusal(path, "its folder holds a model, whose weights it might be taken for; choose another folder")
     _check_folder_takes_files(path, target.parent)
     return target
 
@@ -150,6 +158,9 @@ def check_folder(
         real = Path(os.path.realpath(place))
         if os.path.lexists(real) and not real.is_dir():
             raise _refusal(folder, "it is not a directory; the files go into one")
+        model = _model_in(real)
+        if model is not None:
+            raise _refusal(folder, f"it holds a model ({model}); choose another folder")
     _check_folder_takes_files(folder, real)
     check_outputs([(Path(place) / name, kind) for name, kind in files.items()], inputs=inputs, force=force)
 
@@ -256,6 +267,26 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
 def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
     if _MODEL_NAMES.fullmatch(target.name.lower()) and _in_model_folder(target, inputs):
         raise _refusal(path, "by that name it would be taken for a part of the model beside it; choose another name")
+
+
+def _model_in(folder: Path) -> str | None:
+    """The name of a file that makes a folder a model's, if there is one."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = sorted(entry.name for entry in entries if _CHECKPOINT.fullmatch(entry.name.lower()))
+        return next((name for name in found if not is_ours(folder / name, _kind_by_name(name))), None)
+    return None
+
+
+def _is_model_without_standard_name(folder: Path) -> bool:
+    """Whether weights of any name are looked for in this folder, so that one more safetensors file would confuse."""
+    with suppress(OSError):
+        names = os.listdir(folder)
+        return "config.json" in names and not any(map(_STANDARD.fullmatch, names))
+    return False
+
+
+def _kind_by_name(name: str) -> str:
+    return "result" if name.lower().endswith(".safetensors") else "json"
 
 
 def _same(given: PathLike, found: os.stat_result) -> bool:
