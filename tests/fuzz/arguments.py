@@ -60,7 +60,7 @@ GOOD: dict[str, list[str]] = {
     "ablate": ["resample", "mean", "zero"], "shared": ["1", "2"], "batch": ["1"], "bootstrap": ["0", "5"],
     "table": ["drift", "edge", "hub", "all", "trajectory", "head"], "steps": ["0,1", "0"], "last": ["1"],
     "reference": MODELS, "dask": ["local"], "to": HEADS, "start": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
-    "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "probes.npz:b@0"],
+    "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
@@ -85,7 +85,7 @@ ODD = [
     "", " ", "nan", "-1", "0", "1e400", "-inf", "9" * 400, "1_000", str(2**62), str(10**30), "\x1b[31mred", "é\u202e",
     "a\nb", "\udcff", "../../x", "x" * 5000, "L99H99", "L0H0.X", "/", "-", "None", "[]", "{}", "%s", "*", "0x10", "½",
     "١", "/dev/zero", "pipe.safetensors", "gpt2/config.json", "org/name", "org/name@step*", "http://x/y", "~", ",",
-    ",,pk", "1e5",
+    ",,pk", "1e5", "a b " * 1500,
 ]  # fmt: skip
 WRITES = ("out", "into", "labels_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts

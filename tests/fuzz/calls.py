@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commands import environment
-from place import Finding
+from place import check_sentence
 
 import headspan as hs
 
@@ -55,9 +55,7 @@ class Calls:
                 warnings.simplefilter("ignore")
                 call(**arguments)
         except hs.HeadspanError as error:
-            if not str(error) or "\n" in str(error):
-                raise Finding(f"{case}: no sentence: {error!r}") from None
-            return [str(error)]
+            return [check_sentence(str(error))]
         except (KeyboardInterrupt, TypeError) as error:
             if isinstance(error, TypeError) and "missing" in str(error) and "required" in str(error):
                 return [str(error)]  # Python's own sentence for an argument that was not given

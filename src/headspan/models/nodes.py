@@ -123,7 +123,10 @@ class NodeSet(ABC):
 
     def centre(self, role: Role, vectors: np.ndarray) -> np.ndarray:
         """Vectors (n, d, r), centred where the role's are."""
-        return vectors - vectors.mean(axis=1, keepdims=True) if role in self.centred_roles else vectors
+        if role not in self.centred_roles:
+            return vectors
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by `members`
+            return vectors - vectors.mean(axis=1, keepdims=True, dtype=np.float64)
 
     def members(self, role: Role, ids: np.ndarray) -> np.ndarray:
         """Some members of the population, (n, d, r) float32; all finite, none of length 0 where that is an error."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, quoted
 from headspan.sources.dtypes import exact_array, row_range
 from headspan.sources.mapping import hash_tensor
 from headspan.sources.untrusted import open_regular, reason
@@ -76,7 +76,7 @@ class ArraysFile:
             array = array[slice(*row_range(rows, array.shape, name))]
         if columns is not None:
             array = array[:, columns]
-        found = np.array(exact_array(np.array(array), f"{name or 'the array'} of {self.path}"))
+        found = np.array(exact_array(np.array(array), f"{quoted(name) or 'the array'} of {self.path}"))
         self.stamp.check(self.path)
         return found
 
@@ -89,7 +89,7 @@ class ArraysFile:
             size = self.nbytes(name)
             if size > _SMALL and size > (total_memory() or 64 << 30) // 2:
                 raise HeadspanError(
-                    f"{name} of {self.path} has {size / 2**30:.0f} GiB, and a member of an .npz is read "
+                    f"{quoted(name)} of {self.path} has {size / 2**30:.0f} GiB, and a member of an .npz is read "
                     "whole: save it as .npy or .safetensors, which are read piece by piece"
                 )
             try:
@@ -98,7 +98,7 @@ class ArraysFile:
                 with self._archive.open(self._members[name][0]) as file:
                     self._kept = (name, np.lib.format.read_array(file, allow_pickle=False))
             except Exception as error:  # whatever a damaged archive makes zipfile, zlib and numpy raise
-                raise HeadspanError(f"{name} of {self.path} cannot be read: {reason(error)}") from None
+                raise HeadspanError(f"{quoted(name)} of {self.path} cannot be read: {reason(error)}") from None
         return self._kept[1]
 
 
