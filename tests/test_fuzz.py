@@ -18,8 +18,10 @@ sys.path.insert(0, str(FUZZ))
 import arguments  # noqa: E402
 import oracle  # noqa: E402
 from commands import Commands, Line, judge  # noqa: E402
+from disturbed import Edit, Edits, check_whole  # noqa: E402
 from files import Files  # noqa: E402
-from mutations import Case, split_safetensors  # noqa: E402
+from inputs import Inputs  # noqa: E402
+from mutations import INPUTS, Case, split_safetensors  # noqa: E402
 from place import Finding  # noqa: E402
 from stores import Stores, Tampering  # noqa: E402
 
@@ -42,9 +44,14 @@ def test_no_case_is_a_finding() -> None:
     outcomes = list(fuzz.outcomes(SEED, 0, CASES))
     assert len(outcomes) == CASES
     assert [outcome for outcome in outcomes if outcome["outcome"] == "finding"] == []
-    for kind in ("files", "commands", "calls"):  # a fuzzer whose every file is refused at once looks at nothing
+    for kind in (
+        "files",
+        "commands",
+        "calls",
+        "inputs",
+    ):  # a fuzzer whose every file is refused at once looks at nothing
         assert {outcome["outcome"] for outcome in outcomes if outcome["kind"] == kind} == {"answered", "refused"}
-    assert {outcome["kind"] for outcome in outcomes} >= {"oracle", "stores"}
+    assert {outcome["kind"] for outcome in outcomes} >= {"oracle", "stores", "kills", "edits"}
 
 
 def test_every_command_and_option_has_cases() -> None:
@@ -174,3 +181,44 @@ def test_a_tile_that_is_believed_is_noticed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(run, "is_whole", lambda *a: True)
     with pytest.raises(Exception):  # noqa: B017, PT011 - a wrong result or none at all
         stores.run(Tampering(0, 1, 0.9, ("negative",), 3))
+
+
+def test_given_files_that_are_unchanged_are_answered_and_wrong_shares_noticed(tmp_path: Path) -> None:
+    inputs = Inputs(tmp_path)
+    for target in INPUTS:
+        assert inputs.run(Case(target, (inputs.seed / target).read_bytes(), "none")) == [], target
+    import headspan as hs
+
+    vectors = inputs.work / "probe.npy"
+    report = hs.nodes(inputs.model, f"{vectors}@1")
+    np.save(vectors, np.load(vectors)[::-1])
+    with pytest.raises(Finding, match="the share of"):
+        inputs._check_shares(report, vectors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.html", b"<html><body>"),
+        ("index.html", b'<a href="gone.html">x</a></html>'),
+        ("a.json", b'{"edges": ['),
+        ("a.png", b"\x89PNG\r\n"),
+        ("a.graphml", b"<graphml>"),
+        ("a.csv", b"a,b\n1"),
+        ("a.safetensors", b"\x08"),
+    ],
+)
+def test_files_that_are_not_whole_are_noticed(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Finding, match="not whole"):
+        check_whole(tmp_path / name)
+
+
+def test_an_answer_from_two_files_is_noticed(tmp_path: Path) -> None:
+    edits = Edits(tmp_path)
+    case = Edit(["track", "gpt2", "tuned", "--out", "new.safetensors"], "gpt2/config.json", "touched", 0.5)
+    edits.run(case)
+    for key in (" ".join(case.words), (" ".join(case.words), case.file, case.change)):
+        edits.known[key] = {name: array + 1 for name, array in edits.known[key].items() if array.dtype.kind == "f"}
+    with pytest.raises(Finding, match="neither"):
+        edits.run(Edit(case.words, case.file, case.change, 1.5))

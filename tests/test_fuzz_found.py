@@ -19,7 +19,7 @@ from headspan.errors import HeadspanError
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 
 from mutations import split_safetensors
-from seeds import gguf_parts, write_seeds
+from seeds import gguf_parts, write_extras, write_seeds
 
 
 def changed_json(name: str, **changes: Any) -> Callable[[Path], Path]:
@@ -255,3 +255,46 @@ def test_found_in_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFi
         assert code == (2 if words[1].endswith("none") else 0), said.err
         assert all(line.isprintable() for line in (said.out + said.err).split("\n"))
     assert all(os.path.getsize(path) for path in out)
+
+
+def test_found_in_a_gallery_that_was_killed(tmp_path: Path) -> None:
+    """Pages without their index and an unfinished file are what SIGKILL leaves: the next run makes the gallery."""
+    scores = hs.score("demo", "pk", "OK")
+    made = tmp_path / "site"
+    hs.site(made, [scores])
+    (made / "index.html").unlink()
+    (made / ".headspan-0123456789abcdef-1-aa.tmp").write_bytes(b"")
+    hs.site(made, [scores])
+    assert (made / "index.html").is_file()
+    (made / "index.html").unlink()
+    (made / "notes.txt").write_text("mine")
+    with pytest.raises(hs.HeadspanError, match="other things"):
+        hs.site(made, [scores])
+
+
+@pytest.mark.filterwarnings("error")
+def test_found_in_vectors_and_adapters_whose_numbers_overflow(tmp_path: Path) -> None:
+    """No warning of numpy: finite numbers give shares, others a sentence."""
+    write_seeds(tmp_path)
+    write_extras(tmp_path)
+    vector = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vector * (np.float32(3e38) / np.abs(vector).max()))
+    np.save(tmp_path / "w.npy", vector)
+    (large, small) = (
+        [row["share"] for row in hs.nodes(tmp_path / "gpt2", f"{tmp_path}/{n}.npy", fold=True).rows()] for n in "vw"
+    )
+    assert large == pytest.approx(small, abs=1e-6)
+    np.save(tmp_path / "v.npy", np.where(np.arange(16) == 3, np.inf, vector))
+    with pytest.raises(hs.HeadspanError, match="NaN or infinite"):
+        hs.nodes(tmp_path / "gpt2", tmp_path / "v.npy", fold=True)
+    path = tmp_path / "lora" / "adapter_model.safetensors"
+    save_file({name: np.full_like(array, 3e38) for name, array in load_file(path).items()}, path)
+    with pytest.raises(hs.HeadspanError, match="NaN or infinite"):
+        hs.adapt(tmp_path / "gpt2", tmp_path / "lora").read("O", 0)
+
+
+def test_found_in_names_of_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "v.npz", **{"a b " * 100: np.array(["abc"] * 16)})
+    with pytest.raises(hs.HeadspanError) as caught:
+        hs.nodes("demo", tmp_path / "v.npz")
+    assert "a b " * 51 not in str(caught.value)

@@ -33,7 +33,7 @@ class Inputs:
         write_extras(self.seed)
         shutil.copytree(self.seed, self.work)
         self.model = hs.open(self.work / "gpt2")
-        self.scores = hs.load(self.work / "result.safetensors")
+        self.scores = hs.load(self.work / "used.safetensors")
 
     def case(self, chance: random.Random) -> Case:
         return input_case(self.seed, chance)

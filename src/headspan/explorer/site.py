@@ -29,6 +29,7 @@ from headspan.models.identity import short_name
 from headspan.models.weights import AttentionWeights
 from headspan.scores import Scores, is_result
 from headspan.system.arguments import checked
+from headspan.system.atomic import is_temporary
 from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import progress_bar
 
@@ -142,11 +143,11 @@ def _belongs(scores: Scores, model: AttentionWeights) -> bool:
 
 
 def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
-    """Refuse a folder in which other things are kept."""
+    """Refuse a folder in which other things are kept; a gallery that was killed may have pages and no index."""
     place = Path(folder)
     if force or not place.is_dir() or is_ours(place / _INDEX, "page"):
         return
-    if any(place.iterdir()):
+    if any(not is_temporary(entry.name) and not is_ours(entry, "page") for entry in place.iterdir()):
         raise HeadspanError(
             f"cannot write a gallery into {os.fspath(folder)}: it holds other things; choose a new or empty folder, or "
             "write into it by --force (force=True)"

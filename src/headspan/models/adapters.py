@@ -338,11 +338,12 @@ class AdaptedSource(TensorSource):
         if patch is None:
             return tensor
         first, last = row_range(rows, self.shape(name), name)
-        if not patch.first:
-            return tensor + np.float32(patch.scale) * file.read(patch.second)[first:last]
-        a, b = self.adapter.factor(patch.first), self.adapter.factor(patch.second)
-        left, right = (a.T, b.T) if patch.turned else (b, a)
-        return tensor + np.float32(patch.scale) * (left[first:last] @ right)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is named by whoever reads the weight
+            if not patch.first:
+                return tensor + np.float32(patch.scale) * file.read(patch.second)[first:last]
+            a, b = self.adapter.factor(patch.first), self.adapter.factor(patch.second)
+            left, right = (a.T, b.T) if patch.turned else (b, a)
+            return tensor + np.float32(patch.scale) * (left[first:last] @ right)
 
     def vocabulary(self) -> Any:
         return self.base.vocabulary()

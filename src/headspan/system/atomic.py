@@ -114,6 +114,11 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one under which this program writes what is not finished."""
+    return name.startswith(".headspan-") and name.endswith(".tmp")
+
+
 def _make_folders(folder: Path, made: list[Path]) -> None:
     missing = []
     while not os.path.lexists(folder):
