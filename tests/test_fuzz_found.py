@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -298,3 +299,23 @@ def test_found_in_names_of_arrays(tmp_path: Path) -> None:
     with pytest.raises(hs.HeadspanError) as caught:
         hs.nodes("demo", tmp_path / "v.npz")
     assert "a b " * 51 not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["cut", "edited"])
+def test_found_in_models_whose_file_changes_while_they_run(tmp_path: Path, change: str) -> None:
+    """The weights of a running model are its own: a file that is cut does not kill it, an edit does not change it."""
+    pytest.importorskip("torch")
+    script = """
+import subprocess
+import sys
+import torch
+from headspan.models.running import load
+model = load(sys.argv[1])
+before = [parameter.clone() for parameter in model.model.parameters()]
+with open(sys.argv[1] + "/model.safetensors", "r+b") as file:
+    file.truncate(4096) if sys.argv[2] == "cut" else (file.seek(-4096, 2), file.write(bytes(4096)))
+assert all(torch.equal(a, b) for a, b in zip(before, model.model.parameters(), strict=True))
+"""
+    write_seeds(tmp_path)
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "gpt2", change], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,7 +5,8 @@
 Each case is of one kind: ``files`` (changed files read in Python), ``commands`` (every command, with odd options, files
 and outputs), ``calls`` (odd arguments of public functions), ``oracle`` (random models against float64 definitions),
 ``stores`` (stopped runs whose tiles were tampered with), ``inputs`` (changed files of vectors, autoencoders, adapters,
-circuits and labels), ``kills`` (commands killed at a random moment), ``races`` (inputs that change during a command),
+circuits and labels), ``edited`` (results and series that were edited after they were written), ``kills`` (commands
+killed at a random moment), ``races`` (inputs that change during a command),
 ``dask`` and ``hub`` (rare: they start processes; ``hub`` is a server that misbehaves). A finding is
 
 - any exception that is not a `HeadspanError` of one line, or a warning from numpy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headspan.errors import HeadspanError, missing_extra
 from headspan.heads import Head
 from headspan.models.quick_gguf import quick_gguf
-from headspan.sources.huggingface import CheckpointSource
+from headspan.sources.huggingface import TORCH_SUFFIXES, CheckpointSource
 from headspan.sources.untrusted import reason
 from headspan.system.inputs import is_directory, mode_of
 
@@ -215,7 +216,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
         logging.disable_progress_bar()
         logging.set_verbosity_error()  # what is missing is reported below, in one sentence
         try:
-            with quick_gguf(), _no_gguf_bar():
+            with quick_gguf(), _no_gguf_bar(), _read_not_mapped() as unmapped:
                 model, info = AutoModel.from_pretrained(
                     **where,
                     dtype="auto" if dtype == "stored" else getattr(torch, dtype),
@@ -223,6 +224,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
                     output_loading_info=True,
                     trust_remote_code=False,  # None would ask on the terminal
                     weights_only=True,
+                    **(unmapped if any(file.suffix in TORCH_SUFFIXES for file in source.files()) else {}),
                 )
         except MemoryError:
             raise
@@ -241,6 +243,30 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
     except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
         raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}): use cpu") from None
     return RunningModel(model.eval(), reference, vocabulary, notes, identity)
+
+
+@contextmanager
+def _read_not_mapped() -> Iterator[dict[str, Any]]:
+    """Have transformers read weights rather than map their files; gives the option that does so for PyTorch files.
+
+    A mapped file that is cut while the model runs kills the process, and one that is edited changes the model.
+    """
+    from transformers import PreTrainedModel, modeling_utils
+
+    mapped = modeling_utils.safe_open
+
+    def unmapped(*args: Any, **options: Any) -> Any:
+        try:
+            return mapped(*args, **options | {"backend": "pread"})
+        except TypeError:  # a safetensors that can only map
+            return mapped(*args, **options)
+
+    modeling_utils.safe_open = unmapped  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        known = "disable_mmap" in inspect.signature(PreTrainedModel.from_pretrained).parameters
+        yield {"disable_mmap": True} if known else {}
+    finally:
+        modeling_utils.safe_open = mapped  # pyright: ignore[reportPrivateImportUsage]
 
 
 @contextmanager
