@@ -62,6 +62,7 @@ GOOD: dict[str, list[str]] = {
     "reference": MODELS, "dask": ["local"], "to": HEADS, "start": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
     "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
+    "floor": ["0", "0.1"], "draws": ["1", "3"],
     "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
