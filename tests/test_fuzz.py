@@ -44,12 +44,8 @@ def test_no_case_is_a_finding() -> None:
     outcomes = list(fuzz.outcomes(SEED, 0, CASES))
     assert len(outcomes) == CASES
     assert [outcome for outcome in outcomes if outcome["outcome"] == "finding"] == []
-    for kind in (
-        "files",
-        "commands",
-        "calls",
-        "inputs",
-    ):  # a fuzzer whose every file is refused at once looks at nothing
+    # A fuzzer whose every file is refused at once looks at nothing.
+    for kind in ("files", "commands", "calls", "inputs"):
         assert {outcome["outcome"] for outcome in outcomes if outcome["kind"] == kind} == {"answered", "refused"}
     assert {outcome["kind"] for outcome in outcomes} >= {"oracle", "stores", "kills", "races"}
 
