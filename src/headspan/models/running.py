@@ -253,7 +253,7 @@ def _read_not_mapped() -> Iterator[dict[str, Any]]:
     """
     from transformers import PreTrainedModel, modeling_utils
 
-    mapped = modeling_utils.safe_open
+    mapped = modeling_utils.safe_open  # pyright: ignore[reportPrivateImportUsage]
 
     def unmapped(*args: Any, **options: Any) -> Any:
         try:
