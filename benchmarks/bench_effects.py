@@ -16,9 +16,9 @@ import time
 import numpy as np
 import torch
 
-from headspan.analysis.effects import effects
-from headspan.analysis.samples import random_samples, stack, token_pool
-from headspan.models.running import running
+from headspan.running.effects import effects
+from headspan.running.opening import running
+from headspan.running.samples import random_samples, stack, token_pool
 
 
 def clock() -> tuple[float, float]:

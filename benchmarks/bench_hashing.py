@@ -14,7 +14,7 @@ import time
 from statistics import median
 
 import headspan as hs
-from headspan.sources.base import TensorSource
+from headspan.checkpoints.base import TensorSource
 
 
 def seconds(model: str, metrics: str, pairings: str, hashed: bool) -> tuple[float, float]:

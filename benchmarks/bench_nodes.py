@@ -19,10 +19,10 @@ import zlib
 
 import numpy as np
 
-from headspan.analysis.node_search import PRODUCT
-from headspan.analysis.nodes import nodes
+from headspan.checkpoints.base import TensorSource
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.sources.base import TensorSource
+from headspan.node_kinds.search import PRODUCT
+from headspan.reading.node_overlaps import nodes
 
 # d_model, layers, heads, key/value heads, neurons a layer, gated
 SIZES = {"gpt2": (768, 12, 12, 12, 3072, False), "1b": (2048, 16, 32, 8, 8192, True)}

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, pair_mask
-from headspan.port_table import PortTable
-from headspan.scores import Scores
+from headspan.results.scores import Scores
+from headspan.vocabulary.heads import PAIRINGS, ROLES, pair_mask
+from headspan.vocabulary.ports import PortTable
 
 TIMED = """what => new Promise(done => {
     const start = performance.now();

@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from headspan.analysis.tokens import all_tokens
-from headspan.heads import ROLES
 from headspan.models.arrays import ArrayWeights
+from headspan.reading.tokens import all_tokens
+from headspan.vocabulary.heads import ROLES
 
 LAYERS, HEADS, D_MODEL, D_HEAD = 12, 12, 768, 64
 BLOCK = 2048

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.scores import Scores
+from headspan.results.scores import Scores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
@@ -138,9 +138,9 @@ hs.score(hs.open(sys.argv[1]), "pk", sys.argv[2], screen=int(sys.argv[3]), out=s
 SEEDED = """
 import numpy as np
 import headspan as hs
-from headspan.heads import Role
+from headspan.vocabulary.heads import Role
 from headspan.models.weights import AttentionWeights
-from headspan.port_table import PortTable
+from headspan.vocabulary.ports import PortTable
 
 class Seeded(AttentionWeights):
     architecture, reference, norm_kind, norm_place = "seeded", "seeded", "none", "none"

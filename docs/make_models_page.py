@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headspan.models.architecture import Architecture
-from headspan.models.architectures import ALIASES, ARCHITECTURES
-from headspan.models.unread import UNREAD as NOT_READ
-from headspan.sources.gguf.families import FAMILIES
-from headspan.sources.gguf.unread import UNREAD
+from headspan.checkpoints.gguf.families import FAMILIES
+from headspan.checkpoints.gguf.unread import UNREAD
+from headspan.models.families.entry import Architecture
+from headspan.models.families.table import ALIASES, ARCHITECTURES
+from headspan.models.families.unread import UNREAD as NOT_READ
 
 PAGE = Path(__file__).parent / "models.md"
 
@@ -137,7 +137,7 @@ def page() -> str:
         "## Not read, and why",
         "",
         "Causal models of transformers, models with pictures or sound, and their text models. The program gives the",
-        "same reasons (`headspan/models/unread.py`).",
+        "same reasons (`headspan/models/families/unread.py`).",
         "",
         "| model type | why |",
         "|---|---|",

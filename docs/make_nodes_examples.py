@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.models.running import running
-from headspan.models.token_nodes import token_id
+from headspan.node_kinds.tokens import token_id
+from headspan.running.opening import running
 
 WORDS = (
     "France", "Germany", "Italy", "Spain", "Japan", "China", "Russia", "India",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from headspan.analysis.series import Series, half_time
-from headspan.figures import style
-from headspan.figures.canvas import new_figure, save, theme
-from headspan.heads import Role
+from headspan.change.series import Series, half_time
+from headspan.plotting import style
+from headspan.plotting.canvas import new_figure, save, theme
+from headspan.vocabulary.heads import Role
 
 
 def courses(series: Series, threshold: float = 0.6) -> dict[str, np.ndarray]:

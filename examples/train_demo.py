@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from demo_text import SPECIAL, SPELLING, TextMaker, pieces, word_list
 
-from headspan.analysis.behaviour import BehaviourScores, behaviour
+from headspan.results.head_scores import BehaviourScores
+from headspan.running.behaviour import behaviour
 
 Log = Callable[[str], None]
 

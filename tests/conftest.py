@@ -21,7 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     threadpoolctl.threadpool_limits(1)  # a plugin may have imported numpy before the variables were set
 
 import headspan as hs
-from headspan.scores import Scores
+from headspan.results.scores import Scores
 from report_browser import FLAGS, Open, View
 from report_models import synthetic_scores
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headspan.heads import ROLES
+from headspan.checkpoints import open_source
+from headspan.checkpoints.live import by_modules
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.sources import open_source
-from headspan.sources.live import by_modules
+from headspan.vocabulary.heads import ROLES
 
 TOLERANCE = 1e-5
 BASE: dict[str, Any] = {

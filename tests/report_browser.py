@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.scores import Scores
+from headspan.results.scores import Scores
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",

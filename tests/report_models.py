@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, pair_mask
 from headspan.models.weights import AttentionWeights
-from headspan.port_table import PortTable
-from headspan.scores import Scores
+from headspan.results.scores import Scores
+from headspan.vocabulary.heads import PAIRINGS, ROLES, pair_mask
+from headspan.vocabulary.ports import PortTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&amp;<!--"
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headspan.heads import ROLES, Pairing, pair_mask
-from headspan.port_table import PortTable
-from headspan.scores import Scores
+from headspan.results.scores import Scores
+from headspan.vocabulary.heads import ROLES, Pairing, pair_mask
+from headspan.vocabulary.ports import PortTable
 
 
 def make_scores(

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 import headspan as hs
-from headspan.heads import parse_pairings
 from headspan.scoring import screening
-from headspan.scoring.sketches import gaussian_sketch
-from headspan.scoring.subspaces import rank_tolerance
+from headspan.subspaces.bases import rank_tolerance
+from headspan.subspaces.sketches import gaussian_sketch
 from headspan.system import threads
+from headspan.vocabulary.heads import parse_pairings
 
 D, M, LAYERS, HEADS = 96, 8, 5, 4
 SIZE, K, EXACT = 40, 4, 8  # columns of the sketch, pairs asked for, pairs compared exactly

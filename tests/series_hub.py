@@ -104,7 +104,7 @@ def served(revisions: dict[str, dict[str, bytes]]) -> AbstractContextManager[Ser
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
     start = (
-        "import os, sys\nimport headspan as hs\nfrom headspan.errors import HeadspanError\n"
+        "import os, sys\nimport headspan as hs\nfrom headspan.vocabulary.errors import HeadspanError\n"
         "def told(*args, **options):\n"
         "    try:\n        return print(hs.track(*args, **options))\n"
         "    except HeadspanError as error:\n        print('refused:', error)\n"

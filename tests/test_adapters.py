@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from families import BASE, GPT2, GQA
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES
 from headspan.models.adapters import adapt, is_adapter
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from headspan.analysis.behaviour import BehaviourScores
 from headspan.cli import _run
+from headspan.results.head_scores import BehaviourScores
 from headspan.system.sealed_file import HASH, content_hash
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
@@ -268,7 +268,7 @@ def test_the_fuzzer_notices_a_reader_that_is_silent(bench: edited.Edited, monkey
     tensors["pk/OK"][0, 5] = 0.5
     case = edited.Edit("whole", "one score", False, head, tensors, "top")
     assert bench.run(case) == []
-    monkeypatch.setattr("headspan.scores_file.check_seal", lambda *a, **k: None)
+    monkeypatch.setattr("headspan.results.scores_file.check_seal", lambda *a, **k: None)
     with pytest.raises(Finding, match="neither refused nor warned of"):
         bench.run(case)
 

@@ -9,9 +9,9 @@ import pytest
 
 from families import FAMILIES, LATENT, PICTURE_LAYERS, TOLERANCE, Run, close, normalise
 from families_around import AROUND, LATENT_AROUND
-from headspan.heads import Role
-from headspan.models.architectures import ALIASES, ARCHITECTURES
+from headspan.models.families.table import ALIASES, ARCHITECTURES
 from headspan.models.mlp import Mlps
+from headspan.vocabulary.heads import Role
 
 pytest.importorskip("transformers")
 NOT_FROM_TRANSFORMERS = {"transformer_lens", "openelm", "nemotron-nas", "deci"}

@@ -16,9 +16,9 @@ import pytest
 import headspan as hs
 from families import FAMILIES, MLA, ROUTED, SPARSE, Family, Run, build, close, normalise
 from families_around import AROUND
-from headspan.heads import Role
-from headspan.models.finding import find_architecture
+from headspan.models.families.lookup import find_architecture
 from headspan.models.mlp import Mlps
+from headspan.vocabulary.heads import Role
 from test_architectures import recorded_rows
 
 torch = pytest.importorskip("torch")

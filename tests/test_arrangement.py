@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headspan.heads import Pairing, pair_mask
-from headspan.port_table import PortTable
 from headspan.scoring import arrangement
 from headspan.scoring.arrangement import Arrangement, Job, arrange, length, rectangles
 from headspan.scoring.contraction import contract
+from headspan.vocabulary.heads import Pairing, pair_mask
+from headspan.vocabulary.ports import PortTable
 
 
 def computed(pieces: list, shape: tuple[int, int]) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.errors import HeadspanError
 from headspan.scoring.run import score
+from headspan.vocabulary.errors import HeadspanError
 
 SHAPE = (2, 3, 16, 4)
 

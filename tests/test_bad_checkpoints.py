@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headspan.errors import HeadspanError
-from headspan.sources import open_source
+from headspan.checkpoints import open_source
+from headspan.vocabulary.errors import HeadspanError
 
 CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8}
 MUTATIONS = int(os.environ.get("HEADSPAN_FUZZ_CASES", "300"))
@@ -496,8 +496,8 @@ def test_hostile_sizes_need_no_memory(tmp_path, name):
     pytest.importorskip("gguf")
     (tmp_path / "m.gguf").write_bytes(GGUF[name][0])
     code = (
-        "import resource, sys; from headspan.sources import open_source; import gguf\n"
-        "from headspan.errors import HeadspanError\n"
+        "import resource, sys; from headspan.checkpoints import open_source; import gguf\n"
+        "from headspan.vocabulary.errors import HeadspanError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "try: open_source(sys.argv[1])\n"
         "except HeadspanError: print('refused')"
@@ -515,8 +515,8 @@ def test_torch_file_cut_off_after_it_was_opened(torch, tmp_path, zipped):
     code = f"""
 import os
 from pathlib import Path
-from headspan.errors import HeadspanError
-from headspan.sources.torch_file import TorchFile
+from headspan.vocabulary.errors import HeadspanError
+from headspan.checkpoints.torch_file import TorchFile
 path = Path({str(path)!r})
 file = TorchFile(path)
 os.truncate(path, 5000)

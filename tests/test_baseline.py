@@ -16,8 +16,10 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.baseline import divergence, kl_divergence, summarise
-from headspan.analysis.random_subspaces import (
+from headspan.cli import app
+from headspan.statistics.baseline import divergence, kl_divergence, summarise
+from headspan.statistics.significance import benjamini_hochberg, significance, z_scores
+from headspan.subspaces.random_subspaces import (
     entry_density,
     moments,
     random_bases,
@@ -25,10 +27,8 @@ from headspan.analysis.random_subspaces import (
     sample_pk,
     squared_entry_density,
 )
-from headspan.analysis.significance import benjamini_hochberg, significance, z_scores
-from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import PAIRINGS
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import PAIRINGS
 from science_helpers import make_scores, random_scores
 
 DIMENSIONS = [(12, 3, 3), (40, 10, 4), (64, 32, 32), (30, 29, 2), (200, 16, 16)]

@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import headspan  # noqa: E402
-from headspan.analysis.behaviour import KINDS, BehaviourScores, attention_patterns, head_scores  # noqa: E402
-from headspan.analysis.labels import Labels  # noqa: E402
-from headspan.errors import HeadspanError  # noqa: E402
-from headspan.heads import Head  # noqa: E402
+from headspan.results.head_scores import BehaviourScores  # noqa: E402
+from headspan.results.labels import Labels  # noqa: E402
+from headspan.running.behaviour import KINDS, attention_patterns, head_scores  # noqa: E402
+from headspan.vocabulary.errors import HeadspanError  # noqa: E402
+from headspan.vocabulary.heads import Head  # noqa: E402
 
 
 def tiny(family: str) -> Any:
@@ -263,7 +264,7 @@ def test_real_encoder_can_be_scored(minilm_dir: Path) -> None:
 
 
 def test_labels_file_is_read_back(tmp_path: Path) -> None:
-    from headspan.analysis.behaviour import write_labels
+    from headspan.results.labels import write_labels
 
     scores = BehaviourScores((Head(0, 0), Head(1, 0)), {"induction": np.array([0.1, 0.9])})
     write_labels(scores.labels(best=1), tmp_path / "labels.csv")

@@ -10,10 +10,13 @@ from scipy import stats
 
 import headspan as hs
 from families import FAMILIES, Run
-from headspan.analysis.chains import chance
-from headspan.analysis.dimension import centred, dimension_at, pair_dimension, pair_dimension_of
-from headspan.analysis.pair import CENTRED_NOTE, pair
-from headspan.analysis.random_subspaces import (
+from headspan.graphs.chains import chance
+from headspan.models.folding import FoldedWeights, fold
+from headspan.reading.pair import CENTRED_NOTE, pair
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import centred, dimension_at, pair_dimension, pair_dimension_of
+from headspan.statistics.significance import significance
+from headspan.subspaces.random_subspaces import (
     bounded_law,
     expected_squares,
     moments,
@@ -21,10 +24,7 @@ from headspan.analysis.random_subspaces import (
     random_law,
     random_quantile,
 )
-from headspan.analysis.significance import significance
-from headspan.heads import ROLES, Pairing, Role
-from headspan.models.folding import FoldedWeights, fold
-from headspan.scores import Scores
+from headspan.vocabulary.heads import ROLES, Pairing, Role
 from science_helpers import make_scores
 
 OK = Pairing.parse("OK")

@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.drift import Diff
-from headspan.analysis.random_subspaces import moments
-from headspan.analysis.series import Series
+from headspan.change.diff import Diff
+from headspan.change.series import Series
 from headspan.cli import app
 from headspan.explorer.change import change_page
-from headspan.figures.canvas import theme
-from headspan.figures.change import drift_figure, save_change, series_figure
-from headspan.heads import FLOW_PAIRINGS, ROLES, Role
+from headspan.plotting.canvas import theme
+from headspan.plotting.change import drift_figure, save_change, series_figure
+from headspan.subspaces.random_subspaces import moments
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Role
 from report_browser import violations
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.circuit import CircuitEdge
 from headspan.cli import _run
+from headspan.graphs.circuit import CircuitEdge
 
 GOOD: dict[str, Any] = {
     "format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],

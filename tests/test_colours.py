@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 import headspan as hs
-from headspan.figures.canvas import theme
-from headspan.figures.ellipse import ellipse_figure
-from headspan.figures.grid import grid_figure
-from headspan.figures.style import label_colours
+from headspan.plotting.canvas import theme
+from headspan.plotting.ellipse import ellipse_figure
+from headspan.plotting.grid import grid_figure
+from headspan.plotting.style import label_colours
 
 CLASSES = [("L0H1", "previous_token"), ("L2H0", "induction"), ("L2H0", "my own"), ("L1H1", "zebra"), ("L1H0", "apple")]
 UNUSED = [("L0H0", f"class {i}") for i in range(3)]

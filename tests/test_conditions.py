@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.heads import parse_pairings
-from headspan.scoring.accurate import accurate_product
 from headspan.scoring.screening import screen
-from headspan.scoring.sketches import gaussian_sketch, sketched_bases, sketched_spans
-from headspan.scoring.subspaces import orthonormal_basis
+from headspan.subspaces.accurate_products import accurate_product
+from headspan.subspaces.bases import orthonormal_basis
+from headspan.subspaces.sketches import gaussian_sketch, sketched_bases, sketched_spans
+from headspan.vocabulary.heads import parse_pairings
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="longdouble has no more digits here")
 

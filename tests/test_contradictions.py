@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -223,8 +223,8 @@ def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypa
     """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
     from dataclasses import replace
 
-    from headspan.scoring import metrics
     from headspan.scoring.plan import make_plan
+    from headspan.subspaces import metrics
 
     looked = []
     real = metrics.subspace_ranks

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.heads import Head
+from headspan.vocabulary.heads import Head
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from headspan.analysis.behaviour import KINDS, BehaviourScores, attention_patterns, head_scores  # noqa: E402
+from headspan.results.head_scores import BehaviourScores  # noqa: E402
+from headspan.running.behaviour import KINDS, attention_patterns, head_scores  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(hs.__file__).parent / "data" / "demo"

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 import headspan as hs
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Role
 from headspan.models.rounded import rounding_steps
-from headspan.scoring.subspaces import orthonormal_basis
+from headspan.subspaces.bases import orthonormal_basis
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, Role
 
 Arrays = dict[str, Any]
 

@@ -11,9 +11,9 @@ import pytest
 import headspan as hs
 from conftest import unavailable
 from families import FAMILIES, build
-from headspan.analysis.effects import effects, shipped_text
-from headspan.analysis.samples import equal_windows
-from headspan.errors import HeadspanError
+from headspan.running.effects import effects, shipped_text
+from headspan.running.samples import equal_windows
+from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

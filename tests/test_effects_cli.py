@@ -13,11 +13,11 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, build
-from headspan.analysis.effects import attach, effects, effects_in
-from headspan.analysis.effects_curve import effect_curve
-from headspan.analysis.effects_summary import predictors_of, summarise_effects
 from headspan.cli import _run
-from headspan.errors import HeadspanError
+from headspan.running.effects import attach, effects, effects_in
+from headspan.running.effects_curve import effect_curve
+from headspan.running.effects_summary import predictors_of, summarise_effects
+from headspan.vocabulary.errors import HeadspanError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -114,7 +114,7 @@ def test_a_bad_result_is_told_before_any_work(
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr("headspan.analysis.effects.effects", never)
+    monkeypatch.setattr("headspan.running.effects.effects", never)
     assert "another model" in printed(capsys, ["effects", "demo", "--into", str(other)], 2)
     assert "no result file" in printed(capsys, ["effects", "demo", "--into", str(tmp_path / "none.safetensors")], 2)
     weights = Path(hs.__file__).parent / "data" / "demo" / "model.safetensors"
@@ -127,7 +127,7 @@ def test_stopping_keeps_what_was_measured(
 ) -> None:
     path = tmp_path / "part.safetensors"
     path.write_bytes(result.read_bytes())
-    from headspan.analysis import measuring
+    from headspan.running import effect_sums as measuring
 
     seen = []
     original = measuring.Measuring._edges_into

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from families import BASE, FAMILIES, GQA, Family, build, normalise
-from headspan.analysis.effects import effects
-from headspan.errors import HeadspanError
-from headspan.heads import Role
+from headspan.checkpoints import open_source
+from headspan.checkpoints.live import by_modules
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.sources import open_source
-from headspan.sources.live import by_modules
+from headspan.running.effects import effects
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -12,11 +12,11 @@ import pytest
 
 import headspan as hs
 from families import LATENT, Family, build
-from headspan.analysis.effects import effects
-from headspan.analysis.effects_curve import effect_curve
-from headspan.analysis.large_effects import rotation
 from headspan.cli import _run
-from headspan.heads import Pairing
+from headspan.results.large_effects import rotation
+from headspan.running.effects import effects
+from headspan.running.effects_curve import effect_curve
+from headspan.vocabulary.heads import Pairing
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -11,9 +11,9 @@ import pytest
 import headspan as hs
 from conftest import unavailable
 from families import FAMILIES, build
-from headspan.analysis.effects import effects
-from headspan.errors import HeadspanError
-from headspan.models.running import running
+from headspan.running.effects import effects
+from headspan.running.opening import running
+from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

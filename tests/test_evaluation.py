@@ -14,13 +14,13 @@ from scipy import stats
 from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
 from typer.testing import CliRunner
 
-from headspan.analysis.areas import areas_under_curves, chance_areas, resampled
-from headspan.analysis.evaluation import classification, detection, evaluate, metric_agreement, near_tie_range
-from headspan.analysis.labels import Labels
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import Head
-from headspan.scores import ScoreMatrix
+from headspan.paper.evaluation import classification, detection, evaluate, metric_agreement, near_tie_range
+from headspan.results.labels import Labels
+from headspan.results.matrix import ScoreMatrix
+from headspan.statistics.areas import areas_under_curves, chance_areas, resampled
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head
 from science_helpers import make_scores, random_scores
 
 FLOW, SAME = ("OQ", "OK", "OV"), ("QQ", "KK", "VV", "OO")

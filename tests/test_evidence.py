@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import headspan as hs
-from headspan.analysis.effects import effects
-from headspan.analysis.effects_summary import predictors_of, summarise_effects
+from headspan.running.effects import effects
+from headspan.running.effects_summary import predictors_of, summarise_effects
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

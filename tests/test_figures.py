@@ -15,24 +15,25 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.behaviour import KINDS, AttentionPatterns, BehaviourScores
-from headspan.analysis.labels import Labels
-from headspan.analysis.wiring import wiring
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.figures import FIGURES, Context, draw, parse_names, style
-from headspan.figures.canvas import save, theme, thinned
-from headspan.figures.ellipse import ellipse_figure
-from headspan.figures.grid import grid_figure
-from headspan.figures.layout import crossings, ellipse_layout
-from headspan.figures.norms import circuit_norms
-from headspan.figures.scatter import groups
-from headspan.figures.twolayer import random_level, strengths
-from headspan.figures.unembedding import token_numbers
-from headspan.heads import PAIRINGS, ROLES, Head, Pairing, Role, pair_mask
+from headspan.graphs.selection import wiring
 from headspan.models.arrays import ArrayWeights
-from headspan.port_table import PortTable
-from headspan.scores import Scores
+from headspan.plotting import FIGURES, Context, draw, parse_names, style
+from headspan.plotting.canvas import save, theme, thinned
+from headspan.plotting.ellipse import ellipse_figure
+from headspan.plotting.grid import grid_figure
+from headspan.plotting.layout import crossings, ellipse_layout
+from headspan.plotting.norms import circuit_norms
+from headspan.plotting.scatter import groups
+from headspan.plotting.twolayer import random_level, strengths
+from headspan.plotting.unembedding import token_numbers
+from headspan.results.head_scores import BehaviourScores
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.running.behaviour import KINDS, AttentionPatterns
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import PAIRINGS, ROLES, Head, Pairing, Role, pair_mask
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import headspan as hs
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import Node, Role, mlp_position
 from headspan.models.arrays import ArrayWeights
-from headspan.port_table import PortTable
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Node, Role, mlp_position
+from headspan.vocabulary.ports import PortTable
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run, close, normalise
-from headspan.heads import ROLES, Role
 from headspan.models.folding import FoldedWeights, fold
 from headspan.models.weights import AttentionWeights, Norm
+from headspan.vocabulary.heads import ROLES, Role
 
 pytest.importorskip("transformers")
 

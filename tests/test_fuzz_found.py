@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 
@@ -88,7 +88,7 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
-    from headspan.analysis.tokens import head_tokens
+    from headspan.reading.tokens import head_tokens
 
     change, words = FOUND[name]
     write_seeds(tmp_path / "seed")
@@ -145,7 +145,7 @@ def test_found_in_results(tmp_path: Path, change: Any) -> None:
 
 def test_found_in_ranks_of_results(tmp_path: Path) -> None:
     """Ranks that no subspace has are told in one line, not as an array."""
-    from headspan.analysis.baseline import summarise
+    from headspan.statistics.baseline import summarise
 
     def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         tensors["rank/K"][2] = 2**31 - 1
@@ -156,7 +156,7 @@ def test_found_in_ranks_of_results(tmp_path: Path) -> None:
 
 
 def test_found_in_labels(tmp_path: Path) -> None:
-    from headspan.analysis.labels import Labels
+    from headspan.results.labels import Labels
 
     path = tmp_path / "labels.csv"
     path.write_text("head,label\nL0H0," + "x" * 200_000)
@@ -167,7 +167,7 @@ def test_found_in_labels(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_found_in_signalling_nan(tmp_path: Path) -> None:
     """A NaN that complains when it is converted is read as a missing pair like any other."""
-    from headspan.analysis.hubs import hubs
+    from headspan.statistics.hubs import hubs
 
     def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         tensors["pk/OK"].view(np.uint32)[0, :] = 0x7F800001
@@ -309,7 +309,7 @@ def test_found_in_models_whose_file_changes_while_they_run(tmp_path: Path, chang
 import subprocess
 import sys
 import torch
-from headspan.models.running import load
+from headspan.running.opening import load
 model = load(sys.argv[1])
 before = [parameter.clone() for parameter in model.model.parameters()]
 with open(sys.argv[1] + "/model.safetensors", "r+b") as file:

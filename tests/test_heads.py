@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headspan.errors import HeadspanError
-from headspan.heads import (
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import (
     EMBEDDING_POSITION,
     FLOW_PAIRINGS,
     HEAD_KINDS,
@@ -26,7 +26,7 @@ from headspan.heads import (
     parse_pairings,
     same_type_mask,
 )
-from headspan.port_table import PortTable
+from headspan.vocabulary.ports import PortTable
 
 layers = st.integers(0, 999_999)
 heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(sorted({*HEAD_KINDS} - {"KR"}))) | st.builds(

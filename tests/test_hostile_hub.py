@@ -23,11 +23,11 @@ from hostile_server import COMMIT, OTHER, REPO, Act, Hub, Reply, serving
 from place import Finding
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.sources import hub_api, open_source, wire
-from headspan.sources.chunk_records import Known, Records
-from headspan.sources.chunk_room import contents, sweep
-from headspan.sources.chunks import CHUNK, MARKER, ChunkStore, root
+from headspan.checkpoints import hub_api, open_source, wire
+from headspan.checkpoints.hub.chunk_records import Known, Records
+from headspan.checkpoints.hub.chunk_room import contents, sweep
+from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, root
+from headspan.vocabulary.errors import HeadspanError
 from series_hub import CONFIG, tensors
 
 SLOW = [bad.silent, bad.slow_headers, bad.slow_body, bad.slow_chunks]
@@ -285,7 +285,7 @@ def test_a_part_is_never_read_from_a_pipe(cache: Path) -> None:
 
 def test_a_model_of_the_hub_is_run_from_files_that_were_compared(hub: Hub) -> None:
     pytest.importorskip("transformers")
-    from headspan.models.running import load
+    from headspan.running.opening import load
 
     with pytest.raises(HeadspanError, match="its checkpoint lacks"):  # it has no MLP
         load(REPO)

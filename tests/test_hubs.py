@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.hubs import hubs
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import Head
-from headspan.scores import Scores
+from headspan.results.scores import Scores
+from headspan.statistics.hubs import hubs
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head
 from science_helpers import make_scores, random_scores
 
 

@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.models.identity import same_model
+from headspan.checkpoints.untrusted import Stamp
+from headspan.results.identity import same_model
 from headspan.scoring.run import score
-from headspan.sources.untrusted import Stamp
+from headspan.vocabulary.errors import HeadspanError
 
 LAYERS, HEADS, D = 6, 4, 32
 CONFIG = {"model_type": "gpt2", "n_layer": LAYERS, "n_head": HEADS, "n_embd": D, "vocab_size": 11}
@@ -182,7 +182,7 @@ def test_one_model_in_files_of_several_kinds_has_one_attention_hash(tmp_path: Pa
 def test_scales_of_float8_count(tmp_path: Path) -> None:
     import ml_dtypes
 
-    from headspan.sources import open_source
+    from headspan.checkpoints import open_source
 
     def fingerprint(scale: float) -> str:
         x = np.ones((4, 4)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).tobytes()
@@ -305,7 +305,7 @@ def test_report_and_figures_refuse_an_edited_model(pair, tmp_path: Path) -> None
 
 
 def test_results_of_version_01_are_told_not_refused(pair) -> None:
-    from headspan.explorer import report
+    from headspan.explorer.report import report
 
     _, other, result = pair
     scores = hs.load(result)
@@ -351,7 +351,7 @@ def test_behaviour_is_not_stored_in_a_result_of_another_model(pair, tmp_path: Pa
 
 
 def test_head_scores_of_the_demo_are_only_for_the_demo() -> None:
-    from headspan.explorer import report
+    from headspan.explorer.report import report
 
     scores = score(hs.open("demo"), "pk", "flow")
     assert report(scores).payload["behaviour"]
@@ -360,7 +360,7 @@ def test_head_scores_of_the_demo_are_only_for_the_demo() -> None:
 
 
 def test_labels_of_gpt2_know_their_model(gpt2_dir: Path, tmp_path: Path) -> None:
-    from headspan.analysis.labels import Labels
+    from headspan.results.labels import Labels
 
     labels = Labels.load("gpt2")
     assert labels.doubt(hs.open(gpt2_dir).provenance) is None
@@ -374,7 +374,7 @@ def test_labels_of_gpt2_know_their_model(gpt2_dir: Path, tmp_path: Path) -> None
 
 
 def test_a_hash_is_taken_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headspan.sources import safetensors_file
+    from headspan.checkpoints import safetensors_file
 
     path = make(tmp_path / "model")
     time.sleep(0.1)  # no young stamp
@@ -388,8 +388,8 @@ def test_a_hash_is_taken_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_effects_are_not_attached_to_a_result_of_another_model(tmp_path: Path) -> None:
-    from headspan.analysis.effects import Effects, attach
-    from headspan.heads import Pairing
+    from headspan.running.effects import Effects, attach
+    from headspan.vocabulary.heads import Pairing
 
     one, other = (make(tmp_path / name, content=c) for name, c in (("one", tensors()), ("other", edited())))
     scores = hs.score(one, "pk", "OK")

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.info import check_ranks, describe
 from headspan.cli import app
+from headspan.reading.info import check_ranks, describe
 
 D, HEADS, LAYERS = 24, 4, 2
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headspan.analysis.labels import SHIPPED, Labels
-from headspan.analysis.reproduction import published
-from headspan.errors import HeadspanError
-from headspan.heads import Head
-from headspan.port_table import PortTable
+from headspan.paper.reproduction import published
+from headspan.results.labels import SHIPPED, Labels
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head
+from headspan.vocabulary.ports import PortTable
 
 GPT2 = PortTable.regular(range(12), 12, 12)
 

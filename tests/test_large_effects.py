@@ -11,15 +11,15 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Family, build
-from headspan.analysis import random_writes
-from headspan.analysis.effects import attach, effects, effects_in
-from headspan.analysis.effects_fields import with_effects
-from headspan.analysis.effects_result import NOT_COMPARED
-from headspan.analysis.large_effects import LEAST_RATIO, random_write, rotation
 from headspan.cli import _run
-from headspan.errors import HeadspanError
-from headspan.explorer import report
-from headspan.heads import FLOW_PAIRINGS
+from headspan.explorer.report import report
+from headspan.results.effects import NOT_COMPARED
+from headspan.results.effects_fields import with_effects
+from headspan.results.large_effects import LEAST_RATIO, random_write, rotation
+from headspan.running import random_writes
+from headspan.running.effects import attach, effects, effects_in
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

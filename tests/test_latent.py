@@ -13,15 +13,15 @@ import pytest
 import headspan as hs
 from families import LATENT, Family, build, close, normalise
 from families_around import LATENT_AROUND
-from headspan.analysis.random_subspaces import moments
-from headspan.analysis.significance import significance
-from headspan.heads import PAIRINGS, Head, Role
+from headspan.checkpoints import open_source
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.models.finding import find_architecture
+from headspan.models.families.latent_attention import latent_chance
+from headspan.models.families.lookup import find_architecture
 from headspan.models.folding import fold
-from headspan.models.latent import latent_chance
-from headspan.models.neurons import neuron_sets
-from headspan.sources import open_source
+from headspan.node_kinds.neurons import neuron_sets
+from headspan.statistics.significance import significance
+from headspan.subspaces.random_subspaces import moments
+from headspan.vocabulary.heads import PAIRINGS, Head, Role
 from test_architectures import check_mlp_norm, check_neurons
 
 torch = pytest.importorskip("torch")
@@ -419,7 +419,7 @@ def test_sizes_of_dots_3_that_a_config_leaves_out_are_those_of_its_class() -> No
 
 
 def test_effects_of_dots_3_are_refused(uneven: Run) -> None:
-    from headspan.analysis.effects import effects
+    from headspan.running.effects import effects
 
     tokens = [[5, 10, 15, 20], [7, 3, 44, 3]]
     with pytest.raises(hs.HeadspanError, match="between layers of one shape only"):

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.figures import draw
-from headspan.figures.context import Context
+from headspan.plotting import draw
+from headspan.plotting.context import Context
 from headspan.system import memory
+from headspan.vocabulary.errors import HeadspanError
 
 
 def group(folder: Path, **files: object) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from families_around import AROUND, LATENT_AROUND
-from headspan.models.architectures import ALIASES, ARCHITECTURES
-from headspan.models.tensor_map import TensorMap
-from headspan.sources.live import by_modules, open_live
+from headspan.checkpoints.live import by_modules, open_live
+from headspan.models.families.table import ALIASES, ARCHITECTURES
+from headspan.models.families.tensor_map import TensorMap
 
 transformers = pytest.importorskip("transformers")
 DOCS = Path(__file__).parent.parent / "docs"

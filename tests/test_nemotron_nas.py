@@ -15,8 +15,8 @@ import pytest
 
 import headspan as hs
 from families import GQA, Family, build, close, normalise, recorded
-from headspan.heads import Role
 from headspan.models.mlp import Mlps
+from headspan.vocabulary.heads import Role
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Head, Role, forward_mask
-from headspan.models.nodes import node_sets
+from headspan.node_kinds.opening import node_sets
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Head, Role, forward_mask
 
 D = 12
 

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
-from headspan.models.nodes import node_sets
+from headspan.node_kinds.opening import node_sets
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
 
 LAYERS, HEADS, D, M = 4, 3, 40, 5
 
@@ -88,7 +88,7 @@ def test_p_is_uniform_for_random_directions() -> None:
 
 def _as_set(vectors: np.ndarray, name: str = "v"):
     """Vectors in memory as the set of a file's."""
-    from headspan.models.node_files import FileNodes
+    from headspan.node_kinds.files import FileNodes
 
     class Memory:
         def names(self):
@@ -164,7 +164,7 @@ def test_blocks_stacks_and_small_memory_change_nothing(tmp_path: Path) -> None:
     model = arrays(3)
     whole = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3)
     pieces = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3, memory="1MB")
-    import headspan.analysis.node_search as search
+    import headspan.node_kinds.search as search
 
     before = search.PRODUCT
     try:
@@ -220,7 +220,7 @@ def test_too_many_pairs_of_nodes_are_left_out(tmp_path: Path, monkeypatch) -> No
         np.save(tmp_path / f"{name}.npy", rng.normal(size=(30, D)))
     files = [f"{tmp_path}/v.npy@1", f"{tmp_path}/w.npy@3"]
     assert [row for row in hs.nodes(arrays(), files).rows() if row["partner"].startswith("v[")]
-    monkeypatch.setattr("headspan.analysis.node_search.MOST_NODE_PAIRS", 100)
+    monkeypatch.setattr("headspan.node_kinds.search.MOST_NODE_PAIRS", 100)
     report = hs.nodes(arrays(), files)
     assert any("heads only" in note for note in report.notes)
     assert not [row for row in report.rows() if row["partner"].startswith("v[")]

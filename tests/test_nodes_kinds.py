@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 import definitions
 import headspan as hs
 from headspan.cli import _run
-from headspan.errors import HeadspanError
-from headspan.models.nodes import node_sets
+from headspan.node_kinds.opening import node_sets
+from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,14 +14,14 @@ from scipy.stats import beta, kstest
 
 import definitions
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.figures import save_wiring
-from headspan.figures.nodes import node_shape
-from headspan.figures.style import NODE_SHAPES
-from headspan.heads import NODE_PAIRINGS, Head, Node, Pairing, Role, check_node_name, other_node
 from headspan.models.arrays import ArrayWeights
-from headspan.models.with_nodes import MOST_NODES, AddedNodes, WithNodes
-from headspan.scores import Scores
+from headspan.node_kinds.beside_heads import MOST_NODES, AddedNodes, WithNodes
+from headspan.plotting import save_wiring
+from headspan.plotting.nodes import node_shape
+from headspan.plotting.style import NODE_SHAPES
+from headspan.results.scores import Scores
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import NODE_PAIRINGS, Head, Node, Pairing, Role, check_node_name, other_node
 
 D, M, LAYERS, HEADS = 24, 4, 3, 4
 RNG = np.random.default_rng(7)
@@ -100,8 +100,8 @@ def test_scores_of_nodes_are_those_of_the_definitions(kv_heads: int) -> None:
 
 
 def added(weights: Any, nodes: list[Any]) -> AddedNodes:
-    from headspan.models.nodes import node_sets
-    from headspan.models.with_nodes import add_nodes
+    from headspan.node_kinds.beside_heads import add_nodes
+    from headspan.node_kinds.opening import node_sets
 
     return add_nodes(weights, node_sets(weights, nodes)).added
 
@@ -204,9 +204,10 @@ def test_too_many_nodes_are_refused_before_anything_is_read(tmp_path: Path, monk
 def test_small_memory_gives_the_same_in_tiles() -> None:
     whole = hs.score(model(), "pk", "all", nodes=some_nodes(), route="gram")
     weights = WithNodes(model(), added(model(), some_nodes()))
-    from headspan.heads import parse_pairings
     from headspan.scoring.plan import make_plan
-    from headspan.scoring.run import Assembly, compute_tile
+    from headspan.scoring.run import Assembly
+    from headspan.scoring.tile import compute_tile
+    from headspan.vocabulary.heads import parse_pairings
 
     plan = make_plan(weights, ("pk",), parse_pairings(["all", "nodes"]), "default", 300 * 10**6, "gram")
     plan.blocks["pk"] = [(place,) for place in weights.places]
@@ -454,7 +455,7 @@ def test_wiring_with_nodes_in_files(scores: Scores, tmp_path: Path) -> None:
 
 
 def test_figures_place_nodes_between_layers(scores: Scores, tmp_path: Path) -> None:
-    from headspan.figures.grid import _Cells
+    from headspan.plotting.grid import _Cells
 
     chosen = hs.wiring(scores, k=9)
     cells = _Cells.of(chosen, False)
@@ -468,7 +469,7 @@ def test_figures_place_nodes_between_layers(scores: Scores, tmp_path: Path) -> N
 
 
 def drawn_files(scores: Scores, name: str, folder: Path) -> list[Path]:
-    from headspan.figures import Context, draw
+    from headspan.plotting import Context, draw
 
     return draw(name, Context(scores, k=6), folder / name, "svg").files
 

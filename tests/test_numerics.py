@@ -11,10 +11,10 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.heads import PAIRINGS, ROLES
-from headspan.scoring.metrics import METRICS
-from headspan.scoring.subspaces import orthonormal_bases, orthonormal_basis, projection_kernel
+from headspan.subspaces.bases import orthonormal_bases, orthonormal_basis, projection_kernel
+from headspan.subspaces.metrics import METRICS
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import PAIRINGS, ROLES
 
 D, M, HEADS, LAYERS = 12, 4, 2, 2
 Arrays = dict[str, np.ndarray]

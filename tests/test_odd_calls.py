@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.evaluation import classification, detection
+from headspan.paper.evaluation import classification, detection
 
 
 def generator() -> Iterator[object]:

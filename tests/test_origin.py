@@ -10,10 +10,10 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.comparison import check_same_shape, compare
-from headspan.analysis.origin import check_same_model, weights_of
+from headspan.change.compare import check_same_shape, compare
 from headspan.cli import app
-from headspan.errors import HeadspanError
+from headspan.scoring.model_of_result import check_same_model, weights_of
+from headspan.vocabulary.errors import HeadspanError
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.behaviour import KINDS, BehaviourScores, write_labels
 from headspan.cli import _run
-from headspan.figures import Context, draw, file_names, save_wiring
-from headspan.heads import Head
+from headspan.plotting import Context, draw, file_names, save_wiring
+from headspan.results.head_scores import BehaviourScores
+from headspan.results.labels import write_labels
+from headspan.running.behaviour import KINDS
 from headspan.scoring import run as scoring
 from headspan.system import outputs
+from headspan.vocabulary.heads import Head
 
 DEMO = Path(hs.__file__).parent / "data" / "demo"
 # Every option that names a file to write, with the ending that it needs: {place} is where it goes.
@@ -74,8 +76,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("work was done before the output was refused")
 
     monkeypatch.setattr(scoring, "compute_tile", work)
-    monkeypatch.setattr("headspan.analysis.behaviour.running", work)
-    monkeypatch.setattr("headspan.figures.canvas._drawn", work)
+    monkeypatch.setattr("headspan.running.behaviour.running", work)
+    monkeypatch.setattr("headspan.plotting.canvas._drawn", work)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -402,7 +404,7 @@ def test_a_killed_run_is_cleaned_up_by_the_next(place: Path) -> None:
 MANY = """
 import os, sys, random, time
 from headspan.cli import _run
-import headspan.scoring.run, headspan.models.checkpoint, headspan.sources.huggingface, safetensors.numpy
+import headspan.scoring.run, headspan.models.checkpoint, headspan.checkpoints.huggingface, safetensors.numpy
 plans = [["-m", m, "-p", p] for m in ("pk", "cs", "simple_cs") for p in ("OQ", "OK", "OV", "QQ")]
 count, at_once, running, bad = int(sys.argv[1]), 20, 0, 0
 for n in range(count):

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import headspan
-from headspan.analysis.pair import (
+from headspan.cli import app
+from headspan.models.arrays import ArrayWeights
+from headspan.reading.pair import (
     DEGENERATE_NOTE,
     SHARED_LEVEL,
     compare_pair,
@@ -20,10 +22,8 @@ from headspan.analysis.pair import (
     largest_random_square,
     participation_ratio,
 )
-from headspan.analysis.random_subspaces import random_bases
-from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.models.arrays import ArrayWeights
+from headspan.subspaces.random_subspaces import random_bases
+from headspan.vocabulary.errors import HeadspanError
 
 Array = NDArray[Any]
 

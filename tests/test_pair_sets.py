@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.baseline import divergence, summarise
-from headspan.analysis.comparison import compare
-from headspan.analysis.evaluation import evaluate, metric_agreement
-from headspan.analysis.hubs import hubs
-from headspan.analysis.labels import Labels
-from headspan.analysis.significance import significance, z_scores
-from headspan.analysis.wiring import wiring
-from headspan.figures import theme
-from headspan.figures.distributions import kl_figure
-from headspan.figures.scatter import scatter_figure
-from headspan.heads import FLOW_PAIRINGS, PAIRINGS
-from headspan.scores import Scores
+from headspan.change.compare import compare
+from headspan.graphs.selection import wiring
+from headspan.paper.evaluation import evaluate, metric_agreement
+from headspan.plotting import theme
+from headspan.plotting.distributions import kl_figure
+from headspan.plotting.scatter import scatter_figure
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.statistics.baseline import divergence, summarise
+from headspan.statistics.hubs import hubs
+from headspan.statistics.significance import significance, z_scores
+from headspan.vocabulary.heads import FLOW_PAIRINGS, PAIRINGS
 
 KINDS = ("inlet", "outlet", "inlet_corrected", "outlet_corrected")
 

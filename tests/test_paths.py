@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis import path_search
-from headspan.analysis.chains import chance
-from headspan.analysis.paths import Paths, strongest
-from headspan.analysis.random_subspaces import random_bases
 from headspan.cli import _run
-from headspan.heads import Role, mlp_position
-from headspan.models.nodes import NodeSet, Place
+from headspan.graphs import path_search
+from headspan.graphs.chains import chance
+from headspan.graphs.paths import Paths, strongest
 from headspan.models.weights import AttentionWeights
+from headspan.node_kinds.node_sets import NodeSet, Place
+from headspan.subspaces.random_subspaces import random_bases
+from headspan.vocabulary.heads import Role, mlp_position
 
 ROLES = "QKV"
 

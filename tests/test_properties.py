@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import definitions
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES
-from headspan.scoring.metrics import METRICS
-from headspan.scoring.subspaces import orthonormal_basis, projection_kernel
+from headspan.subspaces.bases import orthonormal_basis, projection_kernel
+from headspan.subspaces.metrics import METRICS
+from headspan.vocabulary.heads import PAIRINGS, ROLES
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 3e-5  # factors are float32; PK is at most 5 here

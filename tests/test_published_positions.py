@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headspan.analysis.reproduction import published
+from headspan.paper.reproduction import published
 
 METRICS = {"PK": "pk", "CS": "cs", "Simple-CS": "simple_cs", "Linear CKA": "linear_cka", "Proc. Sim.": "procrustes"}
 METRICS |= {"Procrustes": "procrustes"}

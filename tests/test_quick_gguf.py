@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headspan.models.quick_gguf import quick_gguf
+from headspan.running.fast_gguf import quick_gguf
 
 gguf = pytest.importorskip("gguf")
 

@@ -14,16 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.hubs import hubs
-from headspan.analysis.labels import Labels
-from headspan.analysis.wiring import wiring
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.explorer import Report, report
 from headspan.explorer.encode import Limits
-from headspan.heads import FLOW_PAIRINGS
+from headspan.explorer.page import Report
+from headspan.explorer.report import report
+from headspan.graphs.selection import wiring
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.statistics.hubs import hubs
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS
 from report_models import HOSTILE, array_model, payload_edges, synthetic_scores, unpack
 
 Made = tuple[AttentionWeights, Scores, Report]
@@ -167,7 +168,7 @@ def test_angles_add_up_to_the_kernel(made: Made) -> None:
 
 
 def test_tokens_are_those_of_the_library(made: Made) -> None:
-    from headspan.analysis.tokens import head_tokens
+    from headspan.reading.tokens import head_tokens
 
     weights, _, page = made
     expected = [token.token for token in head_tokens(weights, "L1H2", "O", k=10)]

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.effects_result import effects_of
-from headspan.analysis.hubs import hubs
-from headspan.analysis.labels import Labels
-from headspan.analysis.random_subspaces import moments
-from headspan.analysis.shipped import with_shipped
-from headspan.analysis.wiring import wiring
-from headspan.explorer import report
-from headspan.figures.style import label_colours
-from headspan.scores import Scores
+from headspan.explorer.report import report
+from headspan.graphs.selection import wiring
+from headspan.plotting.style import label_colours
+from headspan.results.effects import effects_of
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.running.demo_measurements import with_shipped
+from headspan.statistics.hubs import hubs
+from headspan.subspaces.random_subspaces import moments
 from report_browser import Open
 from report_models import HOSTILE, array_model, synthetic_scores
 
@@ -350,7 +350,7 @@ def test_tables_sort_and_save(open_page: Open, gpt2: tuple[Path, Scores]) -> Non
 
 
 def test_distributions_evaluation_and_provenance(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
-    from headspan.analysis.baseline import summarise
+    from headspan.statistics.baseline import summarise
 
     path, scores = gpt2
     (line,) = (line for line in summarise(scores) if str(line.pairing) == "OK")

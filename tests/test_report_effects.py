@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.effects_result import Effects, attach, effects_in, effects_of
-from headspan.analysis.large_effects import FLOORS
-from headspan.analysis.shipped import with_shipped
-from headspan.explorer import report
 from headspan.explorer.encode import Limits
-from headspan.heads import FLOW_PAIRINGS, Role, forward_mask
-from headspan.scores import Scores
+from headspan.explorer.report import report
+from headspan.results.effects import Effects, attach, effects_in, effects_of
+from headspan.results.large_effects import FLOORS
+from headspan.results.scores import Scores
+from headspan.running.demo_measurements import with_shipped
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Role, forward_mask
 from report_models import array_model, payload_edges, synthetic_scores, unpack
 
 SHIPPED = Path(hs.__file__).parent / "data" / "demo-effects.safetensors"

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.labels import Labels
-from headspan.explorer import details, report
-from headspan.scores import Scores
+from headspan.explorer import details
+from headspan.explorer.report import report
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
 from report_browser import Open, violations
 from report_models import array_model
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.random_subspaces import expected_squares, moments, random_bases
-from headspan.explorer import report
 from headspan.explorer.findings import rises_above_chance
-from headspan.scores import Scores
-from headspan.scoring.metrics import METRICS, drawn_scores, metric_of
+from headspan.explorer.report import report
+from headspan.results.scores import Scores
+from headspan.subspaces.metrics import METRICS, drawn_scores, metric_of
+from headspan.subspaces.random_subspaces import expected_squares, moments, random_bases
 from report_browser import Open, crossings, drawing, lines_through_boxes
 from report_models import array_model, noise_model, unpack
 

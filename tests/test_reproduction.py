@@ -15,15 +15,13 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
 import headspan as hs
-import headspan.analysis.baseline as baseline
-import headspan.analysis.evaluation as evaluation
-import headspan.scores as score_module
-from headspan.analysis.areas import areas_under_curves
-from headspan.analysis.baseline import kl_divergence
-from headspan.analysis.evaluation import classification, detection, metric_agreement
-from headspan.analysis.labels import Labels
-from headspan.analysis.random_subspaces import moments
-from headspan.analysis.reproduction import (
+import headspan.paper.evaluation as evaluation
+import headspan.results.scores as score_module
+import headspan.statistics.baseline as baseline
+from headspan.cli import app
+from headspan.models.arrays import ArrayWeights
+from headspan.paper.evaluation import classification, detection, metric_agreement
+from headspan.paper.reproduction import (
     AGREES,
     DIFFERS,
     DIGITS,
@@ -33,11 +31,13 @@ from headspan.analysis.reproduction import (
     published,
     reproduce,
 )
-from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import positions_of
-from headspan.models.arrays import ArrayWeights
-from headspan.scores import Scores
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.statistics.areas import areas_under_curves
+from headspan.statistics.baseline import kl_divergence
+from headspan.subspaces.random_subspaces import moments
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import positions_of
 
 _ON_THE_EDGE = ("pr_auc.VV.procrustes.backup_name_mover", "OV.9")  # 0.04549, 51.2753: one digit more looks like a tie
 NEEDS_MORE = {"unembedding_norm_spearman": 40, "unembedding_mean_cosines": 3, "head_scores_top10": 40}

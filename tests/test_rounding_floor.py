@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import headspan as hs
-from headspan.analysis.drift import Diff
-from headspan.heads import ROLES
+from headspan.change.diff import Diff
 from headspan.models.rounded import narrowest, round_to
+from headspan.vocabulary.heads import ROLES
 from test_drift import random_model, with_norm
 
 Arrays = dict[str, Any]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from families import FAMILIES, build
-from headspan.analysis.behaviour import behaviour
-from headspan.analysis.effects import effects
 from headspan.cli import _run
-from headspan.errors import HeadspanError
+from headspan.running.behaviour import behaviour
+from headspan.running.effects import effects
+from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from headspan.models.running import running  # noqa: E402
+from headspan.running.opening import running  # noqa: E402
 
 TOKENS = [[5, 10, 15, 20, 25, 30, 35, 40], [7, 3, 44, 3, 12, 48, 9, 21]]
 QUICK: dict[str, Any] = {"sequences": 2, "length": 8}

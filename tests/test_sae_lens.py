@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 import headspan as hs
 from conftest import unavailable
-from headspan.heads import Role
-from headspan.models.nodes import node_sets
+from headspan.node_kinds.opening import node_sets
+from headspan.vocabulary.heads import Role
 
 WRITE = """
 import sys, torch

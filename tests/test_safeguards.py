@@ -11,11 +11,11 @@ import pytest
 
 import headspan as hs
 from families import FAMILIES, Run
-from headspan.scoring import subspaces
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import cheaper_route, contract, route_cost
-from headspan.scoring.sketches import sketched_bases, sketched_spans
-from headspan.scoring.subspaces import orthonormal_bases, orthonormal_basis, rank_tolerance, subspace_ranks
+from headspan.subspaces import bases as subspaces
+from headspan.subspaces.bases import orthonormal_bases, orthonormal_basis, rank_tolerance, subspace_ranks
+from headspan.subspaces.sketches import sketched_bases, sketched_spans
 
 
 def bfloat16(weights: np.ndarray) -> np.ndarray:

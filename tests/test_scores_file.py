@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import headspan as hs
-from headspan.heads import Pairing
-from headspan.scores_file import SCHEMA, is_result
+from headspan.results.scores_file import SCHEMA, is_result
 from headspan.scoring.run import score, scores_of
+from headspan.vocabulary.heads import Pairing
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_top_and_rank_agree(scores: hs.Scores) -> None:
 def test_ties_are_ranked_in_head_order() -> None:
     heads = tuple(hs.Head(layer, 0) for layer in range(3))
     values = np.array([[np.nan, 2, 2], [np.nan, np.nan, 5], [np.nan] * 3], dtype=np.float32)
-    from headspan.scores import ScoreMatrix
+    from headspan.results.matrix import ScoreMatrix
 
     matrix = ScoreMatrix("pk", Pairing.parse("OK"), heads, heads, values)
     assert [(str(e.source), str(e.target)) for e in matrix.top(3)] == [

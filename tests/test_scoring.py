@@ -9,11 +9,11 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.heads import PAIRINGS, ROLES, Pairing, Role, pair_mask
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract, route_cost
-from headspan.scoring.metrics import METRICS, parse_metrics
 from headspan.scoring.run import score
+from headspan.subspaces.metrics import METRICS, parse_metrics
+from headspan.vocabulary.heads import PAIRINGS, ROLES, Pairing, Role, pair_mask
 
 RNG = np.random.default_rng(7)
 
@@ -286,7 +286,7 @@ def test_gpt2_sample_equals_the_definitions(gpt2, gpt2_scores, metric: str) -> N
 
 
 def test_gpt2_folding_keeps_the_published_edges(gpt2, gpt2_scores) -> None:
-    from headspan.analysis.comparison import compare
+    from headspan.change.compare import compare
 
     folded = score(hs.fold(gpt2), ["pk", "cs"], "flow")
     assert folded.provenance["folding"] == "folded"

@@ -16,16 +16,18 @@ import pytest
 
 import definitions
 import headspan as hs
-from headspan.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
 from headspan.models.weights import AttentionWeights
-from headspan.port_table import PortTable
-from headspan.scoring import metrics, plan, run, subspaces
+from headspan.scoring import plan, run
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import route_cost
-from headspan.scoring.metrics import METRICS, LayerWeight, Metric, metric_of
 from headspan.scoring.plan import Panel
 from headspan.scoring.run import score
+from headspan.subspaces import bases as subspaces
+from headspan.subspaces import metrics
+from headspan.subspaces.metrics import METRICS, LayerWeight, Metric, metric_of
 from headspan.system.threads import parallel_map, scratch
+from headspan.vocabulary.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 
 def arrays(layers: int = 4, heads: int = 3, kv: int | None = None, d: int = 24, m: int = 5) -> dict[str, np.ndarray]:

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 import headspan as hs
 import screening_trials
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import Role, parse_pairings
-from headspan.scoring import screening, sketches
+from headspan.scoring import screening
 from headspan.scoring.screening import screen
+from headspan.subspaces import sketches
 from headspan.system import threads
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role, parse_pairings
 
 GB = 10**9
 

@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis import tracking
-from headspan.analysis.series import half_time
+from headspan.change import track as tracking
+from headspan.change.series import half_time
+from headspan.checkpoints.hub.revisions import find_checkpoints, natural, step_number
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Role
-from headspan.sources.revisions import find_checkpoints, natural, step_number
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, Role
 from series_hub import REPO, SeriesHub, checkpoint, run, served, write
 
 STEPS = (0, 1, 2, 4, 8)

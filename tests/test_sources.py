@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from headspan.errors import HeadspanError
-from headspan.sources import MappingSource, open_source
-from headspan.sources.base import TensorSource
-from headspan.sources.safetensors_file import SafetensorsFile
+from headspan.checkpoints import MappingSource, open_source
+from headspan.checkpoints.base import TensorSource
+from headspan.checkpoints.safetensors_file import SafetensorsFile
+from headspan.vocabulary.errors import HeadspanError
 
 ALL_16_BIT = np.arange(65536, dtype=np.uint16)
 
@@ -282,7 +282,7 @@ def test_what_is_read_can_be_changed_without_harm():
 
 
 def test_demo_says_when_it_is_random():
-    from headspan.sources.demo import random_demo
+    from headspan.checkpoints.demo import random_demo
 
     source = random_demo()
     assert source.config["model_type"] == "gpt2"
@@ -306,7 +306,7 @@ def test_safetensors_metadata_is_kept(tmp_path):
 def test_opening_a_directory_loads_neither_torch_nor_gguf(tmp_path):
     make_directory(tmp_path, {"x": np.ones(1, np.float32)})
     code = (
-        "import sys; from headspan.sources import open_source; open_source(sys.argv[1]).read('x');"
+        "import sys; from headspan.checkpoints import open_source; open_source(sys.argv[1]).read('x');"
         "print(sorted({'torch', 'transformers', 'gguf', 'huggingface_hub', 'tokenizers'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headspan.sources.chunks import locked
+from headspan.checkpoints.hub.chunks import locked
 from local_hub import serving
 from range_hub import REPO, Hub, repository, run, scores_are_right
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headspan.errors import HeadspanError
-from headspan.sources import open_source
-from headspan.sources.gguf.families import FAMILIES
-from headspan.sources.live import checkpoint_names
+from headspan.checkpoints import open_source
+from headspan.checkpoints.gguf.families import FAMILIES
+from headspan.checkpoints.live import checkpoint_names
+from headspan.vocabulary.errors import HeadspanError
 
 gguf = pytest.importorskip("gguf")
 

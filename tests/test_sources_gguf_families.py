@@ -20,15 +20,15 @@ from safetensors.numpy import save_file
 import test_uneven
 from families import FAMILIES as MODELS
 from families import Family, build
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Role
-from headspan.models.architectures import ALIASES, ARCHITECTURES
+from headspan.checkpoints import open_source
+from headspan.checkpoints.gguf.config import make_config
+from headspan.checkpoints.gguf.families import FAMILIES
+from headspan.checkpoints.gguf.unread import UNREAD
+from headspan.models.families.table import ALIASES, ARCHITECTURES
 from headspan.models.mlp import Mlps
-from headspan.models.weights import open as open_weights
-from headspan.sources import open_source
-from headspan.sources.gguf.config import make_config
-from headspan.sources.gguf.families import FAMILIES
-from headspan.sources.gguf.unread import UNREAD
+from headspan.models.opening import open as open_weights
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, Role
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headspan.errors import HeadspanError
-from headspan.sources import open_source
-from headspan.sources.hub import HubReference
+from headspan.checkpoints import open_source
+from headspan.checkpoints.hub.repository import HubReference
+from headspan.vocabulary.errors import HeadspanError
 from local_hub import Answering, LocalHub, process, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -72,7 +72,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    start = "from headspan.sources import open_source\nfrom headspan.errors import HeadspanError\n"
+    start = "from headspan.checkpoints import open_source\nfrom headspan.vocabulary.errors import HeadspanError\n"
     return process(start + code, home, address, **environment)
 
 

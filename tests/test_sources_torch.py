@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headspan.errors import HeadspanError
-from headspan.sources import open_source
+from headspan.checkpoints import open_source
+from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

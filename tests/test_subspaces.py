@@ -9,15 +9,15 @@ import pytest
 import scipy.linalg
 
 import headspan as hs
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES
-from headspan.scoring.subspaces import (
+from headspan.subspaces.bases import (
     orthonormal_bases,
     orthonormal_basis,
     principal_angles,
     principal_vectors,
     projection_kernel,
 )
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES
 
 
 def random_pair(d: int, m: int, m2: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

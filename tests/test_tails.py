@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headspan.analysis.significance import benjamini_hochberg, significance
-from headspan.analysis.tails import LEAST_FIT, Tail, _anderson_darling, _l_moment_fit, fit_tail
+from headspan.statistics.significance import benjamini_hochberg, significance
+from headspan.statistics.tails import LEAST_FIT, Tail, _anderson_darling, _l_moment_fit, fit_tail
 from science_helpers import make_scores
 
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import headspan
-from headspan.analysis.token_lengths import PREPROCESSINGS
-from headspan.analysis.tokens import all_tokens, head_tokens, norm_correlations, random_best, unembedding_cosines
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, HeadRole, Role
 from headspan.models.arrays import ArrayWeights
 from headspan.models.weights import AttentionWeights
+from headspan.reading.token_lengths import PREPROCESSINGS
+from headspan.reading.tokens import all_tokens, head_tokens, norm_correlations, random_best, unembedding_cosines
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, HeadRole, Role
 
 Array = NDArray[Any]
 D, M, VOCAB = 24, 5, 211

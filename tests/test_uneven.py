@@ -19,13 +19,13 @@ from safetensors.numpy import save_file
 
 import headspan as hs
 from families import FAMILIES, Run, build, close, normalise
-from headspan.analysis.labels import Labels
-from headspan.heads import ROLES, Role
-from headspan.models.finding import find_architecture
+from headspan.models.families.borrowed_kv import kv_layers
+from headspan.models.families.lookup import find_architecture
 from headspan.models.folding import fold
-from headspan.models.kv_lending import kv_layers
 from headspan.models.mlp import Mlps
 from headspan.models.weights import AttentionWeights
+from headspan.results.labels import Labels
+from headspan.vocabulary.heads import ROLES, Role
 from report_browser import Open, drawing
 
 D, M, F, VOCABULARY = 24, 4, 20, 50
@@ -308,7 +308,7 @@ def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path
 
 
 def test_facts_tokens_figures_and_head_scores_of_lent_keys(lent: Run) -> None:
-    from headspan.figures.norms import circuit_norms
+    from headspan.plotting.norms import circuit_norms
 
     facts = hs.info(lent.weights, check=True)
     assert facts["check"]["ranks"]["K"]["heads"] == len(lent.weights.heads("K"))

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from headspan.cli import _run
-from headspan.errors import HeadspanError, message, quoted
-from headspan.system.tabular import csv_text
+from headspan.results.tabular import csv_text
+from headspan.vocabulary.errors import HeadspanError, message, quoted
 
 WORDS = "ab cd " * 400  # with blanks, so that it is not one word
 LETTERS = "x" * 3000

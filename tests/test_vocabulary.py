@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headspan.errors import HeadspanError
-from headspan.sources.vocabulary import Vocabulary, escape
+from headspan.checkpoints.tokenizer import Vocabulary, escape
+from headspan.vocabulary.errors import HeadspanError
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from families import FAMILIES, WIDE, build, close, normalise
-from headspan.heads import ROLES, Head, HeadRole, Role
+from headspan.checkpoints import MappingSource
 from headspan.models.arrays import ArrayWeights
-from headspan.sources import MappingSource
+from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 
 LAYERS, HEADS, KV, D, M = 3, 4, 2, 12, 5
 

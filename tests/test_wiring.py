@@ -12,18 +12,18 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.hubs import hubs
-from headspan.analysis.labels import Labels
-from headspan.analysis.random_subspaces import moments
-from headspan.analysis.significance import significance
-from headspan.analysis.wiring import wiring
-from headspan.analysis.wiring_graph import Wiring
 from headspan.cli import app
-from headspan.errors import HeadspanError
-from headspan.figures import save_wiring
-from headspan.heads import FLOW_PAIRINGS, Head, Pairing
+from headspan.graphs.graph import Wiring
+from headspan.graphs.selection import wiring
 from headspan.models.arrays import ArrayWeights
-from headspan.scores import Scores
+from headspan.plotting import save_wiring
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.statistics.hubs import hubs
+from headspan.statistics.significance import significance
+from headspan.subspaces.random_subspaces import moments
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Pairing
 
 
 def small_scores(layers: int = 4, heads: int = 3, kv_heads: int = 3, seed: int = 0) -> Scores:

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import headspan as hs
-from headspan.analysis.baseline import remarks, summarise
-from headspan.analysis.significance import significance
-from headspan.analysis.within_layers import direction_of, residual_z
 from headspan.cli import app
 from headspan.explorer.findings import above_reversed
-from headspan.heads import Head
+from headspan.statistics.baseline import remarks, summarise
+from headspan.statistics.significance import significance
+from headspan.statistics.within_layers import direction_of, residual_z
+from headspan.vocabulary.heads import Head
 from science_helpers import make_scores
 
 D, M = 64, 5

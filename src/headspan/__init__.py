@@ -17,102 +17,102 @@ __version__ = "0.3.1"
 # Resolved on first use, so that `import headspan` stays instant.
 _EXPORTS = {
     # the vocabulary
-    "HeadspanError": "errors",
-    "HeadspanWarning": "errors",
-    "Head": "heads",
-    "HeadRole": "heads",
-    "Pairing": "heads",
-    "Role": "heads",
-    "Scores": "scores",
-    "Labels": "analysis.labels",
+    "HeadspanError": "vocabulary.errors",
+    "HeadspanWarning": "vocabulary.errors",
+    "Head": "vocabulary.heads",
+    "HeadRole": "vocabulary.heads",
+    "Pairing": "vocabulary.heads",
+    "Role": "vocabulary.heads",
+    "Scores": "results.scores",
+    "Labels": "results.labels",
     # models and results
-    "Node": "models.nodes:GivenNode",
-    "open": "models.weights",
+    "Node": "node_kinds.node_sets:GivenNode",
+    "open": "models.opening",
     "fold": "models.folding",
     "adapt": "models.adapters",
-    "info": "analysis.info",
+    "info": "reading.info",
     "score": "scoring.run",
-    "load": "scores",
+    "load": "results.scores",
     # what the numbers mean: one verb per command
-    "top": "analysis.neighbours",
-    "around": "analysis.neighbours",
-    "compare": "analysis.comparison",
-    "diff": "analysis.drift",
-    "track": "analysis.tracking",
-    "Series": "analysis.series",
-    "hubs": "analysis.hubs",
-    "baseline": "analysis.baseline",
-    "significance": "analysis.significance",
-    "evaluate": "analysis.evaluation",
-    "tokens": "analysis.tokens",
-    "pair": "analysis.pair",
-    "behaviour": "analysis.behaviour",
-    "effects": "analysis.effects",
-    "Effects": "analysis.effects",
-    "paths": "analysis.paths",
-    "Circuit": "analysis.circuit",
-    "wiring": "analysis.wiring",
-    "nodes": "analysis.nodes",
-    "report": "explorer",
+    "top": "graphs.strongest",
+    "around": "graphs.strongest",
+    "compare": "change.compare",
+    "diff": "change.diff",
+    "track": "change.track",
+    "Series": "change.series",
+    "hubs": "statistics.hubs",
+    "baseline": "statistics.baseline",
+    "significance": "statistics.significance",
+    "evaluate": "paper.evaluation",
+    "tokens": "reading.tokens",
+    "pair": "reading.pair",
+    "behaviour": "running.behaviour",
+    "effects": "running.effects",
+    "Effects": "running.effects",
+    "paths": "graphs.paths",
+    "Circuit": "graphs.circuit",
+    "wiring": "plotting.drawn_wiring",
+    "nodes": "reading.node_overlaps",
+    "report": "explorer.report",
     "site": "explorer.site",
-    "reproduce": "analysis.reproduction",
+    "reproduce": "paper.reproduction",
     # any two matrices
-    "subspace": "scoring.public",
-    "principal_angles": "scoring.public",
-    "projection_kernel": "scoring.public",
+    "subspace": "subspaces.matrices",
+    "principal_angles": "subspaces.matrices",
+    "projection_kernel": "subspaces.matrices",
 }
 
 # Names of version 0.1 -> where they are now. They go with the next version.
 _RENAMED = {
-    "head_tokens": ("analysis.tokens", "tokens"),
-    "compare_pair": ("analysis.pair", "pair"),
-    "head_scores": ("analysis.behaviour", "behaviour"),
-    "summarise": ("analysis.baseline", "baseline"),
+    "head_tokens": ("reading.tokens", "tokens"),
+    "compare_pair": ("reading.pair", "pair"),
+    "head_scores": ("running.behaviour", "behaviour"),
+    "summarise": ("statistics.baseline", "baseline"),
     "scores_of": ("scoring.run", "scores_of"),
     "AttentionWeights": ("models.weights", "AttentionWeights"),
-    "kl_divergence": ("analysis.baseline", "kl_divergence"),
-    "all_tokens": ("analysis.tokens", "all_tokens"),
-    "norm_correlations": ("analysis.tokens", "norm_correlations"),
-    "unembedding_cosines": ("analysis.tokens", "unembedding_cosines"),
-    "PairReader": ("analysis.pair", "PairReader"),
-    "attention_patterns": ("analysis.behaviour", "attention_patterns"),
-    "BehaviourScores": ("analysis.behaviour", "BehaviourScores"),
-    "detection": ("analysis.evaluation", "detection"),
-    "classification": ("analysis.evaluation", "classification"),
+    "kl_divergence": ("statistics.baseline", "kl_divergence"),
+    "all_tokens": ("reading.tokens", "all_tokens"),
+    "norm_correlations": ("reading.tokens", "norm_correlations"),
+    "unembedding_cosines": ("reading.tokens", "unembedding_cosines"),
+    "PairReader": ("reading.pair", "PairReader"),
+    "attention_patterns": ("running.behaviour", "attention_patterns"),
+    "BehaviourScores": ("results.head_scores", "BehaviourScores"),
+    "detection": ("paper.evaluation", "detection"),
+    "classification": ("paper.evaluation", "classification"),
 }
 
 if TYPE_CHECKING:
-    from headspan.analysis.baseline import baseline
-    from headspan.analysis.behaviour import behaviour
-    from headspan.analysis.circuit import Circuit
-    from headspan.analysis.comparison import compare
-    from headspan.analysis.drift import diff
-    from headspan.analysis.effects import Effects, effects
-    from headspan.analysis.evaluation import evaluate
-    from headspan.analysis.hubs import hubs
-    from headspan.analysis.info import info
-    from headspan.analysis.labels import Labels
-    from headspan.analysis.neighbours import around, top
-    from headspan.analysis.nodes import nodes
-    from headspan.analysis.pair import pair
-    from headspan.analysis.paths import paths
-    from headspan.analysis.reproduction import reproduce
-    from headspan.analysis.series import Series
-    from headspan.analysis.significance import significance
-    from headspan.analysis.tokens import tokens
-    from headspan.analysis.tracking import track
-    from headspan.analysis.wiring import wiring
-    from headspan.errors import HeadspanError, HeadspanWarning
-    from headspan.explorer import report
+    from headspan.change.compare import compare
+    from headspan.change.diff import diff
+    from headspan.change.series import Series
+    from headspan.change.track import track
+    from headspan.explorer.report import report
     from headspan.explorer.site import site
-    from headspan.heads import Head, HeadRole, Pairing, Role
+    from headspan.graphs.circuit import Circuit
+    from headspan.graphs.paths import paths
+    from headspan.graphs.strongest import around, top
     from headspan.models.adapters import adapt
     from headspan.models.folding import fold
-    from headspan.models.nodes import GivenNode as Node
-    from headspan.models.weights import open
-    from headspan.scores import Scores, load
-    from headspan.scoring.public import principal_angles, projection_kernel, subspace
+    from headspan.models.opening import open
+    from headspan.node_kinds.node_sets import GivenNode as Node
+    from headspan.paper.evaluation import evaluate
+    from headspan.paper.reproduction import reproduce
+    from headspan.plotting.drawn_wiring import wiring
+    from headspan.reading.info import info
+    from headspan.reading.node_overlaps import nodes
+    from headspan.reading.pair import pair
+    from headspan.reading.tokens import tokens
+    from headspan.results.labels import Labels
+    from headspan.results.scores import Scores, load
+    from headspan.running.behaviour import behaviour
+    from headspan.running.effects import Effects, effects
     from headspan.scoring.run import score
+    from headspan.statistics.baseline import baseline
+    from headspan.statistics.hubs import hubs
+    from headspan.statistics.significance import significance
+    from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
+    from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
+    from headspan.vocabulary.heads import Head, HeadRole, Pairing, Role
 
 __all__ = [
     "Circuit",
@@ -163,7 +163,7 @@ def __getattr__(name: str) -> Any:
         module, _, spelled = _EXPORTS[name].partition(":")
         return getattr(import_module(f"headspan.{module}"), spelled or name)
     if name in _RENAMED:
-        from headspan.system.renamed import warn_renamed
+        from headspan.system.deprecation import warn_renamed
 
         module, new = _RENAMED[name]
         place = f"headspan.{new}" if new in _EXPORTS else f"headspan.{module}.{new}"

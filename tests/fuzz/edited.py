@@ -193,7 +193,7 @@ class Edited:
 
 def write_results(folder: Path) -> None:
     """A whole result with head scores and effects, a screened one, one with nodes, a series, one of other weights."""
-    from headspan.analysis.effects_result import attach
+    from headspan.results.effects import attach
 
     names = ("identity", "previous_token", "duplicate_token", "induction")
     for name, model in (("whole", "gpt2"), ("foreign", "tuned")):

@@ -22,7 +22,7 @@ from place import Finding, check_sentence
 from seeds import D, write_seeds
 
 import headspan as hs
-from headspan.heads import ROLES
+from headspan.vocabulary.heads import ROLES
 
 SCORED = 4  # of so many models that can be read, one is also scored
 ATTENTION = {
@@ -71,7 +71,7 @@ class Files:
             return None
 
     def _labels(self, path: Path) -> None:
-        from headspan.analysis.labels import Labels
+        from headspan.results.labels import Labels
 
         labels = Labels.load(path)
         if not labels.names or not all(labels.heads(name) for name in labels.names):
@@ -79,9 +79,9 @@ class Files:
         self._try(lambda: labels.for_model(hs.load(self.seed / "result.safetensors").ports))
 
     def _result(self, path: Path) -> None:
-        from headspan.analysis.baseline import summarise
-        from headspan.analysis.hubs import hubs
-        from headspan.analysis.wiring import wiring
+        from headspan.graphs.selection import wiring
+        from headspan.statistics.baseline import summarise
+        from headspan.statistics.hubs import hubs
 
         scores = hs.load(path)
         for metric, pairing in scores.arrays:
@@ -93,7 +93,7 @@ class Files:
         self._try(lambda: scores.save(path.with_name("again.safetensors")))
 
     def _model(self, name: str, case: Case) -> None:
-        from headspan.analysis.info import describe
+        from headspan.reading.info import describe
 
         with hs.open(self.work / name) as weights:
             self._try(lambda: describe(weights))
@@ -122,7 +122,7 @@ class Files:
                 vocabulary.encode("ab a")
 
     def _tokens(self, weights: Any) -> None:
-        from headspan.analysis.tokens import head_tokens
+        from headspan.reading.tokens import head_tokens
 
         for found in head_tokens(weights, weights.heads("O")[0], "O", 3):
             if not np.isfinite(found.score):

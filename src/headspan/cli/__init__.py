@@ -16,7 +16,7 @@ import typer
 
 from headspan import __version__
 from headspan.cli.common import Command, note
-from headspan.errors import HeadspanError, HeadspanWarning, message, remember_text
+from headspan.vocabulary.errors import HeadspanError, HeadspanWarning, message, remember_text
 
 # The class of wrong arguments, which typer keeps in different places from version to version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -21,11 +21,11 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.behaviour import BehaviourScores
-    from headspan.heads import Head
+    from headspan.results.head_scores import BehaviourScores
+    from headspan.vocabulary.heads import Head
 
 EXAMPLES = """\b
 Examples:
@@ -64,9 +64,9 @@ def behaviour(
     force: Force = False,
 ) -> Listing:
     """Run MODEL and score each head: identity, previous token, duplicate token, induction (needs headspan[torch])."""
-    from headspan.analysis.behaviour import behaviour as measure
-    from headspan.analysis.behaviour import write_labels
-    from headspan.models.running import check_dtype
+    from headspan.results.labels import write_labels
+    from headspan.running.behaviour import behaviour as measure
+    from headspan.running.opening import check_dtype
     from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
@@ -115,9 +115,9 @@ def text_of(path: Path) -> str:
 
 def _load_result(path: Path, model: str) -> Any:
     """The result that head scores will be put into, once it is sure that it is one of this model."""
-    from headspan.models.running import identity_of
-    from headspan.models.weights import open
-    from headspan.scores import Scores
+    from headspan.models.opening import open
+    from headspan.results.scores import Scores
+    from headspan.running.opening import identity_of
 
     result = Scores.load(path)
     check_model(identity_of(model), result.provenance, str(path))
@@ -141,7 +141,7 @@ def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -
 
 def check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
     """Refuse a result of another model, and say so where nobody can tell."""
-    from headspan.models.identity import same_model
+    from headspan.results.identity import same_model
 
     doubt = same_model(made, ran, result, "this model")
     if doubt:
@@ -159,7 +159,7 @@ def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None
 
 def _best_heads(scores: BehaviourScores, k: int) -> list[dict[str, Any]]:
     """One row per rank: the best heads of the four kinds side by side."""
-    from headspan.analysis.behaviour import KIND_TITLES
+    from headspan.results.head_scores import KIND_TITLES
 
     ranked = {kind: scores.top(kind, k) for kind in scores}
     rows: list[dict[str, Any]] = []

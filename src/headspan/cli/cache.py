@@ -27,7 +27,7 @@ def cache(
       headspan cache
       headspan cache Llama-3 --clear
     """
-    from headspan.sources.chunk_room import age, cache_limit, contents, remove, size_text
+    from headspan.checkpoints.hub.chunk_room import age, cache_limit, contents, remove, size_text
 
     found = [content for content in contents() if name is None or name.lower() in content.file.lower()]
     rows = [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in found]

@@ -10,8 +10,8 @@ import typer
 from headspan.cli.common import Fold, Force, Listing, Table, k_option, listing, note, out_option, progress
 
 if TYPE_CHECKING:
-    from headspan.analysis.drift import Diff
-    from headspan.analysis.series import Series
+    from headspan.change.diff import Diff
+    from headspan.change.series import Series
 
 _KINDS = {".html": "page", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
 _FORMATS = {
@@ -49,9 +49,9 @@ def diff(
       headspan diff gpt2 my-tuned-gpt2 --out diff.html
       headspan diff base-directory lora-directory --fold --json
     """
-    from headspan.analysis.drift import TABLES
-    from headspan.analysis.drift import diff as run
-    from headspan.errors import HeadspanError
+    from headspan.change.diff import TABLES
+    from headspan.change.diff import diff as run
+    from headspan.vocabulary.errors import HeadspanError
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
@@ -121,10 +121,10 @@ def track(
       headspan track checkpoints/step* --run --out run.safetensors --out run.html
       headspan track run.safetensors --table drift --csv
     """
-    from headspan.analysis.series import TABLES, Series
-    from headspan.analysis.tracking import track as follow
-    from headspan.errors import HeadspanError
-    from headspan.scores import is_result
+    from headspan.change.series import TABLES, Series
+    from headspan.change.track import track as follow
+    from headspan.results.scores import is_result
+    from headspan.vocabulary.errors import HeadspanError
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
@@ -157,8 +157,8 @@ def track(
 
 def _outputs(paths: list[Path], own: str, inputs: list[str], force: bool) -> list[tuple[Path, str]]:
     """What is to be written where, refused before any work if it cannot or must not be."""
-    from headspan.errors import HeadspanError
     from headspan.system.outputs import check_outputs
+    from headspan.vocabulary.errors import HeadspanError
 
     kinds = {".safetensors": own, **_KINDS}
     wrong = next((path for path in paths if path.suffix.lower() not in kinds), None)
@@ -178,7 +178,7 @@ def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
 
         change_page(change).save(path, force=force)
     else:
-        from headspan.figures.change import save_change
+        from headspan.plotting.change import save_change
 
         save_change(change, path, force=force)
     note(f"{path}: {change!r}")
@@ -186,7 +186,7 @@ def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
 
 def _numbers(text: str | None) -> list[int] | None:
     """Step numbers from "0,1,2,4"."""
-    from headspan.errors import HeadspanError
+    from headspan.vocabulary.errors import HeadspanError
 
     if text is None:
         return None

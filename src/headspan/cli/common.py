@@ -22,7 +22,7 @@ JSON and CSV show all of them in full; the table shows ``shown`` (or all) of the
 Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
 `WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; those that name nodes
 in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work and are not shown. What a reference, a
-label list or a file stands for is known by `headspan.analysis.given`.
+label list or a file stands for is known by `headspan.scoring.inputs`.
 
 A command that writes calls `headspan.system.outputs.check_output` before any work, with what it reads and ``force``.
 
@@ -43,8 +43,8 @@ import typer
 from typer.core import TyperCommand
 
 from headspan.cli.tables import Row, print_csv, print_json, print_lines, print_table
-from headspan.errors import HeadspanError, message
 from headspan.system.progress import progress_bar as progress
+from headspan.vocabulary.errors import HeadspanError, message
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -225,7 +225,7 @@ def listing(command: Callable[..., Listing]) -> Callable[..., None]:
 
 def open_model(reference: str, fold: bool = False, tell: bool = False, download: bool = False) -> AttentionWeights:
     """The weights of a model, folded if asked for; ``tell`` prints what is remarkable about it."""
-    from headspan.analysis.given import given_weights
+    from headspan.scoring.inputs import given_weights
 
     weights = given_weights(reference, fold, download)
     for sentence in weights.notes if tell else ():
@@ -235,7 +235,7 @@ def open_model(reference: str, fold: bool = False, tell: bool = False, download:
 
 def check_store(path: Path) -> None:
     """Something can only be stored in a result that is there: told before --out's rules for new files are applied."""
-    from headspan.scores import Scores, is_result
+    from headspan.results.scores import Scores, is_result
 
     if not is_result(path):
         Scores.load(path)  # says what it is instead

@@ -23,8 +23,8 @@ from headspan.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from headspan.analysis.effects_result import Effects
-    from headspan.scores import Scores
+    from headspan.results.effects import Effects
+    from headspan.results.scores import Scores
 
 _SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
 _HABITS = {"identity": "id", "previous_token": "prev", "duplicate_token": "dup", "induction": "ind"}
@@ -91,14 +91,14 @@ def effects(
       headspan effects model.gguf --into model.safetensors
       headspan effects demo --summary
     """
-    from headspan.analysis.effects import effects as run
-    from headspan.analysis.effects_result import attach, check_same_heads
-    from headspan.heads import parse_pairings
-    from headspan.models.running import check_dtype, identity_of
-    from headspan.models.weights import open
-    from headspan.scores import Scores
-    from headspan.scoring.metrics import parse_metrics
+    from headspan.models.opening import open
+    from headspan.results.effects import attach, check_same_heads
+    from headspan.results.scores import Scores
+    from headspan.running.effects import effects as run
+    from headspan.running.opening import check_dtype, identity_of
+    from headspan.subspaces.metrics import parse_metrics
     from headspan.system.outputs import check_output
+    from headspan.vocabulary.heads import parse_pairings
 
     if into is not None:
         check_store(into)
@@ -152,7 +152,7 @@ def effects(
 
 def _scored(model: str, found: Effects) -> Scores:
     """PK of the model's own weights, for the columns score and rank."""
-    from headspan.analysis.given import given_scores
+    from headspan.scoring.inputs import given_scores
 
     return given_scores(model, ["pk"], found.pairings)
 
@@ -169,7 +169,7 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, co
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A record that fits a terminal: of the head scores the one that changes most."""
-    from headspan.analysis.large_effects import SHORT_UNITS
+    from headspan.results.large_effects import SHORT_UNITS
 
     shown = {_SHORT.get(key, key): row[key] for key in (*_ALWAYS, *_SHORT) if key in row}
     shown["unit"] = SHORT_UNITS[shown["unit"]]
@@ -183,7 +183,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 def _legend(found: Effects) -> list[str]:
     """Units, floors and columns, below the table."""
-    from headspan.analysis.large_effects import LEAST_RATIO
+    from headspan.results.large_effects import LEAST_RATIO
 
     units = "Units: TV is total variation (0 to 1) of attention, norm the change of the output relative to it."
     if any(name in _HABITS for name, _ in found.arrays):
@@ -200,8 +200,8 @@ def _legend(found: Effects) -> list[str]:
 
 
 def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
-    from headspan.analysis.effects_summary import predictors_of, summarise_effects
-    from headspan.models.weights import open
+    from headspan.models.opening import open
+    from headspan.running.effects_summary import predictors_of, summarise_effects
 
     with open(model) as weights, progress("scoring"):
         if not weights.foldable:

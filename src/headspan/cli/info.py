@@ -30,7 +30,7 @@ def info(
       headspan info gpt2 --json
       headspan info model.gguf --check
     """
-    from headspan.analysis.info import info as describe
+    from headspan.reading.info import info as describe
 
     with progress("reading weights") as update:
         facts = describe(model, check, update)

@@ -49,8 +49,8 @@ class NodeWords(NamedTuple):
 
     def inputs(self) -> list[Path]:
         """The files and directories that are read for them."""
-        from headspan.models.node_files import readings
-        from headspan.models.saes import directory_and_features
+        from headspan.node_kinds.files import readings
+        from headspan.node_kinds.saes import directory_and_features
 
         files = [path for given in self.add or () for path, _, _ in readings(given)]
         return [*files, *(directory_and_features(given)[0] for given in self.sae or ()), *map(Path, self.adapter or ())]

@@ -40,8 +40,8 @@ def nodes(
     subspaces.
     p_kind: the share of other nodes of its kind that do as well in that head.
     """
-    from headspan.analysis.nodes import COLUMNS
-    from headspan.analysis.nodes import nodes as find
+    from headspan.reading.node_overlaps import COLUMNS
+    from headspan.reading.node_overlaps import nodes as find
 
     with open_model(model, fold) as weights, progress("comparing nodes with heads") as update:
         report = find(weights, *nodes, embedding, unembedding, k=k, progress=update)

@@ -22,7 +22,7 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.cli.node_options import NO_NODES, NodeWords, node_options
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 
 def register(app: typer.Typer) -> None:
@@ -59,9 +59,9 @@ def paths(
       headspan paths gpt2 --to L5H1.K --out circuit.json
       headspan paths ./gpt2 --nodes probe.npy@8 --to probe --neurons L5:17 --depth 2
     """
-    from headspan.analysis.paths import PATH_COLUMNS
-    from headspan.analysis.paths import paths as find
-    from headspan.scores import is_result
+    from headspan.graphs.paths import PATH_COLUMNS
+    from headspan.graphs.paths import paths as find
+    from headspan.results.scores import is_result
     from headspan.system.outputs import check_output
 
     if out is not None:

@@ -24,11 +24,11 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.wiring_graph import Wiring
-    from headspan.figures import Context
+    from headspan.graphs.graph import Wiring
+    from headspan.plotting import Context
 
 DpiOption = Annotated[float, typer.Option(min=20, max=1200, help="Pixels per inch of PNG files.")]
 _EXPORTS = {".graphml": "to_graphml", ".json": "to_json", ".csv": "to_csv"}
@@ -74,9 +74,9 @@ def wiring(
       headspan wiring gpt2.safetensors --rule significance --null reversed --q 0.05 --out edges.csv
       headspan wiring gpt2.safetensors --circuit induction.json --out induction.svg
     """
-    from headspan.analysis.effects_fields import EFFECT_FIELDS
-    from headspan.analysis.wiring import wiring as choose
-    from headspan.analysis.wiring_graph import EDGE_COLUMNS
+    from headspan.graphs.graph import EDGE_COLUMNS
+    from headspan.graphs.selection import wiring as choose
+    from headspan.results.effects_fields import EFFECT_FIELDS
     from headspan.system.outputs import check_outputs
 
     check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels, circuit], force=force)
@@ -120,7 +120,7 @@ def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float, force: bool) 
     if ending in _EXPORTS:
         getattr(chosen, _EXPORTS[ending])(path, force=force)
         return
-    from headspan.figures import save_wiring
+    from headspan.plotting import save_wiring
 
     save_wiring(chosen, path, ellipse=ellipse, dpi=dpi, force=force)
 
@@ -156,7 +156,7 @@ def figures(
       headspan figures gpt2 --labels gpt2 --out figures --format pdf,png
       headspan figures gpt2.safetensors --weights gpt2 --only wiring,scatter --out figures
     """
-    from headspan.figures import draw, file_names, parse_formats, parse_names
+    from headspan.plotting import draw, file_names, parse_formats, parse_names
     from headspan.system.outputs import check_folder
 
     # A wrong name must not wait for the scores.
@@ -178,11 +178,11 @@ def figures(
 
 def _context(reference: str, weights: str | None, behaviour: str | None, labels: str | None, run: bool) -> Context:
     """Scores, weights, head scores and labels for the figures."""
-    from headspan.analysis.behaviour import BehaviourScores
-    from headspan.analysis.given import given_labels
-    from headspan.analysis.origin import weights_of
-    from headspan.figures import Context
-    from headspan.scores import Scores, is_result
+    from headspan.plotting import Context
+    from headspan.results.choices import given_labels
+    from headspan.results.head_scores import BehaviourScores
+    from headspan.results.scores import Scores, is_result
+    from headspan.scoring.model_of_result import weights_of
     from headspan.scoring.run import score
 
     habits = BehaviourScores.load(behaviour) if behaviour is not None else None

@@ -19,12 +19,12 @@ from headspan.cli.common import (
     print_json,
     progress,
 )
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.pair import PairReport, SignedTokens
-    from headspan.analysis.tokens import Token
     from headspan.models.weights import AttentionWeights
+    from headspan.reading.pair import PairReport, SignedTokens
+    from headspan.reading.tokens import Token
 
 TOKENS_EXAMPLES = """\b
 Examples:
@@ -81,8 +81,8 @@ def tokens(
 
 
 def _one_head(weights: AttentionWeights, head: str, role: str | None, k: int, preprocess: str) -> Listing:
-    from headspan.analysis.tokens import head_and_role
-    from headspan.analysis.tokens import tokens as find
+    from headspan.reading.tokens import head_and_role
+    from headspan.reading.tokens import tokens as find
 
     name, chosen = head_and_role(head, role)
     if (sentence := weights.ports.note(name, chosen)) is not None:
@@ -95,8 +95,8 @@ def _one_head(weights: AttentionWeights, head: str, role: str | None, k: int, pr
 
 
 def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: str) -> Listing:
-    from headspan.analysis.tokens import all_tokens
-    from headspan.heads import ROLES
+    from headspan.reading.tokens import all_tokens
+    from headspan.vocabulary.heads import ROLES
 
     with progress("projecting the vocabulary") as update:
         found = all_tokens(weights, ROLES if role is None else [role], k, preprocess, update)
@@ -112,9 +112,9 @@ def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: 
 
 def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
     """The preprocessing and, where tokens have length 1, the score to compare with."""
-    from headspan.analysis.dimension import dimension_between
-    from headspan.analysis.token_lengths import parse_preprocess
-    from headspan.analysis.tokens import parse_role, random_best
+    from headspan.reading.token_lengths import parse_preprocess
+    from headspan.reading.tokens import parse_role, random_best
+    from headspan.statistics.dimension import dimension_between
 
     if not parse_preprocess(preprocess)[1] or not weights.vocab_size:
         return preprocess
@@ -126,7 +126,7 @@ def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
 
 def _norms(weights: AttentionWeights) -> Listing:
     """Two tables of correlations and cosines; as records, one per number, told apart by ``quantity``."""
-    from headspan.analysis.tokens import norm_correlations, unembedding_cosines
+    from headspan.reading.tokens import norm_correlations, unembedding_cosines
 
     with progress("correlating lengths") as update:
         table = norm_correlations(weights, update)
@@ -167,7 +167,7 @@ def pair(
 
     --json prints one object with everything, --csv the directions.
     """
-    from headspan.analysis.pair import pair as compare
+    from headspan.reading.pair import pair as compare
 
     if effects:
         _effect_curve(model, source, target).print(as_json, as_csv)
@@ -186,7 +186,7 @@ def pair(
 
 
 def _effect_curve(model: str, source: str, target: str) -> Listing:
-    from headspan.analysis.effects_curve import effect_curve
+    from headspan.running.effects_curve import effect_curve
 
     with progress("running the model"):
         curve = effect_curve(model, source, target)

@@ -21,7 +21,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 
 def register(app: typer.Typer) -> None:
@@ -49,10 +49,10 @@ def report(
       headspan report openai-community/gpt2 --labels gpt2-ioi --out gpt2.html --open
       headspan report gpt2.safetensors --weights openai-community/gpt2 --out gpt2.html
     """
-    from headspan.analysis.behaviour import BehaviourScores
-    from headspan.analysis.labels import Labels
-    from headspan.explorer import report as make
-    from headspan.scores import Scores, is_result
+    from headspan.explorer.report import report as make
+    from headspan.results.head_scores import BehaviourScores
+    from headspan.results.labels import Labels
+    from headspan.results.scores import Scores, is_result
     from headspan.scoring.run import score
     from headspan.system.outputs import check_output
 

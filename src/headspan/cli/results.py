@@ -25,10 +25,10 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.cli.node_options import NO_NODES, NodeWords, node_options
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.scores import Scores
+    from headspan.results.scores import Scores
 
 
 def register(app: typer.Typer) -> None:
@@ -149,12 +149,13 @@ def top(
       headspan top gpt2.safetensors --head L5H1 -k 5
       headspan top gpt2.safetensors --labels gpt2-ioi --label induction
     """
-    from headspan.analysis.effects_fields import with_effects
-    from headspan.analysis.given import given_labels, given_scores
-    from headspan.analysis.neighbours import around
-    from headspan.analysis.neighbours import top as strongest
-    from headspan.heads import parse_pairings
-    from headspan.scoring.metrics import parse_metrics
+    from headspan.graphs.strongest import around
+    from headspan.graphs.strongest import top as strongest
+    from headspan.results.choices import given_labels
+    from headspan.results.effects_fields import with_effects
+    from headspan.scoring.inputs import given_scores
+    from headspan.subspaces.metrics import parse_metrics
+    from headspan.vocabulary.heads import parse_pairings
 
     if head is not None and (layer is not None or label is not None):
         raise HeadspanError("--head lists all pairs of one head: leave out --layer and --label")
@@ -181,7 +182,7 @@ def top(
 
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
     """Rows of edges with their distance from chance; None where the random baseline is not known."""
-    from headspan.analysis.significance import z_scores
+    from headspan.statistics.significance import z_scores
 
     tables: dict[str, Any] = {}
     found = []
@@ -212,7 +213,7 @@ def compare(
       headspan compare gpt2.safetensors gpt2-folded.safetensors
       headspan compare gpt2.safetensors gpt2-folded.safetensors --pairing flow --metric pk
     """
-    from headspan.analysis.comparison import compare as run
+    from headspan.change.compare import compare as run
 
     with progress("scoring") as update:
         found = run(first, second, k=k, metrics=metric, pairings=pairing, progress=update)

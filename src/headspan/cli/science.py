@@ -25,11 +25,11 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
-    from headspan.analysis.evaluation import Estimate, Evaluation
-    from headspan.analysis.reproduction import Reproduction
+    from headspan.paper.evaluation import Estimate, Evaluation
+    from headspan.paper.reproduction import Reproduction
 
 _SIDE_BY_SIDE = 2  # similarities whose areas with intervals fit beside each other
 
@@ -57,10 +57,11 @@ def hubs(
       headspan hubs gpt2
       headspan hubs result.safetensors --pairing OK --corrected --labels gpt2
     """
-    from headspan.analysis.given import given_labels, given_scores
-    from headspan.analysis.hubs import HubLists
-    from headspan.analysis.hubs import hubs as find_hubs
-    from headspan.heads import parse_pairings
+    from headspan.results.choices import given_labels
+    from headspan.scoring.inputs import given_scores
+    from headspan.statistics.hubs import HubLists
+    from headspan.statistics.hubs import hubs as find_hubs
+    from headspan.vocabulary.heads import parse_pairings
 
     scores = given_scores(reference, [metric], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
@@ -92,8 +93,8 @@ def baseline(
       headspan baseline gpt2
       headspan baseline gpt2 --pairing OK --null reversed -k 30
     """
-    from headspan.analysis.baseline import baseline as summary
-    from headspan.analysis.baseline import remarks
+    from headspan.statistics.baseline import baseline as summary
+    from headspan.statistics.baseline import remarks
 
     if pairing and kl:
         raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
@@ -121,9 +122,9 @@ def baseline(
 
 def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: float) -> Listing:
     """The pairs with the largest scores of some pairings, all of them if k is 0."""
-    from headspan.analysis.given import given_scores
-    from headspan.analysis.significance import Null, significance
-    from headspan.heads import Pairing, parse_pairings
+    from headspan.scoring.inputs import given_scores
+    from headspan.statistics.significance import Null, significance
+    from headspan.vocabulary.heads import Pairing, parse_pairings
 
     chosen = parse_pairings(pairings)
     wanted = parse_pairings([*chosen, *(Pairing(p.target, p.source) for p in chosen)])
@@ -167,7 +168,7 @@ def evaluate(
       headspan evaluate gpt2 --labels gpt2-ioi --metric all
       headspan evaluate result.safetensors --labels my-heads.csv --json
     """
-    from headspan.analysis.evaluation import evaluate as run
+    from headspan.paper.evaluation import evaluate as run
 
     if labels is None:
         raise HeadspanError("which heads are known? Give --labels with gpt2-ioi, behaviour or a CSV file head,label")
@@ -192,8 +193,8 @@ def reproduce(
       headspan reproduce gpt2
       headspan reproduce path/to/gpt2 --out reproduction
     """
-    from headspan.analysis.reproduction import FILES, NOT_AVAILABLE
-    from headspan.analysis.reproduction import reproduce as run
+    from headspan.paper.reproduction import FILES, NOT_AVAILABLE
+    from headspan.paper.reproduction import reproduce as run
     from headspan.system.outputs import check_folder
 
     if out is not None:
@@ -212,7 +213,7 @@ def reproduce(
 
 def _reproduction_tables(result: Reproduction, everything: bool) -> list[Table]:
     """How many numbers of each section agree, and section by section those to look at."""
-    from headspan.analysis.reproduction import DIFFERS, WITHIN_ROOM
+    from headspan.paper.reproduction import DIFFERS, WITHIN_ROOM
 
     tables: list[Table] = [("published numbers, by section", result.by_section(), {})]
     for section in dict.fromkeys(row.section for row in result.rows):

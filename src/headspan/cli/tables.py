@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headspan.errors import visible
-from headspan.system.tabular import csv_text
+from headspan.results.tabular import csv_text
+from headspan.vocabulary.errors import visible
 
 Row = Mapping[str, Any]
 
@@ -167,7 +167,7 @@ def plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, str) or type(value).__module__ == "headspan.heads":
+    if isinstance(value, str) or type(value).__module__ == "headspan.vocabulary.heads":
         return str(value)
     if hasattr(value, "tolist"):
         value = value.tolist()

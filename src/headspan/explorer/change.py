@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from headspan.analysis.behaviour import KIND_TITLES
-from headspan.analysis.changes import aligned, places
-from headspan.analysis.dimension import centred_by, dimension_between, usual_dimension
-from headspan.analysis.drift import Diff
-from headspan.analysis.series import Series
-from headspan.explorer import Report
+from headspan.change.diff import Diff
+from headspan.change.edge_changes import aligned, places
+from headspan.change.series import Series
 from headspan.explorer.encode import pack
-from headspan.explorer.page import STYLES, render
-from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
-from headspan.port_table import PortTable
-from headspan.scores import Scores
-from headspan.scoring.metrics import metric_of
+from headspan.explorer.page import STYLES, Report, render
+from headspan.results.head_scores import KIND_TITLES
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
+from headspan.subspaces.metrics import metric_of
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
+from headspan.vocabulary.ports import PortTable
 
 SCRIPTS = ("core.js", "table.js", "layout.js", "flow.js", "change.js")
 

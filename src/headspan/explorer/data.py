@@ -13,13 +13,6 @@ from typing import Any
 import numpy as np
 
 import headspan
-from headspan.analysis.baseline import PairingSummary, summary_of
-from headspan.analysis.effects_result import Effects, effects_in
-from headspan.analysis.evaluation import Estimate, Measure, classification, detection, metric_agreement
-from headspan.analysis.hubs import hubs
-from headspan.analysis.labels import Labels
-from headspan.analysis.origin import check_same_model
-from headspan.errors import HeadspanError
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
@@ -27,13 +20,20 @@ from headspan.explorer.findings import find, metric_order, rises_above_chance
 from headspan.explorer.head_values import head_values
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.tour import tour
-from headspan.figures.style import SEQUENTIAL, label_colours
-from headspan.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
-from headspan.models.identity import short_name
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
-from headspan.scoring.metrics import metric_of
+from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
+from headspan.plotting.style import SEQUENTIAL, label_colours
+from headspan.results.effects import Effects, effects_in
+from headspan.results.identity import short_name
+from headspan.results.labels import Labels
+from headspan.results.scores import Scores
+from headspan.scoring.model_of_result import check_same_model
+from headspan.statistics.baseline import PairingSummary, summary_of
+from headspan.statistics.hubs import hubs
+from headspan.subspaces.metrics import metric_of
 from headspan.system.memory import check_room
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
 
 SCHEMA = 1
 DEFAULT_K = 20

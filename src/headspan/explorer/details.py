@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from headspan.analysis.dimension import dimension_at
-from headspan.analysis.pair import PairReader, SharedDirection, SignedTokens
-from headspan.analysis.random_subspaces import expected_squares
-from headspan.analysis.token_lengths import VocabularyRows
-from headspan.analysis.tokens import tokens_of
 from headspan.explorer.encode import best_pairs, pack
-from headspan.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
-from headspan.scoring.subspaces import orthonormal_bases
+from headspan.reading.pair import PairReader, SharedDirection, SignedTokens
+from headspan.reading.token_lengths import VocabularyRows
+from headspan.reading.tokens import tokens_of
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import dimension_at
+from headspan.subspaces.bases import orthonormal_bases
+from headspan.subspaces.random_subspaces import expected_squares
 from headspan.system.memory import available_memory
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
 
 Progress = Callable[[int, int], None]
 

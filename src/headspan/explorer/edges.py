@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.dimension import centred, dimension_at, usual_dimension
-from headspan.analysis.effects_result import Effects
-from headspan.analysis.large_effects import LEAST_RATIO, SHORT_UNITS
-from headspan.analysis.significance import DISCOVERY_RATE, Significance, has_reverse, significance
 from headspan.explorer.encode import Limits, encode_edges
-from headspan.heads import FLOW_PAIRINGS, Pairing
-from headspan.scores import Scores
-from headspan.scoring.metrics import metric_of
+from headspan.results.effects import Effects
+from headspan.results.large_effects import LEAST_RATIO, SHORT_UNITS
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import centred, dimension_at, usual_dimension
+from headspan.statistics.significance import DISCOVERY_RATE, Significance, has_reverse, significance
+from headspan.subspaces.metrics import metric_of
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing
 
 
 class Nulls(NamedTuple):

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from headspan.analysis.effects_result import Effects
-from headspan.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
-from headspan.scores import ScoreMatrix, Scores
-from headspan.scoring.metrics import METRICS
+from headspan.results.effects import Effects
+from headspan.results.matrix import ScoreMatrix
+from headspan.results.scores import Scores
+from headspan.subspaces.metrics import METRICS
 from headspan.system.ordering import descending, occurrence
+from headspan.vocabulary.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 
 # How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
 EXACT_VALUES = 60_000

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.analysis.baseline import PairingSummary
-from headspan.analysis.dimension import dimension_at, usual_dimension
-from headspan.analysis.effects_result import effects_in
-from headspan.analysis.evaluation import metric_agreement
-from headspan.analysis.hubs import HubHead, HubScores, hubs
-from headspan.analysis.large_effects import LEAST_RATIO
-from headspan.analysis.random_subspaces import moments, random_quantile
-from headspan.heads import FLOW_PAIRINGS, ROLES, Pairing
-from headspan.scores import Scores
-from headspan.scoring.metrics import METRICS, drawn_scores
+from headspan.paper.evaluation import metric_agreement
+from headspan.results.effects import effects_in
+from headspan.results.large_effects import LEAST_RATIO
+from headspan.results.scores import Scores
+from headspan.statistics.baseline import PairingSummary
+from headspan.statistics.dimension import dimension_at, usual_dimension
+from headspan.statistics.hubs import HubHead, HubScores, hubs
+from headspan.subspaces.metrics import METRICS, drawn_scores
+from headspan.subspaces.random_subspaces import moments, random_quantile
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
 
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 5

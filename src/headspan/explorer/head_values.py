@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from headspan.analysis.effects_result import Effects
-from headspan.scores import Scores
+from headspan.results.effects import Effects
+from headspan.results.scores import Scores
 
 
 def head_values(scores: Scores, measured: Effects | None) -> dict[str, dict[str, Any]]:

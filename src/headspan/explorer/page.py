@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from importlib import resources
 from typing import Any
 
 import headspan
-from headspan.errors import visible
-from headspan.figures.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
+from headspan.plotting.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
+from headspan.system.arguments import checked
+from headspan.system.outputs import writing
+from headspan.vocabulary.errors import visible
 
 STYLES = ("base.css", "parts.css")
 SCRIPTS = (
@@ -70,8 +75,8 @@ def escaped_json(value: Any) -> str:
     '{"token":"\\\\u003c/script\\\\u003e"}'
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character, escape in _ESCAPES.items():
-        text = text.replace(character, escape)
+    for character, harmless in _ESCAPES.items():
+        text = text.replace(character, harmless)
     # Lone surrogates, which some vocabularies hold, cannot be written as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -119,3 +124,31 @@ def _mixed(colour: str, grey: int, share: float = 0.35) -> str:
     """
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (grey - part) * share):02x}" for part in parts)
+
+
+FRAME_HEIGHT = 820  # pixels of a notebook cell
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished page: ``save`` writes it, a notebook shows it."""
+
+    payload: dict[str, Any] = field(repr=False)
+    html: str = field(repr=False)
+
+    @checked
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the page; the file appears only when complete. force: replace a file that is not such a page."""
+        with writing(path, "page", force=force) as temporary:
+            temporary.write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        # Without allow-same-origin the page cannot reach the notebook around it.
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width:100%;height:{FRAME_HEIGHT}px;border:1px solid #ccc;border-radius:6px" '
+            'title="headspan report"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"Report of {self.payload['model']['name']}, {len(self.html) / 1e6:.1f} MB"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headspan.analysis.paths import strongest
-from headspan.errors import HeadspanError
-from headspan.heads import FLOW_PAIRINGS, HeadRole
+from headspan.graphs.paths import strongest
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
+from headspan.results.scores import Scores
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole
 
 DEPTH, MOST = 3, 30  # hops, and paths of each number of them
 TARGETS, FEWER = 10, 4  # weights that paths are followed to

@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headspan.analysis.given import ScoresLike, WeightsLike, given_scores, given_weights
-from headspan.analysis.labels import GPT2_SMALL
-from headspan.analysis.origin import check_same_model, weights_of
-from headspan.analysis.shipped import with_shipped
-from headspan.analysis.wiring import wiring
-from headspan.errors import HeadspanError, visible
-from headspan.explorer import Report, report
-from headspan.explorer.page import filled, policy_of, static_text
-from headspan.figures import wiring_svg
-from headspan.figures.style import ROLE_COLOURS
-from headspan.heads import FLOW_PAIRINGS, Role
-from headspan.models.identity import short_name
+from headspan.explorer.page import Report, filled, policy_of, static_text
+from headspan.explorer.report import report
+from headspan.graphs.selection import wiring
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores, is_result
+from headspan.plotting import wiring_svg
+from headspan.plotting.style import ROLE_COLOURS
+from headspan.results.identity import short_name
+from headspan.results.labels import GPT2_SMALL
+from headspan.results.scores import Scores, is_result
+from headspan.running.demo_measurements import with_shipped
+from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
+from headspan.scoring.model_of_result import check_same_model, weights_of
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import progress_bar
+from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 _INDEX = "index.html"
 _EDGES = 12  # of the one pairing in a small picture

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from headspan.analysis.dimension import dimension_at
-from headspan.analysis.effects_result import effects_in
-from headspan.analysis.labels import Labels
-from headspan.heads import Pairing
-from headspan.scores import Edge, Scores
-from headspan.scoring.metrics import metric_of
+from headspan.results.effects import effects_in
+from headspan.results.labels import Labels
+from headspan.results.matrix import Edge
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import dimension_at
+from headspan.subspaces.metrics import metric_of
+from headspan.vocabulary.heads import Pairing
 
 _OK = Pairing.parse("OK")
 

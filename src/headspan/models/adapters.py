@@ -17,19 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import Role
-from headspan.models.architectures import BODY_PREFIXES
+from headspan.checkpoints.base import TensorSource, canonical_json
+from headspan.checkpoints.dtypes import row_range
+from headspan.checkpoints.huggingface import STANDARD_FILES, LocalFiles, WeightFile, open_weight_file
+from headspan.checkpoints.untrusted import read_json
 from headspan.models.checkpoint import CheckpointWeights
+from headspan.models.families.table import BODY_PREFIXES
+from headspan.models.families.tensor_map import TensorMap
 from headspan.models.folding import FoldedWeights
-from headspan.models.tensor_map import TensorMap
-from headspan.models.weights import AttentionWeights, open
-from headspan.sources.base import TensorSource, canonical_json
-from headspan.sources.dtypes import row_range
-from headspan.sources.huggingface import STANDARD_FILES, LocalFiles, WeightFile, open_weight_file
-from headspan.sources.untrusted import read_json
+from headspan.models.opening import open
+from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
 from headspan.system.inputs import is_directory
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Role
-from headspan.models.identity import IDENTITY_PREFIX
+from headspan.checkpoints.dtypes import exact_array
+from headspan.checkpoints.mapping import hash_tensor
+from headspan.checkpoints.untrusted import changed
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
-from headspan.port_table import PortTable
-from headspan.sources.dtypes import exact_array
-from headspan.sources.mapping import hash_tensor
-from headspan.sources.untrusted import changed
+from headspan.results.identity import IDENTITY_PREFIX
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, Role
+from headspan.vocabulary.ports import PortTable
 
 _BIASES = {f"b{role}": role for role in ROLES}
 _VECTORS = ("gain", "gain_bias", "final_gain", "final_bias", "unembedding", "unembedding_bias", "embedding")

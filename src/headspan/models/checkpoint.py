@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import ROLES, Head, Role
-from headspan.models.architecture import WHY_NOT_FOLDABLE, Config
+from headspan.checkpoints.base import TensorSource
+from headspan.checkpoints.untrusted import config_part
 from headspan.models.checkpoint_notes import checkpoint_notes, unembedding_differs
-from headspan.models.identity import IDENTITY_PREFIX
-from headspan.models.latent import LatentFactors, LatentReader, latent_ports
-from headspan.models.tensor_map import TensorMap, bias_of, weight_of
+from headspan.models.families.entry import WHY_NOT_FOLDABLE, Config
+from headspan.models.families.latent_attention import LatentFactors, LatentReader, latent_ports
+from headspan.models.families.tensor_map import TensorMap, bias_of, weight_of
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, check_rows
-from headspan.port_table import PortTable
-from headspan.sources.base import TensorSource
-from headspan.sources.untrusted import config_part
+from headspan.results.identity import IDENTITY_PREFIX
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES, Head, Role
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
-    from headspan.sources.vocabulary import Vocabulary
+    from headspan.checkpoints.tokenizer import Vocabulary
 
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "eps")
 _PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three

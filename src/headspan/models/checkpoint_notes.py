@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import Role
-from headspan.models.latent import latent_notes
-from headspan.models.tensor_map import TensorMap, weight_of
+from headspan.models.families.latent_attention import latent_notes
+from headspan.models.families.tensor_map import TensorMap, weight_of
 from headspan.models.weights import AttentionWeights
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role
 
 # Of masked language models: what stands between the last norm and the unembedding.
 _HEADS = (

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import Role
-from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite, open
+from headspan.models.opening import open
+from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite
 from headspan.models.wrapped import WrappedWeights
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role
 
 _ROWS = 8192  # of the unembedding at a time
 FOLDED_NORMS = {

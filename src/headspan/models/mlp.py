@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import Role, mlp_position
+from headspan.checkpoints.untrusted import config_part
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp_table import (
+from headspan.models.families.mlp_table import (
     DENSE,
     EXPERTS,
     INTERLEAVED,
@@ -21,9 +19,11 @@ from headspan.models.mlp_table import (
     Layout,
     is_parallel,
 )
-from headspan.models.tensor_map import weight_of
+from headspan.models.families.tensor_map import weight_of
+from headspan.models.folding import FoldedWeights
 from headspan.models.weights import AttentionWeights, Norm
-from headspan.sources.untrusted import config_part
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role, mlp_position
 
 
 def checkpoint_of(weights: AttentionWeights, what: str) -> CheckpointWeights:

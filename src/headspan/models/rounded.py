@@ -11,10 +11,10 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from headspan.heads import Role
-from headspan.models.latent import LatentFactors
+from headspan.models.families.latent_attention import LatentFactors
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.models.wrapped import WrappedWeights
+from headspan.vocabulary.heads import Role
 
 # Bits after the leading one, and the smallest exponent before numbers lose digits.
 MANTISSAS = {

@@ -7,23 +7,21 @@ for folded weights (:mod:`headspan.models.folding`); nothing to the right of it 
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.errors import HeadspanError, visible
-from headspan.heads import ROLES, Head, HeadRole, Role
-from headspan.models.architecture import NormKind
-from headspan.models.latent import Chance, LatentFactors, latent_chance, stacked_root
-from headspan.port_table import PortTable
-from headspan.scores import is_result
+from headspan.models.families.entry import NormKind
+from headspan.models.families.latent_attention import Chance, LatentFactors, latent_chance, stacked_root
+from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
-    from headspan.sources.vocabulary import Vocabulary
+    from headspan.checkpoints.tokenizer import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -373,42 +371,3 @@ def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: 
                 "infinite numbers, so it spans nothing meaningful"
             )
     return weights
-
-
-def open(ref: Any, *, download: bool = False) -> AttentionWeights:
-    """Open a model's attention weights, lazily.
-
-    ``ref`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
-    ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
-    (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
-    See :class:`headspan.models.arrays.ArrayWeights`.
-
-    Of a model of the hub only the tensors that are read come over the network; ``download`` brings whole files.
-
-    >>> rng = np.random.default_rng(0)
-    >>> weights = open({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
-    >>> weights.read("O", 1).shape
-    (4, 16, 3)
-    """
-    if isinstance(ref, AttentionWeights):
-        return ref
-    from headspan.models.arrays import ArrayWeights
-
-    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
-        return ArrayWeights(ref)
-    if isinstance(ref, (list, tuple)) and len(ref) == 4:
-        return ArrayWeights(dict(zip("QKVO", ref, strict=True)))
-    from headspan.models.checkpoint import CheckpointWeights
-    from headspan.sources import open_source
-    from headspan.sources.base import TensorSource
-
-    refuse_result(ref)
-    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref, download))
-
-
-def refuse_result(ref: Any) -> None:
-    """A result where a model is needed is told by name, since both are safetensors files."""
-    if isinstance(ref, (str, os.PathLike)) and is_result(ref):
-        raise HeadspanError(
-            f"{os.fspath(ref)} is a result of headspan, and this needs a model: give the model it was made from"
-        )

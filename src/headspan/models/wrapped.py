@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.heads import Role
 from headspan.models.weights import AttentionWeights, Norm
+from headspan.vocabulary.heads import Role
 
 if TYPE_CHECKING:
-    from headspan.sources.vocabulary import Vocabulary
+    from headspan.checkpoints.tokenizer import Vocabulary
 
 
 class WrappedWeights(AttentionWeights):

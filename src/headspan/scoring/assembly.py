@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 import headspan
-from headspan.heads import ROLES, Pairing, Port, Role
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
+from headspan.results.scores import Scores
 from headspan.scoring.arrangement import Job
 from headspan.scoring.factors import FactorStore
-from headspan.scoring.metrics import METRICS
 from headspan.scoring.plan import Panel, Plan, Tile
 from headspan.scoring.tiles import is_sound
+from headspan.subspaces.metrics import METRICS
+from headspan.vocabulary.heads import ROLES, Pairing, Port, Role
 
 
 def pair_name(first: Panel, second: Panel) -> str:

@@ -28,9 +28,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from headspan.errors import HeadspanError, missing_extra
 from headspan.scoring.arrangement import Job, Key, Rectangle, arrange, length, moved, rectangles, taken_apart
 from headspan.system.threads import cores, team
+from headspan.vocabulary.errors import HeadspanError, missing_extra
 
 Route = Literal["gram", "direct"]
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import headspan
-from headspan.errors import HeadspanError, missing_extra
-from headspan.models.with_nodes import AddedNodes, WithNodes
+from headspan.node_kinds.beside_heads import AddedNodes, WithNodes
+from headspan.vocabulary.errors import HeadspanError, missing_extra
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -252,7 +252,7 @@ def _work(
     reference: str, folding: str, fingerprint: str, plan: Plan, device: str, added: AddedNodes | None = None
 ) -> Done:
     from headspan.scoring.factors import FactorStore
-    from headspan.scoring.run import compute_tile
+    from headspan.scoring.tile import compute_tile
 
     def compute() -> Done:
         weights, ranks = _open_here(reference, folding, fingerprint)
@@ -278,7 +278,7 @@ def _work(
 def _open_here(reference: str, folding: str, fingerprint: str) -> tuple[AttentionWeights, Ranks]:
     """The model, opened once per worker process, if it is the same there, and the ranks that its tiles have found."""
     from headspan.models.folding import fold
-    from headspan.models.weights import open
+    from headspan.models.opening import open
 
     weights = open(reference)
     if folding != "none":

@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from headspan.heads import ROLES, Role
 from headspan.models.weights import AttentionWeights
-from headspan.scoring.metrics import METRICS, LayerWeight
 from headspan.scoring.plan import Panel, Plan, Tile
+from headspan.subspaces.metrics import METRICS, LayerWeight
 from headspan.system.threads import parallel_map
+from headspan.vocabulary.heads import ROLES, Role
 
 
 class Item(NamedTuple):

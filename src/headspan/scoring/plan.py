@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headspan.errors import HeadspanError
-from headspan.heads import NODE_ROLES, ROLES, Pairing, PairSet, Role, mask_of, other_node, positions_of
 from headspan.models.weights import AttentionWeights
-from headspan.port_table import PortTable
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import Route, route_cost
-from headspan.scoring.metrics import METRICS, Metric
+from headspan.subspaces.metrics import METRICS, Metric
 from headspan.system.threads import cores
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import NODE_ROLES, ROLES, Pairing, PairSet, Role, mask_of, other_node, positions_of
+from headspan.vocabulary.ports import PortTable
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
 _SMALL_TILE = 2  # layers, where each pair costs a factorisation

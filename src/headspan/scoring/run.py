@@ -17,23 +17,25 @@ from typing import Any
 import numpy as np
 
 import headspan
-from headspan.errors import HeadspanError
-from headspan.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
-from headspan.models.weights import AttentionWeights, open
-from headspan.port_table import PortTable
-from headspan.scores import Scores, is_result
-from headspan.scoring.assembly import Assembly, is_whole, pair_name, rank_name
-from headspan.scoring.contraction import Route, contract
+from headspan.models.opening import open
+from headspan.models.weights import AttentionWeights
+from headspan.results.scores import Scores, is_result
+from headspan.scoring.assembly import Assembly, is_whole
+from headspan.scoring.contraction import Route
 from headspan.scoring.factors import FactorStore
-from headspan.scoring.metrics import METRICS, parse_metrics
 from headspan.scoring.plan import Plan, Tile, make_plan
 from headspan.scoring.screening import DELTA
 from headspan.scoring.screening import screen as find_strongest
+from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
+from headspan.subspaces.metrics import parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps of a tile
@@ -139,8 +141,8 @@ def score(
 
 
 def _with_nodes(weights: AttentionWeights, nodes: Any, say: Callable[[str], None]) -> AttentionWeights:
-    from headspan.models.nodes import node_sets
-    from headspan.models.with_nodes import add_nodes
+    from headspan.node_kinds.beside_heads import add_nodes
+    from headspan.node_kinds.opening import node_sets
 
     found = add_nodes(weights, node_sets(weights, nodes))
     for sentence in found.added.notes:
@@ -276,30 +278,3 @@ def _run_on_dask(address: str) -> Callable[..., Iterator[tuple[Tile, dict[str, n
     from headspan.scoring.dask import run_on_dask
 
     return lambda weights, plan, tiles, device, tick: run_on_dask(address, weights, plan, tiles, device, tick)
-
-
-def compute_tile(
-    weights: AttentionWeights,
-    plan: Plan,
-    tile: Tile,
-    device: str = "cpu",
-    tick: Callable[[float], None] = lambda share: None,
-    store: FactorStore | None = None,
-) -> dict[str, np.ndarray]:
-    """Scores of one tile by pair of panels ("Q0-K1": role and block of both sides), and subspace ranks ("rank-Q0")."""
-    store = store or FactorStore(weights, plan)
-    factors, jobs, metric = store.of(tile), plan.jobs(tile), METRICS[tile.metric]
-    if metric.all_pairs is None:
-        route = plan.routes[tile.metric]
-        rooted = metric.finish is np.sqrt
-        kernels = contract(
-            factors, jobs, route=route, work_bytes=plan.work_bytes, device=device, rooted=rooted, tick=tick
-        )
-        values = [metric.finish(kernel) for kernel in kernels]
-    else:
-        values = []
-        for job in jobs:
-            values.append(metric.all_pairs(factors[job.first], factors[job.second], job.needed))  # type: ignore[index]
-            tick(1 / len(jobs))
-    arrays = {pair_name(*pair): value for pair, value in zip(tile.pairs, values, strict=True)}
-    return arrays | {rank_name(panel): store.ranks(panel, tile.metric) for panel in tile.panels}

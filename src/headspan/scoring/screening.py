@@ -1,6 +1,6 @@
 """The strongest pairs of a very large model, without comparing all of them exactly.
 
-All pairs are compared by sketches (:mod:`headspan.scoring.sketches`), and those that may be among the k strongest of a
+All pairs are compared by sketches (:mod:`headspan.subspaces.sketches`), and those that may be among the k strongest of a
 pairing again exactly. The certificate: let τ be the largest upper bound among the pairs that were not compared
 exactly, each bound wrong with a probability of at most δ/k. The k truly strongest pairs are fixed before the sketch is
 drawn, so but for a probability of δ all their bounds hold; then those of them above τ were all compared, and every
@@ -19,16 +19,16 @@ from typing import TypeAlias
 import numpy as np
 
 import headspan
-from headspan.errors import HeadspanError
-from headspan.heads import Pairing, PairSet, Role, pair_mask
 from headspan.models.weights import AttentionWeights
-from headspan.scores import Scores
+from headspan.results.scores import Scores
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract
 from headspan.scoring.plan import result_bytes
-from headspan.scoring.sketches import estimates, gaussian_sketch, sketched_bases, sketched_spans, upper_bounds
-from headspan.scoring.subspaces import lower_inverse, orthonormal_bases
+from headspan.subspaces.bases import lower_inverse, orthonormal_bases
+from headspan.subspaces.sketches import estimates, gaussian_sketch, sketched_bases, sketched_spans, upper_bounds
 from headspan.system.threads import parallel_map
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Pairing, PairSet, Role, pair_mask
 
 DELTA = 0.01
 _COLUMNS, _LEAST_COLUMNS = 3, 64  # of the sketch, for every column of the widest head

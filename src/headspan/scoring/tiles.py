@@ -25,9 +25,9 @@ from types import TracebackType
 
 import numpy as np
 
-from headspan.errors import HeadspanError
 from headspan.system.atomic import atomic_path, fcntl, try_lock
-from headspan.system.cache import cache_folder
+from headspan.system.cache_folder import cache_folder
+from headspan.vocabulary.errors import HeadspanError
 
 _MARKER = "headspan-unfinished-run"
 _MAGIC = "An unfinished run of headspan: removed when the run is finished, or when it is a month old.\n"

@@ -6,7 +6,7 @@
 >>> double("many")
 Traceback (most recent call last):
     ...
-headspan.errors.WrongArgument: k must be a whole number, not 'many'
+headspan.vocabulary.errors.WrongArgument: k must be a whole number, not 'many'
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from headspan.errors import WrongArgument, remember_text
+from headspan.vocabulary.errors import WrongArgument, remember_text
 
 P = ParamSpec("P")
 T = TypeVar("T")

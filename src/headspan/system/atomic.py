@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headspan.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError
 
 try:
     import fcntl

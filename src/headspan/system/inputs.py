@@ -11,8 +11,8 @@ import os
 import stat
 from pathlib import Path
 
-from headspan.errors import HeadspanError
 from headspan.system.outputs import remember_input
+from headspan.vocabulary.errors import HeadspanError
 
 PathLike = str | os.PathLike[str]
 _SHOWN = 200  # letters of a path in a sentence

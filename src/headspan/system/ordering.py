@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    pass
 
 _INDEX_BITS = 32
 
@@ -39,3 +44,32 @@ def occurrence(items: np.ndarray) -> np.ndarray:
     seen = np.empty(len(items), dtype=np.int64)
     seen[order] = places - np.maximum.accumulate(first)
     return seen
+
+
+class Best:
+    """The k largest scores of each of n columns, over blocks of rows; among equal scores the smaller id wins."""
+
+    def __init__(self, n: int, k: int) -> None:
+        self.k = k
+        self.ids = np.empty((n, 0), dtype=np.int64)
+        self.scores = np.empty((n, 0), dtype=np.float32)
+
+    def update(self, start: int, scores: np.ndarray) -> None:
+        """Take in a (rows, n) block whose first row has the id ``start``."""
+        scores = np.ascontiguousarray(scores.T)
+        chosen = self._largest(scores)
+        ids = np.concatenate([self.ids, chosen + start], axis=1)
+        values = np.concatenate([self.scores, np.take_along_axis(scores, chosen, axis=1)], axis=1)
+        order = np.lexsort((ids, -values), axis=1)[:, : self.k]
+        self.ids, self.scores = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+
+    def _largest(self, scores: np.ndarray) -> np.ndarray:
+        size = scores.shape[1]
+        if size <= self.k:
+            return np.broadcast_to(np.arange(size), scores.shape)
+        chosen = np.argpartition(scores, size - self.k, axis=1)[:, size - self.k :]
+        # A partition picks any of several equal scores: settle the rows where the last place is shared.
+        last = np.take_along_axis(scores, chosen, axis=1).min(axis=1, keepdims=True)
+        for row in np.flatnonzero((scores >= last).sum(axis=1) > self.k):
+            chosen[row] = np.argsort(-scores[row], kind="stable")[: self.k]
+        return chosen

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headspan.errors import HeadspanError
 from headspan.system.atomic import atomic_path
+from headspan.vocabulary.errors import HeadspanError
 
 PathLike = str | os.PathLike[str]
 _ENDS = 256 * 2**10  # bytes at each end of a file in which its maker's name is looked for

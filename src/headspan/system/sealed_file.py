@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from headspan.errors import HeadspanError, warn
 from headspan.system.atomic import write_safetensors
 from headspan.system.inputs import input_file, reason
 from headspan.system.memory import check_room
+from headspan.vocabulary.errors import HeadspanError, warn
 
 KEY = "headspan"  # of the JSON among the metadata of the file
 HASH = "hash"  # of the hash in that JSON

@@ -1,0 +1,1 @@
+"""Two results, two models, or a series of checkpoints."""

@@ -1,0 +1,135 @@
+"""Two results of one shape: original against folded weights, or two checkpoints of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headspan.models.weights import AttentionWeights
+from headspan.results.matrix import ScoreMatrix
+from headspan.results.scores import Scores, is_result
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
+from headspan.subspaces.metrics import parse_metrics
+from headspan.system.arguments import checked
+from headspan.system.progress import Update
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, parse_pairings
+from headspan.vocabulary.ports import shape_text
+
+
+class PairingComparison(NamedTuple):
+    """One pairing of two results; ``mse`` is of PK divided by the subspace dimension for pk, of the score otherwise."""
+
+    metric: str
+    pairing: Pairing
+    pairs: int
+    shared_top: int
+    k: int
+    mse: float
+    spearman: float
+
+
+def check_same_shape(first: Scores | AttentionWeights, second: Scores | AttentionWeights) -> None:
+    """Refuse results, or models that have yet to be scored, whose heads or widths differ."""
+    if not first.ports.same_heads(second.ports):
+        shapes = " against ".join(shape_text(one.ports, one.d_model) for one in (first, second))
+        raise HeadspanError(
+            f"the two have different heads ({shapes}, or other layers): only models of one shape can be compared"
+        )
+    if first.d_model != second.d_model:
+        raise HeadspanError(
+            f"the two have residual streams of different width ({first.d_model} against {second.d_model}): only "
+            "models of one shape can be compared"
+        )
+
+
+class Comparison(Tabular, list[PairingComparison]):
+    """One line per similarity and pairing of two results."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [line._asdict() | {"pairing": str(line.pairing)} for line in self]
+
+    def _headline(self) -> str:
+        return f"two results compared in {len(self)} similarities and pairings"
+
+
+@checked
+def compare(
+    first: ScoresLike,
+    second: ScoresLike,
+    k: int = 20,
+    metrics: str | Iterable[str] | None = None,
+    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    progress: Update | None = None,
+) -> Comparison:
+    """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
+
+    Results, or models to score on the spot; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
+    are compared where both results have the same nodes.
+    """
+    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
+    chosen = None if pairings is None else parse_pairings(pairings)
+    first, second = _opened(first), _opened(second)
+    check_same_shape(first, second)  # before anything is scored
+    a, b = (
+        given_scores(x, wanted or ("pk", "cs"), chosen or "all", progress, whole="a comparison")
+        for x in (first, second)
+    )
+    keys = [
+        (metric, pairing)
+        for metric, pairing in a.arrays
+        if (metric, pairing) in b.arrays
+        and (not pairing.of_nodes or all(a.heads(role) == b.heads(role) for role in pairing))
+        and (wanted is None or metric in wanted)
+        and (chosen is None or pairing in chosen)
+    ]
+    if not keys:
+        asked = "" if wanted is None and chosen is None else " that was asked for"
+        raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
+    keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
+    return Comparison(_compare(a, b, metric, pairing, k) for metric, pairing in keys)
+
+
+def _opened(reference: ScoresLike) -> Scores | AttentionWeights:
+    """A result, or the weights of a model that is yet to be scored."""
+    if isinstance(reference, Scores):
+        return reference
+    return Scores.load(reference) if is_result(reference) else given_weights(reference)
+
+
+def shared_edges(first: ScoreMatrix, second: ScoreMatrix, k: int = 20) -> int:
+    """How many of the k largest pairs are the same in both."""
+    return len({e[3:5] for e in first.top(k)} & {e[3:5] for e in second.top(k)})
+
+
+def _compare(first: Scores, second: Scores, metric: str, pairing: Pairing, k: int) -> PairingComparison:
+    a, b = first[metric, pairing].forward(), second[metric, pairing].forward()
+    x, y = a.values.astype(np.float64), b.values.astype(np.float64)
+    if metric == "pk":
+        x, y = (v / _smaller_ranks(scores, pairing) for v, scores in ((x, first), (y, second)))
+    both = ~(np.isnan(x) | np.isnan(y))
+    x, y = x[both], y[both]
+    mse = float(np.mean((x - y) ** 2)) if x.size else float("nan")
+    return PairingComparison(metric, pairing, x.size, shared_edges(a, b, k), k, mse, spearman(x, y))
+
+
+def _smaller_ranks(scores: Scores, pairing: Pairing) -> np.ndarray:
+    """min(m, m') of each pair, by which PK is normalised."""
+    ranks = np.minimum(scores.ranks(pairing.source)[:, None], scores.ranks(pairing.target)[None, :])
+    return np.maximum(ranks, 1)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's ρ with mean ranks for ties; NaN for fewer than two values or a constant.
+
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    1.0
+    """
+    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])

@@ -1,0 +1,118 @@
+"""Edges and hubs before and after: what entered the strongest k, what left them, what changed most."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from headspan.results.matrix import ScoreMatrix
+from headspan.results.scores import Scores
+from headspan.statistics.hubs import HubScores, hubs
+from headspan.vocabulary.heads import Head, Pairing, Role
+
+EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
+
+
+class EdgeChange(NamedTuple):
+    """One pair of heads before and after; ranks are places among all forward pairs of the pairing."""
+
+    pairing: Pairing
+    source: Head
+    target: Head
+    kind: EdgeKind
+    before: float
+    after: float
+    change: float
+    rank_before: int
+    rank_after: int
+    effect_before: float | None = None  # where it was measured: what the model loses without this edge
+    effect_after: float | None = None
+    effect_unit: str | None = None
+
+
+class HubChange(NamedTuple):
+    """A hub whose place in the list of its pairing rose or fell."""
+
+    pairing: Pairing
+    hub: str  # inlet or outlet
+    head: Head
+    kind: Literal["rose", "fell"]
+    before: float
+    after: float
+    change: float
+    rank_before: int
+    rank_after: int
+
+
+def aligned(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Forward pairs of both, on the heads that both have."""
+    parts = []
+    for matrix, other in ((before, after), (after, before)):
+        rows = [i for i, head in enumerate(matrix.sources) if head in set(other.sources)]
+        columns = [i for i, head in enumerate(matrix.targets) if head in set(other.targets)]
+        sources, targets = tuple(matrix.sources[i] for i in rows), tuple(matrix.targets[i] for i in columns)
+        values = matrix.values[np.ix_(rows, columns)]
+        parts.append(ScoreMatrix(matrix.metric, matrix.pairing, sources, targets, values).forward())
+    return parts[0], parts[1]
+
+
+def places(values: np.ndarray) -> np.ndarray:
+    """The rank of every score, 1 for the largest, ties in order; 0 where there is no pair."""
+    flat = values.ravel()
+    present = np.flatnonzero(~np.isnan(flat))
+    ranks = np.zeros(flat.size, dtype=np.int64)
+    ranks[present[np.argsort(-flat[present], kind="stable")]] = np.arange(1, present.size + 1)
+    return ranks.reshape(values.shape)
+
+
+def edge_changes(
+    before: Scores, after: Scores, pairing: Pairing, k: int, moved: Collection[tuple[Head, Role]]
+) -> Iterator[EdgeChange]:
+    """Edges that entered or left the top k, then the largest other changes, of heads that did move."""
+    a, b = aligned(before["pk", pairing], after["pk", pairing])
+    ranks_a, ranks_b = places(a.values), places(b.values)
+    change = b.values.astype(np.float64) - a.values
+    rows = np.array([(head, pairing.source) in moved for head in a.sources], dtype=bool)
+    columns = np.array([(head, pairing.target) in moved for head in a.targets], dtype=bool)
+    top_a, top_b = ((ranks > 0) & (ranks <= k) for ranks in (ranks_a, ranks_b))
+    rest = ~(top_a ^ top_b) & (ranks_a > 0) & (rows[:, None] | columns[None, :])
+    groups: list[tuple[EdgeKind, np.ndarray, np.ndarray, int]] = [
+        ("gained", top_b & ~top_a, ranks_b, k),
+        ("lost", top_a & ~top_b, ranks_a, k),
+        ("strengthened", rest & (change > 0), -change, k),
+        ("weakened", rest & (change < 0), change, k),
+    ]
+    for kind, mask, order, limit in groups:
+        found = np.argwhere(mask)
+        for i, j in found[np.argsort(order[mask], kind="stable")][:limit]:
+            yield EdgeChange(
+                pairing, a.sources[i], a.targets[j], kind, float(a.values[i, j]), float(b.values[i, j]),
+                float(change[i, j]), int(ranks_a[i, j]), int(ranks_b[i, j]),
+            )  # fmt: skip
+
+
+def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iterator[HubChange]:
+    """Hubs among the first k of either model whose place is another in the other, largest moves first."""
+    if not len(before["pk", pairing].forward().pairs()[2]):
+        return  # one layer has no forward pairs and no hubs
+    found = [hubs(scores, pairing) for scores in (before, after)]
+    for hub in ("inlet", "outlet"):
+        a, b = (getattr(one, hub) for one in found)
+        ranks = [_hub_places(one) for one in (a, b)]
+        changes = []
+        for head in dict.fromkeys([*(line.head for line in a.top(k)), *(line.head for line in b.top(k))]):
+            old, new = (place.get(head) for place in ranks)
+            if old is None or new is None or old == new:
+                continue
+            kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
+            scores = a.of(head), b.of(head)
+            if not any(scores):
+                continue  # nobody's choice before and after: its place says nothing
+            changes.append(HubChange(pairing, hub, head, kind, *scores, scores[1] - scores[0], old, new))
+        yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
+
+
+def _hub_places(scores: HubScores) -> dict[Head, int]:
+    return {line.head: line.rank for line in scores.top(len(scores.heads))}

@@ -1,0 +1,202 @@
+"""A training run, step by step: edges that form, heads that move, hubs and head scores. One safetensors file.
+
+`headspan.track` makes it (:mod:`headspan.change.track`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.change.series_file import SeriesEdge, Step, read_series, write_series
+from headspan.results.tabular import data_frame, same_content
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head, Pairing, Role
+
+if TYPE_CHECKING:
+    import pandas
+
+TABLES = ("trajectory", "edge", "drift", "hub", "head")
+
+
+class Trajectory(NamedTuple):
+    """The course of one edge.
+
+    birth: the first step at which it was among the strongest k. growth: last score minus first.
+    half: the step by which half of the growth was there (a straight line between steps); NaN where nothing changed.
+    """
+
+    edge: SeriesEdge
+    first: float
+    final: float
+    birth: int
+    growth: float
+    half: float
+    rank: int  # at the last step
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Everything that was measured along a run. Arrays have a row a step.
+
+    scores, ranks: (steps, edges), PK and place in its pairing; NaN and 0 where an edge was not kept at a step.
+    from_previous, from_last: by role (steps, heads), drift from the step before (NaN at the first) and from the last.
+    hubs: by (inlet or outlet, pairing), (steps, heads). head_scores: by kind (steps, query heads), empty without a run.
+    """
+
+    steps: tuple[Step, ...]
+    k: int
+    folding: str
+    heads: dict[Role, tuple[Head, ...]]
+    edges: tuple[SeriesEdge, ...]
+    scores: np.ndarray = field(repr=False)
+    ranks: np.ndarray = field(repr=False)
+    from_previous: dict[Role, np.ndarray] = field(repr=False)
+    from_last: dict[Role, np.ndarray] = field(repr=False)
+    hubs: dict[tuple[str, Pairing], np.ndarray] = field(repr=False)
+    head_scores: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    notes: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The step numbers."""
+        return np.array([step.step for step in self.steps])
+
+    def of(self, source: Head | str, target: Head | str, pairing: str | Pairing) -> np.ndarray:
+        """The PK of one edge over the steps."""
+        wanted = SeriesEdge(Pairing.parse(pairing), Head.parse(source), Head.parse(target))
+        if wanted not in self.edges:
+            raise HeadspanError(
+                f"the edge {wanted} is not in this series: it keeps the {len(self.edges)} edges that were among the "
+                f"strongest {self.k} of their pairing at some step; track again with a larger k"
+            )
+        return self.scores[:, self.edges.index(wanted)]
+
+    def trajectories(self) -> list[Trajectory]:
+        """The course of every edge, strongest at the end first within each pairing."""
+        found = [self._trajectory(i, edge) for i, edge in enumerate(self.edges)]
+        order = {pairing: place for place, pairing in enumerate(dict.fromkeys(edge.pairing for edge in self.edges))}
+        return sorted(found, key=lambda t: (order[t.edge.pairing], -t.final if t.final == t.final else math.inf))
+
+    def _trajectory(self, column: int, edge: SeriesEdge) -> Trajectory:
+        scores, numbers = self.scores[:, column].astype(np.float64), self.numbers
+        among = (self.ranks[:, column] > 0) & (self.ranks[:, column] <= self.k)
+        birth = int(numbers[np.argmax(among)])
+        growth = float(scores[-1] - scores[0])
+        return Trajectory(
+            edge, float(scores[0]), float(scores[-1]), birth, growth, half_time(numbers, scores),
+            int(self.ranks[-1, column]),
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- records
+
+    def __eq__(self, other: object) -> bool:
+        return same_content(self.records(), other.records()) if isinstance(other, Series) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def records(self, table: str = "all") -> list[dict[str, Any]]:
+        """Flat records: trajectory (one an edge), edge, drift, hub and head (one a step each), or all of them."""
+        if table != "all" and table not in TABLES:
+            raise HeadspanError(f"there is no table {table!r}: choose {', '.join(TABLES)} or all")
+        rows = [row for name in TABLES if table in ("all", name) for row in getattr(self, f"_{name}_rows")()]
+        columns = dict.fromkeys(key for row in rows for key in row)
+        return [{key: row.get(key) for key in columns} for row in rows]
+
+    def _trajectory_rows(self) -> Iterator[dict[str, Any]]:
+        for line in self.trajectories():
+            values = {key: value for key, value in line._asdict().items() if key != "edge"}
+            yield {"table": "trajectory", **_names(line.edge), **values}
+
+    def _edge_rows(self) -> Iterator[dict[str, Any]]:
+        for row, step in enumerate(self.steps):
+            for column, edge in enumerate(self.edges):
+                value, rank = float(self.scores[row, column]), int(self.ranks[row, column])
+                yield {"table": "edge", **_where(step), **_names(edge), "score": value, "rank": rank or None}
+
+    def _drift_rows(self) -> Iterator[dict[str, Any]]:
+        for row, step in enumerate(self.steps):
+            for role, heads in self.heads.items():
+                for column, head in enumerate(heads):
+                    yield {
+                        "table": "drift", **_where(step), "head": str(head), "role": str(role),
+                        "from_previous": float(self.from_previous[role][row, column]),
+                        "from_last": float(self.from_last[role][row, column]),
+                    }  # fmt: skip
+
+    def _hub_rows(self) -> Iterator[dict[str, Any]]:
+        for row, step in enumerate(self.steps):
+            for (hub, pairing), values in self.hubs.items():
+                heads = self.heads[pairing.target if hub == "inlet" else pairing.source]
+                for column, head in enumerate(heads):
+                    if not math.isnan(values[row, column]):
+                        where = {"table": "hub", **_where(step), "pairing": str(pairing), "hub": hub}
+                        yield where | {"head": str(head), "score": float(values[row, column])}
+
+    def _head_rows(self) -> Iterator[dict[str, Any]]:
+        for row, step in enumerate(self.steps):
+            for kind, values in self.head_scores.items():
+                for head, value in zip(self.heads[Role.Q], values[row], strict=True):
+                    yield {"table": "head", **_where(step), "head": str(head), "kind": kind, "score": float(value)}
+
+    def to_pandas(self, table: str = "trajectory") -> pandas.DataFrame:
+        """One of the tables as a data frame."""
+        return data_frame(self.records(table))
+
+    def __repr__(self) -> str:
+        first, last = self.steps[0], self.steps[-1]
+        return f"Series of {len(self.steps)} steps, {first.name} to {last.name}, {len(self.edges)} edges"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td>{t.edge}</td><td>{t.first:.2f}</td><td>{t.final:.2f}</td><td>{t.birth}</td>"
+            f"<td>{'–' if math.isnan(t.half) else f'{t.half:g}'}</td></tr>"
+            for t in sorted(self.trajectories(), key=lambda t: -abs(t.growth))[:10]
+        )
+        return (
+            f"<p>{escape(repr(self))}</p><table><thead><tr><th>edge</th><th>first PK</th><th>last PK</th><th>birth</th>"
+            f"<th>half-time</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write everything to one safetensors file; it appears only when complete."""
+        write_series(path, self, force)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Series:
+        """Read a file that ``save`` wrote; anything else is refused in one sentence."""
+        return cls(*read_series(path))
+
+
+def half_time(numbers: np.ndarray, scores: np.ndarray) -> float:
+    """The step by which half of the change from the first to the last score was there, on a line between two steps.
+
+    >>> half_time(np.array([0, 10, 20]), np.array([1.0, 1.0, 3.0]))
+    15.0
+    """
+    known = ~np.isnan(scores)
+    numbers, scores = numbers[known], scores[known]
+    if len(scores) < 2 or abs(scores[-1] - scores[0]) < 1e-3:
+        return math.nan
+    share = (scores - scores[0]) / (scores[-1] - scores[0])
+    after = int(np.argmax(share >= 0.5))
+    below, above = share[after - 1], share[after]
+    return float(numbers[after - 1] + (0.5 - below) / (above - below) * (numbers[after] - numbers[after - 1]))
+
+
+def _where(step: Step) -> dict[str, Any]:
+    return {"step": step.step, "name": step.name}
+
+
+def _names(edge: SeriesEdge) -> dict[str, str]:
+    return {"pairing": str(edge.pairing), "source": str(edge.source), "target": str(edge.target)}

@@ -1,0 +1,135 @@
+"""What an opened checkpoint is to the rest of the package: named tensors, read one at a time.
+
+Every kind of reference (directory, hub id, GGUF file, live model, arrays) becomes a `TensorSource` with
+Hugging Face tensor names and a Hugging Face config. Nothing here knows where the heads are in those tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.checkpoints.untrusted import Stamp, changed, reason
+from headspan.system.threads import parallel_map
+from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    from headspan.checkpoints.tokenizer import Vocabulary
+
+
+class TensorSource(ABC):
+    """One opened checkpoint.
+
+    Attributes
+    ----------
+    reference : what the user gave, as text.
+    config : the model's config.json, or a dict with the same keys made from other metadata. A GGUF file
+        adds ``"_gguf": True``.
+    notes : sentences the user should see, for example that the model is a random one.
+    in_memory : whether the tensors belong to this process, where anybody may change them without a trace.
+    reads_scales : whether float8 numbers come multiplied with the scales that are stored beside them.
+    """
+
+    in_memory = False
+    reads_scales = False
+
+    def __init__(self, reference: str, config: dict[str, Any]) -> None:
+        self.reference = reference
+        self.config = config
+        self.notes: list[str] = []
+        self._stamps: dict[Path, Stamp] = {}
+        self._hashed: dict[str, bytes] = {}
+
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """Names of all tensors, as Hugging Face writes them."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, known without reading it."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """How a tensor is stored: "float32", "bfloat16", "float64", "Q4_1", …"""
+
+    @abstractmethod
+    def nbytes(self, name: str) -> int:
+        """Bytes a tensor takes as stored."""
+
+    @abstractmethod
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """One tensor (or a run of its rows) as float32, exactly; float64 stays float64."""
+
+    def files(self) -> list[Path]:
+        """Local files behind this source, in a fixed order; none for live models and arrays."""
+        return list(self._stamps)
+
+    def fingerprint(self, names: Iterable[str] | None = None) -> str:
+        """sha256 of the config and of every stored byte of these tensors (of all, if none are named)."""
+        hashes = self.hashes(self.names() if names is None else names)
+        digest = hashlib.sha256(canonical_json(self.config))
+        for name in sorted(hashes):
+            digest.update(canonical_json(name) + hashes[name])
+        return digest.hexdigest()
+
+    def hashes(self, names: Iterable[str]) -> dict[str, bytes]:
+        """sha256 of each tensor as it is stored: number type, shape and every byte.
+
+        A tensor of a file is hashed once, for as long as the file keeps its stamp; one in memory every time.
+        """
+        self._check_stamps()
+        wanted = list(dict.fromkeys(names))
+        self._hash_all([name for name in wanted if self.in_memory or name not in self._hashed])
+        return {name: self._hashed[name] for name in wanted}
+
+    def _hash_all(self, names: Collection[str]) -> None:
+        self._hashed |= zip(names, parallel_map(self._hash, names), strict=True)
+
+    @abstractmethod
+    def _hash(self, name: str) -> bytes:
+        """sha256 of all that decides the numbers of a tensor."""
+
+    def check_unchanged(self) -> None:
+        """Raise if what was hashed changed since, or a file behind this source changed or vanished."""
+        self._check_stamps()
+        before = dict(self._hashed)
+        if self.in_memory or any(stamp.young for stamp in self._stamps.values()):  # no stamp to rely on
+            self._hash_all(before)
+        if before != self._hashed:
+            raise changed(self.reference)
+
+    def _check_stamps(self) -> None:
+        for path, stamp in list(self._stamps.items()):
+            stamp.check(path)
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of the model's tokenizer, or None when there is no tokenizer."""
+        return None
+
+    def close(self) -> None:
+        """Let go of files and memory; the source cannot be read afterwards."""
+        self._stamps.clear()
+        self._hashed.clear()
+
+    def __enter__(self) -> TensorSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _missing(self, name: str) -> HeadspanError:
+        return HeadspanError(f"{self.reference} has no tensor named {name!r}")
+
+
+def canonical_json(value: object) -> bytes:
+    """The same bytes for equal values, whatever the order of their keys."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError) as error:  # keys of several kinds, circles, endless nesting
+        raise HeadspanError(f"the config cannot be written as JSON: {reason(error)}") from None

@@ -1,0 +1,1 @@
+"""Models on the Hugging Face hub, read whole or by byte ranges."""

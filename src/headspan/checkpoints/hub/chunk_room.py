@@ -1,0 +1,163 @@
+"""What is kept of remote files and how much room it may take.
+
+Parts stay under a limit (``HEADSPAN_CACHE_LIMIT``, 50GB by default), however many processes add to them: each makes
+room for what it adds, under a lock. Contents that were not used for longest go first. Only files with names of ours in
+a folder of ours are ever removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headspan.checkpoints.hub.chunk_records import forget_lost
+from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, locked, root
+from headspan.system.memory import parse_memory
+from headspan.system.regular import read_regular
+from headspan.vocabulary.errors import HeadspanError
+
+_LIMIT = "50GB"
+_FOLDER = re.compile(r"[0-9a-f]{32}")
+_PART = re.compile(r"[0-9a-f]{8}")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_ABANDONED = 600  # seconds after which what is written in one go is of a run that was killed
+
+
+class Content(NamedTuple):
+    """One content in the cache, as ``headspan cache`` lists it."""
+
+    file: str
+    bytes: int  # on disk
+    of: int
+    used: float  # seconds since 1970
+    folder: Path
+
+
+def contents() -> list[Content]:
+    """What is in the cache, the latest used first."""
+    found = []
+    for folder in _folders():
+        about = _about(folder)
+        if about is not None:
+            with suppress(OSError):  # another process removes it at this moment
+                # By their names: to ask for the size of each of fifty thousand parts takes too long before every write.
+                size = sum(disk_bytes(int(name, 16), about["size"]) for name in _ours(folder, _PART))
+                size += sum((folder / name).stat().st_size for name in _ours(folder, _TEMPORARY))
+                used = (folder / MARKER).stat().st_mtime
+                found.append(Content(about["file"], size, about["size"], used, folder))
+    return sorted(found, key=lambda content: -content.used)
+
+
+def remove(found: Iterable[Content]) -> None:
+    """Remove contents. What is not ours in a folder stays, and so does the folder then."""
+    with locked():
+        for content in found:
+            _remove(content.folder)
+        forget_lost()
+
+
+def cache_limit() -> int:
+    """Bytes that the parts may take on disk."""
+    given = os.environ.get("HEADSPAN_CACHE_LIMIT") or _LIMIT
+    try:
+        return parse_memory(given)
+    except HeadspanError:
+        raise HeadspanError(f"HEADSPAN_CACHE_LIMIT is {given[:40]!r}, not a size like 50GB") from None
+
+
+def sweep() -> None:
+    """Remove what killed runs left half written."""
+    for folder in (root(), *_folders()):
+        for name in _ours(folder, _TEMPORARY):
+            with suppress(OSError):
+                if time.time() - (folder / name).stat().st_mtime > _ABANDONED:
+                    (folder / name).unlink()
+
+
+@contextmanager
+def room(needed: int, keep: Collection[Path]) -> Iterator[None]:
+    """For ``needed`` more bytes, which nobody else takes before the block ends: what was not used for longest goes.
+
+    keep: folders that must stay.
+    """
+    with locked():
+        _make_room(needed, keep)
+        yield
+
+
+def size_text(count: float) -> str:
+    """Bytes for people.
+
+    >>> size_text(24.04e9), size_text(1_500_000), size_text(80)
+    ('24.04 GB', '1.5 MB', '0.08 kB')
+    """
+    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "kB"))
+    return f"{count / unit:.4g} {name}"
+
+
+def age(content: Content) -> float:
+    """Days since a content was used."""
+    return max(0.0, time.time() - content.used) / 86400
+
+
+def _make_room(needed: int, keep: Collection[Path]) -> None:
+    limit, here = cache_limit(), contents()
+    kept = sum(content.bytes for content in here if content.folder in keep)
+    fits = kept + needed <= limit
+    over = sum(content.bytes for content in here) + (needed if fits else 0) - limit  # the limit may have been lowered
+    for content in reversed(here):
+        if over > 0 and content.folder not in keep:
+            _remove(content.folder)
+            over -= content.bytes
+            forget_lost()
+    if not fits:
+        raise HeadspanError(
+            f"the parts of this model take {size_text(kept + needed)}, and the cache may have {size_text(limit)}:"
+            " set HEADSPAN_CACHE_LIMIT to more, or download whole files with --download"
+        )
+    with suppress(OSError):  # whoever writes next says what is wrong with the folder
+        free = shutil.disk_usage(root()).free
+        if needed > free:
+            raise HeadspanError(
+                f"the parts of this model take {size_text(needed)} more, and {root()} has room for {size_text(free)}: "
+                "free some, or choose another place with HEADSPAN_CACHE_DIR"
+            )
+
+
+def _remove(folder: Path) -> None:
+    for name in (*_ours(folder, _PART), *_ours(folder, _TEMPORARY)):
+        with suppress(OSError):
+            (folder / name).unlink()
+    with suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [MARKER]:
+            (folder / MARKER).unlink()
+            folder.rmdir()
+
+
+def _folders() -> list[Path]:
+    folders = [root() / name for name in _ours(root(), _FOLDER)]
+    return [folder for folder in folders if not folder.is_symlink()]
+
+
+def _ours(folder: Path, names: re.Pattern[str]) -> list[str]:
+    """The names in a folder that are ours."""
+    with suppress(OSError):
+        return list(filter(names.fullmatch, os.listdir(folder)))
+    return []
+
+
+def _about(folder: Path) -> dict[str, Any] | None:
+    """What the marker of a folder says, or None where there is none of ours."""
+    try:
+        about = json.loads(read_regular(folder / MARKER, 10_000))
+    except (OSError, ValueError, RecursionError):
+        return None
+    sound = isinstance(about, dict) and isinstance(about.get("file"), str) and type(about.get("size")) is int
+    return about if sound and 0 <= about["size"] < 2**62 else None

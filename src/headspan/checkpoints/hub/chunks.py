@@ -1,0 +1,135 @@
+"""Parts of remote files on disk, by content: ``ranges/CONTENT/NUMBER`` in the user's cache folder.
+
+CONTENT is a hash of the size, of what identifies the content (the etag that the hub gives it and the one of whoever
+serves its bytes) and of who said so (endpoint and repository): a part of a file cannot be compared with the hash of the
+whole, so that an etag is only a name, and what one hub sends under it must not serve another. Every part has a
+mebibyte, the last one less. A part carries a hash of its place and its bytes, so that one that was damaged or put there
+by somebody else is fetched again. Parts are never changed, only added and removed: what one process removes another
+fetches again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headspan.system.cache_folder import cache_folder
+from headspan.system.regular import read_regular
+from headspan.vocabulary.errors import HeadspanError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+CHUNK = 1 << 20
+MARKER = "headspan-ranges.json"
+_DIGEST = 16
+
+
+def root() -> Path:
+    """The folder of everything that is kept of remote files."""
+    return cache_folder() / "ranges"
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Nobody else adds or removes meanwhile, in this process or another; without a lock where there are none."""
+    handle = -1
+    with suppress(OSError):  # whoever writes next says what is wrong with the folder
+        root().mkdir(parents=True, exist_ok=True, mode=0o700)
+        if fcntl is not None:
+            handle = os.open(root(), os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A file that appears whole or not at all."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def disk_bytes(number: int, size: int) -> int:
+    """What a part of a file of that size takes on disk."""
+    return max(0, min(CHUNK, size - number * CHUNK)) + _DIGEST
+
+
+class ChunkStore:
+    """The parts of one remote file.
+
+    etag, size, served: what identifies its content; ``served`` is the etag of whoever serves the bytes.
+    origin: endpoint and repository. label: which file that is, for people.
+    """
+
+    def __init__(self, etag: str, size: int, served: str, origin: str, label: str) -> None:
+        self.size, self.label = size, label
+        self._key = hashlib.sha256(json.dumps([origin, etag, size, served]).encode()).hexdigest()[:32]
+        self.folder = root() / self._key
+
+    def length(self, number: int) -> int:
+        """Bytes of a part."""
+        return min(CHUNK, self.size - number * CHUNK)
+
+    def has(self, number: int) -> bool:
+        """Whether a part of the right size is there; its content is checked when it is read."""
+        with suppress(OSError):
+            found = os.stat(self._path(number))
+            return stat.S_ISREG(found.st_mode) and found.st_size == disk_bytes(number, self.size)
+        return False
+
+    def missing(self, begin: int, end: int) -> list[int]:
+        """The parts of a range that are not there."""
+        return [n for n in range(begin // CHUNK, -(-end // CHUNK)) if not self.has(n)]
+
+    def read(self, number: int) -> bytes | None:
+        """The bytes of a part, or None if it is not there or not what was written."""
+        try:
+            content = read_regular(self._path(number), disk_bytes(number, self.size))
+        except OSError:
+            return None
+        data, digest = content[:-_DIGEST], content[-_DIGEST:]
+        if len(data) != self.length(number) or self._digest(number, data) != digest:
+            with suppress(OSError):
+                self._path(number).unlink()
+            return None
+        return data
+
+    def write(self, number: int, data: bytes) -> None:
+        """Keep a part; it appears whole or not at all."""
+        try:
+            self._mark()
+            write_whole(self._path(number), data + self._digest(number, data))
+        except OSError as error:
+            raise HeadspanError(
+                f"a part of {self.label} cannot be kept in {self.folder.parent}: {error.strerror or error}; "
+                "free some room there, or choose another place with HEADSPAN_CACHE_DIR"
+            ) from None
+
+    def touch(self) -> None:
+        """Remember that the content was used just now."""
+        with suppress(OSError):
+            os.utime(self.folder / MARKER)
+
+    def _mark(self) -> None:
+        marker = self.folder / MARKER
+        if not marker.is_file() or marker.is_symlink():
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(marker, json.dumps({"file": self.label, "size": self.size}).encode())
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08x}"
+
+    def _digest(self, number: int, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=_DIGEST, key=f"{self._key}{number:08x}".encode()).digest()

@@ -1,0 +1,181 @@
+"""Careful access to files that a stranger may have written: JSON, paths, sizes, hashes of the content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headspan.system.inputs import input_file, reason, unreadable
+from headspan.system.memory import total_memory
+from headspan.system.outputs import remember_input
+from headspan.system.regular import read_regular
+from headspan.vocabulary.errors import HeadspanError
+
+# Bytes of a JSON file; the largest real ones have a few kilobytes (config), 15 MB (index) and 33 MB (tokenizer).
+CONFIG_LIMIT, INDEX_LIMIT, JSON_LIMIT = 4_000_000, 50_000_000, 100_000_000
+PARTS_LIMIT = 6_000_000  # values in one: each takes about 100 bytes of memory; a real tokenizer has 2 million
+HASH_BYTES = 1 << 20  # read and hashed at a time
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size, times and inode of a file: if they are the same, nobody has replaced or rewritten it.
+
+    The time of the last change of the inode (ctime) is among them because the other one can be set back.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    taken_ns: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(cls, path: Path | int) -> Stamp:
+        found = os.stat(path)
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, time.time_ns())
+
+    @property
+    def young(self) -> bool:
+        """True when a change right after the stamp could have got the same time: clocks of files tick slowly."""
+        seconds_only = self.ctime_ns % 10**9 == 0
+        return self.taken_ns - self.ctime_ns < (21 * 10**8 if seconds_only else 5 * 10**7)
+
+    def check(self, path: Path) -> None:
+        try:
+            now = Stamp.of(path)
+        except OSError as error:
+            raise HeadspanError(f"{path} vanished while it was in use: {reason(error)}") from None
+        if now != self:
+            raise changed(path)
+
+    def check_open(self, path: Path, descriptor: int) -> None:
+        """The same for the file behind an open descriptor."""
+        if Stamp.of(descriptor) != self:
+            raise changed(path)
+
+
+def changed(what: Path | str) -> HeadspanError:
+    """The error for weights that are not what they were when the run began."""
+    return HeadspanError(f"{what} changed while it was in use: run again when nothing writes to it")
+
+
+def open_regular(path: Path) -> Stamp:
+    """The stamp of a readable ordinary file; pipes, devices and directories are refused unopened."""
+    input_file(path, f"{path} cannot be read: no such file or directory")
+    remember_input(path, model=True)
+    try:
+        return Stamp.of(path)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def check_parts(raw: bytes, path: Path | str) -> None:
+    """Refuse JSON that would take far more memory than its bytes: a list of empty lists takes twenty times as much."""
+    parts = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
+    if parts > PARTS_LIMIT:
+        raise HeadspanError(f"{path} has {parts} values in its JSON, more than any real file of a model")
+
+
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """A JSON object from a file of reasonable size."""
+    size = open_regular(path).size
+    if size > limit:
+        raise HeadspanError(f"{path} has {size} bytes, more than any real JSON file of its kind")
+    try:
+        raw = read_regular(path, limit)
+        check_parts(raw, path)
+        value = json.loads(raw)
+    except OSError as error:
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise HeadspanError(f"{path} is not valid JSON: {reason(error)}") from None
+    if not isinstance(value, dict):
+        raise HeadspanError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+def check_name(where: Path | str, name: object) -> str:
+    """The name of a file that belongs to a checkpoint, or a refusal if it is none or leads out of its directory."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise HeadspanError(f"{where} names a weight file {str(name)[:80]!r}, which is not a file name")
+    if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
+        raise HeadspanError(f"{where} names a weight file {name[:80]!r}, which leads out of the directory: refused")
+    return name
+
+
+def config_part(config: Any, key: str) -> Mapping[str, Any]:
+    """A mapping inside a config; an empty one where there is none, or something else in its place.
+
+    >>> config_part({"rope": {"theta": 1}}, "rope"), config_part({"rope": [1]}, "rope")
+    ({'theta': 1}, {})
+    """
+    found = config.get(key) if isinstance(config, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def member(directory: Path, name: object) -> Path:
+    """The path of a file that belongs to a checkpoint directory, or a refusal if it leads out of it.
+
+    The hub's cache keeps ``models--x/snapshots/<commit>/file`` as links to ``models--x/blobs/<hash>``, so
+    links that stay in the same cached repository are followed.
+    """
+    path = directory / check_name(directory, name)
+    try:
+        home, target = directory.resolve(), path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no file system can hold
+        raise HeadspanError(f"{path} cannot be read: {reason(error)}") from None
+    if target.is_relative_to(home):
+        return path
+    in_cache = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
+    if in_cache and target.is_relative_to(home.parent.parent / "blobs"):
+        return path
+    raise HeadspanError(
+        f"{path} is a link to {target}, outside its directory: refused; copy the file or give the real directory"
+    )
+
+
+@contextmanager
+def open_stamped(path: Path, stamp: Stamp, what: str | None = None) -> Iterator[BinaryIO]:
+    """A file, open for reading, if it is and stays the stamped one. ``what`` is read from it, for the error."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            stamp.check_open(path, file.fileno())
+            yield file  # type: ignore[misc]
+            stamp.check_open(path, file.fileno())
+    except OSError as error:
+        raise HeadspanError(f"{what or path} cannot be read: {reason(error)}") from None
+
+
+def update_with_range(digest: hashlib._Hash, file: Any, begin: int, end: int, path: Path) -> None:
+    """Add the bytes of a part of an open file to a digest, a megabyte at a time."""
+    buffer = memoryview(bytearray(min(HASH_BYTES, end - begin)))
+    file.seek(begin)
+    left = end - begin
+    while left:
+        got = file.readinto(buffer[: min(left, HASH_BYTES)])
+        if not got:
+            raise changed(path)
+        digest.update(buffer[:got])
+        left -= got
+
+
+_FITS_ANYWHERE = 2**25  # bytes
+
+
+def check_allocation(what: str, nbytes: int) -> None:
+    """Refuse to make an array larger than the memory of this machine, before trying."""
+    if nbytes <= _FITS_ANYWHERE:  # asking for the memory of a container takes longer than reading a small tensor
+        return
+    limit = total_memory() or 64 << 30
+    if nbytes > limit:
+        raise HeadspanError(
+            f"{what} would need {nbytes / 2**30:.0f} GiB, more than the {limit / 2**30:.0f} GiB of this machine"
+        )

@@ -1,0 +1,1 @@
+"""Choosing edges, the graph they make, circuits and paths."""

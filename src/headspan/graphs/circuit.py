@@ -1,0 +1,201 @@
+"""A circuit: chosen edges between heads, with a name, as a JSON file that people write, share and change by hand.
+
+    {"format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],
+     "edges": [{"source": "L0H3.O", "target": "L1H2.K", "metric": "pk", "score": 9.1}]}
+
+``metric`` and ``score`` may be left out, and so may ``nodes``: every end of an edge is one. Nothing in such a file is
+taken on trust: it is small, of this format, and speaks of heads that the model has, or it is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headspan.results.tabular import Tabular
+from headspan.system.arguments import checked
+from headspan.system.inputs import read_text, reason
+from headspan.system.outputs import writing
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Pairing, Port, Role
+from headspan.vocabulary.ports import PortTable
+
+FORMAT, VERSION = "headspan circuit", 1
+_LARGEST = 16 * 2**20  # bytes
+_MOST_EDGES = 20_000
+_LONGEST = 300  # letters of a name
+_METRIC = "pk"
+
+
+@dataclass(frozen=True)
+class CircuitEdge:
+    """One edge between two ports, ``L4H11.O`` and ``L5H1.K``; the score as the file's maker saw it."""
+
+    source: str
+    target: str
+    metric: str = _METRIC
+    score: float | None = None
+
+    def resolved(self, table: PortTable) -> tuple[Pairing, Port, Port]:
+        """Pairing and ends as a model knows them."""
+        (source, writes), (target, reads) = _split(self.source), _split(self.target)
+        return Pairing(writes, reads), table.resolve(source, writes), table.resolve(target, reads)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Circuit(Tabular):
+    """Named edges; ``save`` and ``load`` keep them in a file, ``headspan.wiring(scores, circuit=…)`` draws them."""
+
+    name: str
+    model: str
+    edges: tuple[CircuitEdge, ...]
+    others: tuple[str, ...] = ()  # nodes without an edge
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every head (or node) of the circuit once."""
+        ends = [_split(end)[0] for edge in self.edges for end in (edge.source, edge.target)]
+        return tuple(dict.fromkeys([*ends, *self.others]))
+
+    @property
+    def pairings(self) -> tuple[Pairing, ...]:
+        """The pairings of its edges, each once."""
+        return tuple(dict.fromkeys(Pairing(_split(edge.source)[1], _split(edge.target)[1]) for edge in self.edges))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge."""
+        return [vars(edge) | {} for edge in self.edges]
+
+    def _headline(self) -> str:
+        return f"circuit {self.name}: {len(self.edges)} edges between {len(self.nodes)} heads"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the file holds."""
+        about = {"format": FORMAT, "version": VERSION, "name": self.name, "model": self.model}
+        edges = [{key: value for key, value in vars(edge).items() if value is not None} for edge in self.edges]
+        return about | {"nodes": list(self.nodes), "edges": edges}
+
+    @checked
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the circuit; the file appears only when complete."""
+        with writing(path, "json", force=force) as temporary:
+            text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+            temporary.write_bytes((text + "\n").encode("utf-8", "replace"))
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike[str]) -> Circuit:
+        """Read a circuit file, whoever wrote it."""
+        return cls.from_dict(_read(Path(path)), os.fspath(path))
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str = "this") -> Circuit:
+        """A circuit from what its file holds, checked part by part."""
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            raise HeadspanError(
+                f'{where} is not a circuit: it must be a JSON object with "format": "{FORMAT}", as headspan paths '
+                "--out and the page write it"
+            )
+        version = content.get("version")
+        if type(version) is not int or version != VERSION:
+            raise HeadspanError(
+                f"{where} is a circuit of version {repr(version)[:40]}, and this headspan reads version {VERSION}: use "
+                "a newer headspan"
+            )
+        edges = content.get("edges")
+        if not isinstance(edges, list) or len(edges) > _MOST_EDGES:
+            seen = f"{len(edges):,} of them" if isinstance(edges, list) else type(edges).__name__
+            raise HeadspanError(f"the edges of {where} must be a list of at most {_MOST_EDGES:,}, not {seen}")
+        read = tuple(_edge(edge, i, where) for i, edge in enumerate(edges, start=1))
+        return cls(_text(content, "name", where), _text(content, "model", where), read, _nodes(content, where))
+
+    def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, Port, Port]]:
+        """Every edge as a model knows it; a head that the model does not have is told by name."""
+        found = []
+        for edge in self.edges:
+            pairing, source, target = edge.resolved(table)
+            if not source.position < target.position:
+                raise HeadspanError(
+                    f"the circuit {self.name[:60]!r} has an edge {edge.source} → {edge.target}, and nothing flows "
+                    "from a later layer to an earlier one: turn it round or leave it out"
+                )
+            found.append((edge, pairing, source, target))
+        return found
+
+
+def given_circuit(circuit: Circuit | str | os.PathLike[str]) -> Circuit:
+    """A circuit as it is, or that of a file."""
+    return circuit if isinstance(circuit, Circuit) else Circuit.load(circuit)
+
+
+def _read(path: Path) -> Any:
+    missing = f"there is no file {path}: a circuit is written by headspan paths --out, or by hand"
+    try:
+        text = read_text(path, missing, "circuit", most=_LARGEST)
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise HeadspanError(f"{path} cannot be read as a circuit in JSON: {reason(error)[:120]}") from None
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _text(content: Mapping[str, Any], key: str, where: str) -> str:
+    value = content.get(key, "")
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise HeadspanError(f"the {key} of {where} must be a text of at most {_LONGEST} letters")
+    return value
+
+
+def _nodes(content: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Names of nodes; an object says its name under "name"."""
+    given = content.get("nodes", [])
+    if not isinstance(given, list) or len(given) > _MOST_EDGES:
+        raise HeadspanError(f"the nodes of {where} must be a list of at most {_MOST_EDGES:,} names")
+    named = [node.get("name") if isinstance(node, Mapping) else node for node in given]
+    names = tuple(name for name in named if isinstance(name, str) and 0 < len(name) <= _LONGEST)
+    if len(names) != len(given):
+        raise HeadspanError(f"the nodes of {where} must be names of heads, like L4H7")
+    return names
+
+
+def _edge(edge: Any, number: int, where: str) -> CircuitEdge:
+    """One edge of a file."""
+    if not isinstance(edge, Mapping):
+        raise HeadspanError(f"edge {number} of {where} must be an object with source and target")
+    for key in ("source", "target"):
+        if not isinstance(edge.get(key), str) or len(edge[key]) > _LONGEST:
+            raise HeadspanError(f"the {key} of edge {number} of {where} must be a port like L4H11.O")
+    (_, writes), (_, reads) = _split(edge["source"]), _split(edge["target"])
+    if not Pairing(writes, reads).flow:
+        raise HeadspanError(
+            f"edge {number} of {where} goes from {edge['source'][:60]} to {edge['target'][:60]}: an edge goes from O "
+            "(or W of a node) to Q, K or V (or R of a node)"
+        )
+    metric, score = edge.get("metric", _METRIC), edge.get("score")
+    if not isinstance(metric, str) or len(metric) > _LONGEST:
+        raise HeadspanError(f"the metric of edge {number} of {where} must be a name like pk")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, (int, float)) or abs(score) > 1e300):
+        raise HeadspanError(f"the score of edge {number} of {where} must be a number")
+    return CircuitEdge(edge["source"], edge["target"], metric, None if score is None else float(score))
+
+
+def _split(port: str) -> tuple[str, Role]:
+    """The name and the role of a port; a node's name may have dots."""
+    name, dot, role = port.strip().rpartition(".")
+    if not dot or not name or role.upper() not in Role.__members__:
+        raise HeadspanError(f"{port[:80]!r} is not a head with a role: write for example L4H11.O or L5H1.K")
+    return name, Role(role.upper())
+
+
+def edges_of(circuit: Circuit, table: PortTable) -> Iterable[tuple[CircuitEdge, Pairing, Port, Port]]:
+    """The edges of a circuit on a model, each pair once."""
+    seen: dict[tuple[str, Pairing, Port, Port], CircuitEdge] = {}
+    for edge, pairing, source, target in circuit.check(table):
+        seen.setdefault((edge.metric, pairing, source, target), edge)
+    return [(edge, pairing, source, target) for (_, pairing, source, target), edge in seen.items()]

@@ -1,0 +1,228 @@
+"""The graph of chosen edges between heads: its rows and nodes, and files of it for other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.results.effects import Effects, effects_in
+from headspan.results.effects_fields import EFFECT_FIELDS, effect_fields
+from headspan.results.graph_files import Graph, Link, as_graphml, as_networkx
+from headspan.results.matrix import Edge, Edges, edge_row
+from headspan.results.scores import Scores
+from headspan.results.tabular import Tabular, csv_text
+from headspan.statistics.dimension import centred, dimension_between
+from headspan.subspaces.metrics import metric_of
+from headspan.system.arguments import checked
+from headspan.system.outputs import GENERATOR, writing
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head, Pairing, Port, Role
+
+if TYPE_CHECKING:
+    import networkx
+
+    from headspan.results.labels import Labels
+
+SCHEMA = 1
+EDGE_COLUMNS = (*Edge._fields, *EFFECT_FIELDS, "source_labels", "target_labels")
+
+
+class HeadCounts(NamedTuple):
+    """How many heads of a wiring carry a label, and how many carry none; nodes that are no heads are not counted."""
+
+    in_class: int
+    out_of_class: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A head of the graph (or another node of the model), with its labels and its hub values by pairing."""
+
+    head: Port
+    labels: tuple[str, ...] = ()
+    inlet: Mapping[str, float] = field(default_factory=dict)
+    outlet: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Wiring(Tabular):
+    """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
+
+    metric: str
+    pairings: tuple[Pairing, ...]
+    rule: str
+    edges: Edges
+    nodes: tuple[Node, ...]
+    label_names: tuple[str, ...]
+    scores: Scores = field(repr=False)
+    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty; else doubts about them
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""
+        labels = {node.head: ";".join(node.labels) for node in self.nodes}
+        ends = ("source", "target")
+        return [
+            edge_row(edge) | fields | {f"{end}_labels": labels[getattr(edge, end)] for end in ends}
+            for edge, fields in zip(self.edges, self._effect_fields, strict=True)
+        ]
+
+    @cached_property
+    def _effects(self) -> Effects | None:
+        return effects_in(self.scores)
+
+    @cached_property
+    def _effect_fields(self) -> list[dict[str, Any]]:
+        return effect_fields(self._effects, [(edge.pairing, edge.source, edge.target) for edge in self.edges])
+
+    def effect(self, edge: Edge) -> float | None:
+        """The measured effect of an edge, where the result holds it."""
+        return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
+
+    def _edge_fields(self) -> list[dict[str, str | int | float]]:
+        """What a file says of every edge; effects only where they were measured."""
+        return [
+            {"metric": edge.metric, "pairing": str(edge.pairing), "rank": edge.rank, "score": edge.score}
+            | {name: value for name, value in effect.items() if value is not None}
+            for edge, effect in zip(self.edges, self._effect_fields, strict=True)
+        ]
+
+    def _headline(self) -> str:
+        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        """How many heads, and nodes besides, are on the edges, in words."""
+        others = len({str(node.head) for node in self.nodes if not isinstance(node.head, Head)})
+        heads = f"{sum(isinstance(node.head, Head) for node in self.nodes)} heads"
+        return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
+
+    @checked
+    def node(self, head: Port | str) -> Node:
+        """The node of one head, or of another node of the model by its name."""
+        wanted, _ = self.scores.ports.ask(head)
+        for node in self.nodes:
+            if str(node.head) == str(wanted):
+                return node
+        raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
+
+    @checked
+    def between(self, pairing: str | Pairing) -> Edges:
+        """The edges of one pairing, best first."""
+        wanted = Pairing.parse(pairing)
+        return Edges(edge for edge in self.edges if edge.pairing == wanted)
+
+    @checked
+    def head_counts(self, labels: Labels | None = None) -> HeadCounts:
+        """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
+        heads = {node.head: node for node in self.nodes if isinstance(node.head, Head)}
+        labelled = sum(bool(node.labels if labels is None else labels.of(head)) for head, node in heads.items())
+        return HeadCounts(labelled, len(heads) - labelled)
+
+    def serves(self) -> list[tuple[Head, Head]]:
+        """Each shared key/value head with each query head of its group, where both are on edges.
+
+        A path goes into a KV head by what it reads and on by what the query heads of its group write.
+        """
+        present = {node.head for node in self.nodes}
+        links = self.scores.ports.served_by.items()
+        return [(kv, head) for head, kv in links if head in present and kv in present]
+
+    def strengths(self) -> list[float]:
+        """How strongly to draw every edge, from 0 to 1: the root of its excess over chance, as on the page."""
+        scores, known = self.scores, dict[Role, dict[Any, tuple[int, bool]]]()
+        for role in {role for edge in self.edges for role in edge.pairing}:
+            ranks, flags = scores.ranks(role).tolist(), centred(scores, role).tolist()
+            known[role] = dict(zip(scores.heads(role), zip(ranks, flags, strict=True), strict=True))
+        ends = [
+            (edge.score, *known[edge.pairing.source][edge.source], *known[edge.pairing.target][edge.target])
+            for edge in self.edges
+        ]
+        values, first, first_centred, second, second_centred = np.array(ends, dtype=np.float64).reshape(-1, 5).T
+        d = dimension_between(scores.d_model, first_centred, second_centred)
+        return metric_of(self.metric).strength(values, d, first, second).tolist()
+
+    # ---------------------------------------------------------------- exports
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``.
+
+        Under GQA edges keyed "serves" lead from a KV head to the query heads of its group.
+        """
+        return as_networkx(self._graph())
+
+    @checked
+    def to_json(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Nodes and edges as JSON with a schema version."""
+        names = self._graph_names()
+        nodes = [
+            {
+                "head": names[node.head],
+                "layer": node.head.layer,
+                "kind": node.head.kind,
+                "position": node.head.position,
+                "labels": list(node.labels),
+                "inlet": dict(node.inlet),
+                "outlet": dict(node.outlet),
+            }
+            for node in self.nodes
+        ]
+        pairs = zip(self.edges, self._edge_fields(), strict=True)
+        edges = [{"source": names[e.source], "target": names[e.target], **fields} for e, fields in pairs]
+        content = {"generator": GENERATOR, "schema": SCHEMA, **self._about(), "nodes": nodes, "edges": edges}
+        if self.scores.ports.shared:
+            content["serves"] = [{"source": str(kv), "target": str(head)} for kv, head in self.serves()]
+        _write(path, "json", json.dumps(content, indent=1, ensure_ascii=False) + "\n", force)
+
+    @checked
+    def to_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """The rows as a CSV file."""
+        _write(path, "csv", csv_text(self.rows(), EDGE_COLUMNS), force)
+
+    @checked
+    def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
+        _write(path, "graphml", as_graphml(self._graph()), force)
+
+    def _graph(self) -> Graph:
+        names = self._graph_names()
+        pairs = zip(self.edges, self._edge_fields(), strict=True)
+        edges = [Link(names[e.source], names[e.target], str(e.pairing), fields) for e, fields in pairs]
+        edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
+        return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
+
+    def _graph_names(self) -> dict[Port, str]:
+        """The names of the nodes; one that writes at one end of the stream and reads at the other is two of them."""
+        count = Counter(str(node.head) for node in self.nodes)
+        twice = [node.head for node in self.nodes if count[str(node.head)] > 1]
+        names = {node.head: str(node.head) for node in self.nodes}
+        return names | {port: f"{port}.{'W' if port in self.scores.heads('W') else 'R'}" for port in twice}
+
+    def _about(self) -> dict[str, str]:
+        return {
+            "metric": self.metric,
+            "pairings": ",".join(map(str, self.pairings)),
+            "rule": self.rule,
+            "model": str(self.scores.provenance.get("reference", "")),
+            "folding": str(self.scores.provenance.get("folding", "none")),
+        }
+
+
+def _node_fields(node: Node) -> dict[str, str | int | float]:
+    fields: dict[str, str | int | float] = {
+        "layer": node.head.layer, "kind": node.head.kind, "position": node.head.position,
+        "labels": ";".join(node.labels),
+    }  # fmt: skip
+    fields |= {f"inlet_{pairing}": value for pairing, value in node.inlet.items()}
+    return fields | {f"outlet_{pairing}": value for pairing, value in node.outlet.items()}
+
+
+def _write(path: str | os.PathLike[str], kind: str, text: str, force: bool) -> None:
+    with writing(path, kind, force=force) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text

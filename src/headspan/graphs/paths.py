@@ -1,0 +1,384 @@
+"""The strongest paths through a model: what one head writes, others carry on, and one reads at last.
+
+>>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # two layers have no room for a head in between
+>>> len(found)
+0
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
+from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
+from headspan.node_kinds.beside_heads import add_nodes
+from headspan.node_kinds.opening import node_sets
+from headspan.results.identity import short_name
+from headspan.results.scores import Scores, is_result
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import ScoresLike, WeightsLike, given_weights
+from headspan.statistics.dimension import dimension_between
+from headspan.system.arguments import checked
+from headspan.system.memory import parse_memory
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import (
+    FLOW_PAIRINGS,
+    NODE_PAIRINGS,
+    Head,
+    HeadRole,
+    Node,
+    Pairing,
+    Port,
+    Role,
+    parse_pairings,
+)
+
+if TYPE_CHECKING:
+    from headspan.graphs.circuit import Circuit
+    from headspan.models.weights import AttentionWeights
+
+DEEPEST = 4
+PATH_COLUMNS = ("hops", "rank", "path", "source", "via", "target", "pairing", "score", "product", "chance", "z")
+_DEFAULT_MEMORY = "1GB"
+
+
+@dataclass(frozen=True)
+class Path:
+    """One path: ``source`` writes, every head (or node) of ``via`` reads with V and writes with O, ``target`` reads.
+
+    rank: among the paths of as many hops. score: squared norm of the composed map (see
+    :mod:`headspan.graphs.chains`); for one hop it is PK. product: what the PKs of the hops alone make expect, if
+    every head between mixed its directions at random. chance, sd: mean and standard deviation of the score if all
+    links were turned at random; z: how many of these it lies above (None where it cannot vary). pks: of every hop.
+    """
+
+    rank: int
+    source: Port
+    via: tuple[Port, ...]
+    target: Port
+    pairing: Pairing
+    score: float
+    product: float
+    chance: float
+    sd: float
+    pks: tuple[float, ...]
+
+    @property
+    def hops(self) -> int:
+        return len(self.via) + 1
+
+    @property
+    def z(self) -> float | None:
+        return (self.score - self.chance) / self.sd if self.sd > 0 else None
+
+    def __str__(self) -> str:
+        return " → ".join([*map(str, (self.source, *self.via)), f"{self.target}.{self.pairing.target}"])
+
+    def row(self) -> dict[str, Any]:
+        """A flat record."""
+        return {
+            "hops": self.hops, "rank": self.rank, "path": str(self), "source": str(self.source),
+            "via": ";".join(map(str, self.via)), "target": str(self.target), "pairing": str(self.pairing),
+            "score": self.score, "product": self.product, "chance": self.chance, "z": self.z,
+        }  # fmt: skip
+
+
+class Paths(Tabular, list[Path]):
+    """Paths, those of few hops first, each number of hops best first. notes: what a reader should know of them."""
+
+    def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
+        super().__init__(found)
+        self.model, self.notes = model, tuple(notes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per path."""
+        return [path.row() for path in self]
+
+    def _headline(self) -> str:
+        return f"{len(self)} paths"
+
+    def to_circuit(self, name: str = "") -> Circuit:
+        """All hops of these paths as a circuit, which ``headspan wiring --circuit`` draws."""
+        from headspan.graphs.circuit import Circuit, CircuitEdge
+
+        edges: dict[tuple[str, str], CircuitEdge] = {}
+        for path in self:
+            stations = [path.source, *path.via, path.target]
+            for i, (source, target) in enumerate(itertools.pairwise(stations)):
+                last = i == len(path.via)
+                reads = path.pairing.target if last else _carrier(target)
+                edge = CircuitEdge(f"{source}.{_writer(source)}", f"{target}.{reads}", score=path.pks[i])
+                edges[edge.source, edge.target] = edge
+        return Circuit(name or "strongest paths", self.model, tuple(edges.values()))
+
+
+def _writer(port: Port) -> Role:
+    return Role.O if isinstance(port, Head) else Role.W
+
+
+def _carrier(port: Port) -> Role:
+    return Role.V if isinstance(port, Head) else Role.R
+
+
+@checked
+def paths(
+    model: ScoresLike,
+    to: Head | HeadRole | str | None = None,
+    from_: Head | HeadRole | str | None = None,
+    depth: int = 3,
+    k: int = 10,
+    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    *,
+    weights: WeightsLike | None = None,
+    nodes: Any = None,
+    memory: int | str = _DEFAULT_MEMORY,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Paths:
+    """The k strongest paths of every number of hops from 2 to ``depth`` (of 1 hop, if depth is 1).
+
+    Parameters
+    ----------
+    model
+        A model, or a result (then with ``weights``, the model that it was made from).
+    to
+        Where paths end: a head (``"L5H1"``: what its queries, keys and values read), one port of it (``"L5H1.K"``), or
+        a node. With shared keys and values ``"L17H3.K"`` is what its KV head reads.
+    from_
+        Where paths begin: a head, by what it writes, or a node. Without ``to`` and ``from_``: anywhere.
+    depth
+        Most hops of a path, 1 to 4.
+    pairings
+        The last hop, for example ``"OK"`` for paths that end in keys. All by default.
+    weights
+        With a result: its model.
+    nodes
+        What else reads or writes the stream, as :func:`headspan.score` takes it; a result does not hold the vectors of
+        its nodes, so give them again. A plain neuron and a
+        feature of a transcoder carry on what they read; all other nodes are ends.
+    memory
+        Bytes for partial paths. What does not fit is left out, and the notes of the result say so.
+    """
+    if not 1 <= depth <= DEEPEST:
+        raise HeadspanError(f"paths have 1 to {DEEPEST} hops, not {depth}: give a depth between these")
+    if k < 1:
+        raise HeadspanError(f"cannot list {k} paths: give a number of 1 or more")
+    room = parse_memory(memory)
+    scores = _result(model)
+    opened = _weights(model, scores, weights, say)
+    if nodes is not None:
+        opened = add_nodes(opened, node_sets(opened, nodes))
+        for sentence in opened.added.notes:
+            say(sentence)
+    if scores is not None and scores.ports.nodes:
+        _check_nodes(scores, opened, (to, from_), say)
+    with progress_bar("following paths", progress) as update:
+        return strongest(opened, to, from_, depth, k, pairings, room, update)
+
+
+def _result(model: ScoresLike) -> Scores | None:
+    if isinstance(model, Scores):
+        return model
+    return Scores.load(model) if isinstance(model, (str, os.PathLike)) and is_result(model) else None
+
+
+def _weights(
+    model: ScoresLike, scores: Scores | None, weights: WeightsLike | None, say: Callable[[str], None]
+) -> AttentionWeights:
+    """The weights to compose; a result does not hold them."""
+    from headspan.scoring.model_of_result import weights_of
+
+    if scores is not None:
+        if weights is None:
+            made = scores.provenance.get("reference", "its model")
+            raise HeadspanError(
+                "paths are made of weights, which a result does not hold: add the model it was made from by --weights "
+                f"(weights=), {str(made)[:80]}"
+            )
+        return weights_of(scores, weights, say)
+    if weights is not None:
+        raise HeadspanError("--weights names the model of a saved result: here the model itself is given")
+    return given_weights(model)
+
+
+def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], say: Callable[[str], None]) -> None:
+    """A result has the names of its nodes and a hash of their vectors: they must be given again to be followed."""
+    held = scores.provenance.get("nodes_hash")
+    if opened.ports.nodes:
+        if held != opened.provenance["nodes_hash"]:
+            say("these nodes are not those of the result: the paths are of the nodes that were given now")
+        return
+    for name in ends:
+        if isinstance(name, str) and (node := scores.ports.node(name) or scores.ports.node(name.rpartition(".")[0])):
+            raise HeadspanError(
+                f"{node} is a node of the result, which does not hold its vector: name it again as it was for score, "
+                "for example --nodes probe.npy@8 (nodes=)"
+            )
+
+
+def strongest(
+    weights: AttentionWeights,
+    to: Head | HeadRole | str | list[HeadRole] | None = None,
+    from_: Head | HeadRole | str | None = None,
+    depth: int = 3,
+    k: int = 10,
+    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    memory: int = 10**9,
+    progress: Update = lambda done, total: None,
+) -> Paths:
+    """The search of :func:`paths` on opened weights; ``to`` may be a list, whose paths are then ranked together."""
+    table = weights.ports
+    last = _last_hops(pairings)
+    sources = None if from_ is None else _sources(weights, from_)
+    each = [_targets(weights, one, last) for one in (to if isinstance(to, list) else [to])]
+    targets, notes = [target for found, _ in each for target in found], [note for _, some in each for note in some]
+    stock = chains(weights)
+    if to is None and sources is not None:
+        ends = stock.writers.take([stock.writers.place(*one) for one in sources])
+        wanted = [(role, i) for role in READS for i in range(len(table.of(role)))]
+        way = with_the_stream(stock, ends, last, readers(weights, wanted))
+    else:
+        ends = readers(weights, targets)
+        starts = None
+        if sources is not None:
+            starts = np.zeros(len(stock.writers.ports), dtype=bool)
+            starts[[stock.writers.place(*one) for one in sources]] = True
+        way = against_the_stream(stock, ends, last, starts)
+    found, dropped = search(way, depth, k, memory, progress)
+    listed = [path for hops, some in sorted(found.items()) for path in _described(way, stock, some, hops, k)]
+    left = [_left_out(hops, dropped[hops], listed, k) for hops in sorted(found) if hops in dropped]
+    nothing = [] if listed else ["there is no such path: nothing stands between these in the stream"]
+    return Paths(
+        listed, short_name(str(weights.reference)), [*notes, *(sentence for sentence in left if sentence), *nothing]
+    )
+
+
+def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> frozenset[str]:
+    """The pairings that the last hop may have."""
+    asked = [pairings] if pairings is None or isinstance(pairings, (str, Pairing)) else list(pairings)
+    every = any(word is None or str(word).strip().lower() == "all" for word in asked)
+    chosen = (*FLOW_PAIRINGS, *NODE_PAIRINGS) if every else parse_pairings([word for word in asked if word is not None])
+    wrong = [str(pairing) for pairing in chosen if not pairing.flow]
+    if wrong or not chosen:
+        raise HeadspanError(
+            f"a hop goes from what writes to what reads, and {', '.join(wrong) or 'nothing'} does not: give "
+            "OQ, OK or OV, or OR, WQ, WK, WV or WR of nodes"
+        )
+    return frozenset(map(str, chosen))
+
+
+def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tuple[Port, Role]]:
+    """What a path may begin with: a query head's output, those of the group of a KV head, a node's."""
+    table = weights.ports
+    port, role = table.ask(name)
+    if role is not None and role not in WRITES:
+        raise HeadspanError(f"a path begins with what is written: give {port}.{_writer(port)} instead of {port}.{role}")
+    if isinstance(port, Node):
+        if not any(str(node) == str(port) for node in table.of(Role.W)):
+            raise HeadspanError(f"{port} only reads, so no path begins with it: give it as the end, by --to (to=)")
+        return [(table.resolve(port, Role.W), Role.W)]
+    assert isinstance(port, Head)
+    group = table.group_of(port) if port.kv else (port,)
+    return [(table.resolve(one, Role.O), Role.O) for one in group]
+
+
+def _targets(
+    weights: AttentionWeights, name: Head | HeadRole | str | None, last: frozenset[str]
+) -> tuple[list[tuple[Role, int]], list[str]]:
+    """The ports that paths may end at, as places of their roles, and what to know of the name."""
+    table = weights.ports
+    read = [role for role in READS if table.of(role) and any(pairing[1] == role.value for pairing in last)]
+    if name is None:
+        return [(role, i) for role in read for i in range(len(table.of(role)))], []
+    port, role = table.ask(name)
+    if role is not None and role not in READS:
+        other = f"{port}.R" if isinstance(port, Node) else f"{port}, or {port}.K"
+        raise HeadspanError(f"a path ends with what is read: give {other} instead of {port}.{role}")
+    if isinstance(port, Node):
+        if not any(str(node) == str(port) for node in table.of(Role.R)):
+            raise HeadspanError(
+                f"{port} only writes, so no path ends with it: give it as the beginning, by --from (from_=)"
+            )
+        possible = [Role.R]
+    else:
+        assert isinstance(port, Head)
+        possible = [Role.K, Role.V] if port.kv else [Role.Q, Role.K, Role.V]
+        if port.kind == "KR":
+            possible = [Role.K]
+    asked = possible if role is None else [role]
+    chosen = [one for one in asked if one in read]
+    if not chosen:
+        raise HeadspanError(
+            f"{name} reads with {', '.join(map(str, asked))}, and the last hop is to be "
+            f"{', '.join(sorted(last))}: ask for one that fits"
+        )
+    notes = {table.note(port, one) for one in chosen if one.shared}
+    return [(one, table.find(port, one)) for one in chosen], sorted(note for note in notes if note)
+
+
+def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list[Path]:
+    """Paths with exact scores (float64) and their chance, best first."""
+    if not len(found.places):
+        return []
+    links, forward = stock.links, way.sign < 0
+    pks, scores, products = zip(*(_exact(way, links, places) for places in found.places), strict=True)
+    scores = np.array(scores)
+    order = np.argsort(-scores, kind="stable")[:k]
+    middle = found.places[:, 1:-1]
+    first, second = way.ends.ranks[found.places[:, 0]], way.outer.ranks[found.places[:, -1]]
+    # Both sides of every hop, from the first end on.
+    left = np.column_stack([way.ends.centred[found.places[:, 0]], way.far.centred[way.far_of[middle]]])
+    right = np.column_stack([way.outer.centred[way.near[middle]], way.outer.centred[found.places[:, -1]]])
+    d = dimension_between(stock.d_model, left, right)
+    by_chance = chance(d, first, second, links.sizes[middle], links.fourths[middle])
+    listed = []
+    for rank, i in enumerate(order, start=1):
+        end, *via, other = found.places[i]
+        ends = (way.ends, end), (way.outer, other)
+        (sources, source), (targets, target) = ends if forward else ends[::-1]
+        stations = [links.ports[link] for link in (via if forward else via[::-1])]
+        writer = _writer(stations[-1] if stations else sources.ports[source])
+        listed.append(
+            Path(
+                rank, sources.ports[source], tuple(stations), targets.ports[target],
+                Pairing(writer, targets.roles[target]), float(scores[i]), float(products[i]),
+                float(by_chance.mean[i]), float(by_chance.sd[i]), pks[i] if forward else pks[i][::-1],
+            )
+        )  # fmt: skip
+    return listed
+
+
+def _exact(way: Way, links: Links, places: np.ndarray) -> tuple[tuple[float, ...], float, float]:
+    """Of one path, in float64: PK of every hop, ‖C‖², and what the PKs make expect."""
+    end, *via, other = places
+    basis = way.ends.bases[end].astype(np.float64)
+    chain, product, pks = np.eye(basis.shape[1]), 1.0, list[float]()
+    for link in via:
+        near, far = way.near[link], way.far_of[link]
+        core = way.cores[link].astype(np.float64)
+        overlap = (basis.T @ way.outer.bases[near].astype(np.float64))[:, : core.shape[0]]
+        chain = chain @ overlap @ core[: overlap.shape[1]]
+        pks.append(float(np.square(overlap).sum()))
+        product *= pks[-1] * links.sizes[link] / (way.outer.ranks[near] * way.far.ranks[far])
+        basis = way.far.bases[far].astype(np.float64)
+    overlap = basis.T @ way.outer.bases[other].astype(np.float64)
+    pks.append(float(np.square(overlap).sum()))
+    return tuple(pks), float(np.square(chain @ overlap).sum()), float(product * pks[-1])
+
+
+def _left_out(hops: int, bound: float, listed: list[Path], k: int) -> str | None:
+    """A sentence where paths that would belong to the list may have been left out for want of memory."""
+    scores = [path.score for path in listed if path.hops == hops]
+    if len(scores) >= k and scores[-1] >= bound:
+        return None
+    return (
+        f"for want of memory some paths of {hops} hops were not followed: of those that score less than {bound:.3g} "
+        "some may be missing here; more memory= finds them"
+    )

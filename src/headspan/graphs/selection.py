@@ -1,0 +1,262 @@
+"""Choose the edges worth looking at, by a rule or from a circuit, and make the graph of heads of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from headspan.graphs.circuit import Circuit, edges_of, given_circuit
+from headspan.graphs.graph import Node, Wiring
+from headspan.results.choices import given_labels, given_pairings
+from headspan.results.effects import compared_effects
+from headspan.results.matrix import Edge, Edges, ScoreMatrix
+from headspan.results.scores import Scores
+from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.statistics.hubs import HubScores, hubs
+from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
+from headspan.system.arguments import checked
+from headspan.system.deprecation import warn_renamed
+from headspan.system.ordering import descending, occurrence
+from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.heads import Head, Pairing, Port, parse_pairings
+
+if TYPE_CHECKING:
+    from headspan.results.labels import Labels
+
+Rule = Literal["top", "top-per-target", "significance", "threshold"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+@checked
+def wiring(
+    scores: ScoresLike,
+    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
+    metric: str = "pk",
+    k: int = 20,
+    rule: Rule = "top",
+    q: float | None = None,
+    null: Null | None = None,
+    minimum: float | None = None,
+    labels: Labels | str | os.PathLike[str] | None = None,
+    *,
+    large_effect: bool = False,
+    circuit: Circuit | str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    used: bool | None = None,
+) -> Wiring:
+    """The graph of the strongest forward pairs, or of the edges of a circuit.
+
+    Parameters
+    ----------
+    pairings
+        ``"flow"`` (OQ, OK, OV), ``"all"``, or a list; every pairing chooses its own edges.
+    k
+        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
+    rule
+        ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
+        (``random`` subspaces by default, for ``pk``, the ``reversed`` pairs, or the heads ``within`` the same two
+        layers; see :mod:`headspan.statistics.significance`); ``threshold``: the score is at least ``minimum``. With
+        another rule ``q`` and ``null`` would do nothing and are refused.
+    minimum
+        With any rule, leave out pairs that score less than this.
+    labels
+        Head classes to attach to the nodes, or the name or CSV file of some.
+    large_effect
+        Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
+        ``used`` is its old name.
+    circuit
+        A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
+        those of a rule.
+    say
+        Called with a sentence where nobody can tell whether the labels or the circuit are for these weights.
+    """
+    if used is not None:
+        warn_renamed("the argument used", "large_effect", stacklevel=3)
+        large_effect = used
+    if circuit is not None:
+        _no_rule(rule, q, null, minimum)
+        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect, say)
+    chosen = parse_pairings(pairings)
+    _check(rule, k, q, null, minimum)
+    rate, against = DISCOVERY_RATE if q is None else q, null or "random"
+    scores = given_scores(scores, [metric], _needed(chosen, rule, against))
+    chosen = given_pairings(pairings, scores, metric)
+    labels = given_labels(labels, scores, say)
+    measured = compared_effects(scores) if large_effect else None
+    if measured is not None:
+        asked, chosen = chosen, tuple(pairing for pairing in chosen if not pairing.of_nodes)
+        if not chosen:
+            raise HeadspanError(
+                f"Effects are measured between heads, and {', '.join(map(str, asked))} has other nodes. "
+                "Leave out large_effect"
+            )
+    edges, found = Edges(), list[Significance]()
+    for pairing in chosen:
+        matrix = scores[metric, pairing].forward()
+        with np.errstate(invalid="ignore"):
+            allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
+            if rule == "significance":
+                found.append(significance(scores, pairing, null=against, metric=metric))
+                allowed &= found[-1].q <= rate
+            if measured is not None:
+                allowed &= measured.large(pairing)
+        edges += _choose(matrix, allowed, k, rule)
+    names = tuple(labels.names) if labels is not None else ()
+    nodes = _nodes(edges, scores, metric, chosen, labels)
+    why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
+    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
+    described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
+    return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
+
+
+def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
+    """A circuit says itself which edges it has."""
+    if rule != "top" or any(value is not None for value in (q, null, minimum)):
+        raise HeadspanError("a circuit says which edges it has: leave out rule, q, null and minimum, or the circuit")
+
+
+def _drawn(
+    circuit: Circuit,
+    scores: ScoresLike,
+    metric: str,
+    labels: Labels | str | os.PathLike[str] | None,
+    large_effect: bool,
+    say: Callable[[str], None],
+) -> Wiring:
+    """The wiring of a circuit: its edges with the scores that they have here."""
+    scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
+    labels = given_labels(labels, scores, say)
+    measured = compared_effects(scores) if large_effect else None
+    edges, differ = Edges(), 0
+    for edge, pairing, source, target in edges_of(circuit, scores.ports):
+        matrix = scores[metric, pairing].forward()
+        if measured is not None and not measured.large(pairing)[matrix.find(source, target)]:
+            continue
+        score = matrix.at(source, target)
+        rank = matrix.rank_of(source, target)
+        edges.append(Edge(metric, pairing, rank, source, target, score))  # type: ignore[arg-type]
+        known = edge.score if edge.metric == metric else None
+        differ += known is not None and abs(known - score) > 1e-3 * max(1.0, abs(score))
+    if differ:
+        say(
+            f"{differ} of the {len(edges)} edges have other scores in the circuit {circuit.name[:60]!r} than in this "
+            "result: it may have been made from another model"
+        )
+    edges = Edges(sorted(edges, key=lambda edge: (str(edge.pairing), edge.rank)))
+    chosen = tuple(dict.fromkeys(edge.pairing for edge in edges))
+    names = tuple(labels.names) if labels is not None else ()
+    described = f"circuit {visible(circuit.name)[:60]}".rstrip() + (", large effect" if large_effect else "")
+    notes = () if edges else ("the circuit has no edges to show here",)
+    return Wiring(metric, chosen, described, edges, _nodes(edges, scores, metric, chosen, labels), names, scores, notes)
+
+
+def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
+    """The pairings to score: all nulls but the random one look at the reversed ones too."""
+    if rule != "significance" or null == "random":
+        return pairings
+    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
+
+
+def _why_empty(
+    scores: Scores,
+    metric: str,
+    pairings: Iterable[Pairing],
+    rule: str,
+    k: int,
+    q: float,
+    minimum: float | None,
+    found: Iterable[Significance],
+) -> Iterator[str]:
+    """What to ask for instead of a choice without edges, for every pairing."""
+    if rule in ("top", "top-per-target") and k == 0:
+        yield f"no edges were asked for ({rule} 0): give a larger k"
+        return
+    yield from (result.nothing(q) for result in found if result.smallest_q > q)
+    for pairing in pairings:
+        best = scores[metric, pairing].forward().top(1)
+        if not best:
+            yield f"{pairing} has no forward pairs"
+        elif minimum is not None and best[0].score < minimum:
+            yield f"no {pairing} pair scores {minimum:g} or more; the largest {metric} is {best[0].score:.4g}"
+
+
+def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
+    """What to know of edges above the reversed pairs: how many are evidence about two heads."""
+    for result in found:
+        if result.direction is not None and result.count(q):
+            yield result.agreement(q)
+            if result.direction.favours_forward:
+                yield f"{result.matrix.pairing}: {result.direction.sentence}"
+
+
+def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:
+    if rule not in RULES:
+        raise HeadspanError(f"unknown edge rule {rule!r}: choose one of {', '.join(RULES)}")
+    if k < 0:
+        raise HeadspanError(f"cannot choose {k} edges: give a number of 0 or more")
+    for name, value in (("null", null), ("q", q)):
+        if rule != "significance" and value is not None:
+            raise HeadspanError(
+                f"{name} {value} has no effect on the rule {rule}: it belongs to the rule significance, so leave it "
+                "out or choose that rule"
+            )
+    if q is not None and not 0 < q <= 1:
+        raise HeadspanError(f"a q-value lies between 0 and 1, not {q}: give for example 0.01")
+    if rule == "threshold" and minimum is None:
+        raise HeadspanError("the rule threshold needs the smallest score to show: give minimum, for example 20")
+
+
+def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
+    """The edges of one pairing, best first; a rank always counts all pairs of the pairing."""
+    rows, columns, values = matrix.pairs()
+    order = descending(values)
+    rows, columns, values = rows[order], columns[order], values[order]
+    keep = allowed[rows, columns]
+    if rule == "top":
+        keep &= np.arange(len(values)) < k
+    elif rule == "top-per-target":
+        keep &= occurrence(columns) < k
+    for i in np.flatnonzero(keep):
+        source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
+        yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
+
+
+def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> str:
+    text = {
+        "top": f"top {k} per pairing",
+        "top-per-target": f"top {k} per target",
+        "significance": f"q ≤ {q:g} ({null} null)",
+        "threshold": "",
+    }[rule]
+    return ", ".join(part for part in (text, "" if minimum is None else f"score ≥ {minimum:g}") if part)
+
+
+def _nodes(
+    edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
+) -> tuple[Node, ...]:
+    """Every head and node that is an end of an edge, in the order of the stream, query heads before shared ones."""
+    heads = {edge.source for edge in edges} | {edge.target for edge in edges}
+    whole = edges and not scores.screened  # hubs need every pair
+    found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if whole else {}
+    inlets = {pairing: _by_head(hub.inlet) for pairing, hub in found.items()}
+    outlets = {pairing: _by_head(hub.outlet) for pairing, hub in found.items()}
+    return tuple(
+        Node(
+            head,
+            labels.of(head) if labels is not None and isinstance(head, Head) else (),
+            {pairing: values[head] for pairing, values in inlets.items() if head in values},
+            {pairing: values[head] for pairing, values in outlets.items() if head in values},
+        )
+        for head in sorted(heads, key=_stream_order)
+    )
+
+
+def _stream_order(port: Port) -> tuple[Any, ...]:
+    return (port.position, port.kv, port.index, "") if isinstance(port, Head) else (port.position, True, 0, port.name)
+
+
+def _by_head(hub: HubScores) -> dict[Port, float]:
+    return {head: float(value) for head, value in zip(hub.heads, hub.values, strict=True) if not np.isnan(value)}

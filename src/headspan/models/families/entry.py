@@ -1,0 +1,84 @@
+"""What the table of model families can say of one: names of its tensors, how they are stored, where its norms stand.
+
+The table itself is :mod:`headspan.models.families.table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Config = Mapping[str, Any]
+
+NormKind = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post", "output", "sandwich", "residual", "partial", "none"]
+Layout = Literal["separate", "concatenated", "grouped", "quarters", "heads"]
+"""How Q, K and V are stored, as rows of (out, d_model) tensors.
+
+``separate``: one tensor each. ``concatenated``: all Q heads, then all K heads, then all V heads.
+``grouped``: for each KV head its Q heads, then K, then V; with as many KV heads as Q heads this is the
+per-head interleaving of GPT-NeoX and BLOOM, with a single one the multi-query layout of Falcon-7B.
+``quarters``: CodeGen: four parts, each a quarter of the Q heads, then of the V heads, then of the K heads.
+``heads``: TransformerLens tensors, already (head, d_model, d_head).
+"""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Names and conventions of one family; the defaults are those of Llama."""
+
+    body: str = "model."
+    layer: str = "layers.{}."
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    fused: str | None = None  # the one module that holds Q, K and V, in `layout`
+    layout: Layout = "separate"
+    transposed: bool = False  # Conv1D: weights stored (in, out)
+    norm: tuple[str, ...] = ("input_layernorm",)  # in front of attention; the first that exists
+    norm_kind: NormKind = "rms"
+    norm_place: NormPlace = "pre"
+    output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
+    one_plus: bool = False  # the stored gain is γ − 1
+    plain_final_norm: bool = False  # but that of the last norm is γ
+    weightless_norm: bool = False  # normalises without gain and bias
+    final_norm: str | None = "norm"
+    embedding: str = "embed_tokens"
+    unembedding: tuple[str, ...] = ("lm_head",)  # the first that exists
+    qk_norm: str = "self_attn.q_norm"
+    sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
+    gated: bool = False  # each head's query rows are followed by as many that gate its output
+    own_gate: bool = False  # a module of its own gates what each head hands to its output
+    hybrid: bool = False  # some layers may have no softmax attention
+    latent: bool = False  # keys and values come from a compressed vector: models/latent.py
+    latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
+    rotary_norm: str | None = None  # the norm of the rotary key, beside the latent's
+    sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
+    sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
+    value_size: bool = False  # values have a size of their own, v_head_dim
+    keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
+    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: models/kv_lending.py
+    value_norm: bool = False  # values are normalised, so a value bias is not a constant output
+    streams: bool = False  # several residual streams, read and written through numbers for each token
+    remark: str | None = None  # what else a reader should know of the family
+    in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
+    adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
+    defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
+
+
+WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
+    "post": "its blocks normalise after the attention output is added (post-norm), so a gain acts on the stream "
+    "itself and cannot be moved into the weights exactly",
+    "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
+    "weights exactly",
+    "none": "it has no norm in front of attention, so there is nothing to fold",
+}
+
+WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
+    "post": "its blocks normalise the stream itself after attention has written to it (post-norm), so what a head "
+    "writes reaches no later head directly",
+    "residual": "its stream continues from the normalised stream, so what a head writes reaches no later head directly",
+}
+"""Families in which an edge from head to head is not a sum in the stream, by where their norm stands."""

@@ -1,0 +1,54 @@
+"""Open a model's attention weights: a checkpoint, a live model, or plain arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headspan.results.scores import is_result
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import ROLES
+
+if TYPE_CHECKING:
+    pass
+from headspan.models.weights import AttentionWeights
+
+
+def open(ref: Any, *, download: bool = False) -> AttentionWeights:
+    """Open a model's attention weights, lazily.
+
+    ``ref`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
+    ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
+    (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
+    See :class:`headspan.models.arrays.ArrayWeights`.
+
+    Of a model of the hub only the tensors that are read come over the network; ``download`` brings whole files.
+
+    >>> rng = np.random.default_rng(0)
+    >>> weights = open({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
+    >>> weights.read("O", 1).shape
+    (4, 16, 3)
+    """
+    if isinstance(ref, AttentionWeights):
+        return ref
+    from headspan.models.arrays import ArrayWeights
+
+    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
+        return ArrayWeights(ref)
+    if isinstance(ref, (list, tuple)) and len(ref) == 4:
+        return ArrayWeights(dict(zip("QKVO", ref, strict=True)))
+    from headspan.checkpoints import open_source
+    from headspan.checkpoints.base import TensorSource
+    from headspan.models.checkpoint import CheckpointWeights
+
+    refuse_result(ref)
+    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref, download))
+
+
+def refuse_result(ref: Any) -> None:
+    """A result where a model is needed is told by name, since both are safetensors files."""
+    if isinstance(ref, (str, os.PathLike)) and is_result(ref):
+        raise HeadspanError(
+            f"{os.fspath(ref)} is a result of headspan, and this needs a model: give the model it was made from"
+        )

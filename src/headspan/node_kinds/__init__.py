@@ -1,0 +1,1 @@
+"""Everything besides heads that reads or writes the residual stream."""

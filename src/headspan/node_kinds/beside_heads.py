@@ -1,0 +1,247 @@
+"""A model's weights with a bounded number of nodes beside its heads: directions, neurons, features, adapters, tokens.
+
+The nodes' numbers are held, each with its own number of columns; :meth:`WithNodes.read` gives them as (n, d, r), with
+columns of zeros where nodes of one role differ in r. Everything about the model itself is asked of its own weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.models.weights import AttentionWeights
+from headspan.models.wrapped import WrappedWeights
+from headspan.system.memory import check_room
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import NODE_ROLES, Node, Role, check_node_name
+from headspan.vocabulary.ports import PortTable
+
+if TYPE_CHECKING:
+    from headspan.node_kinds.node_sets import NodeSet
+
+MOST_NODES = 2000  # a result has every pair of them
+_AT_ONCE = 256  # nodes of a set read at a time
+
+
+@dataclass(frozen=True)
+class AddedNodes:
+    """Nodes with their numbers, for every role in the order of the stream: what a cluster's workers need besides the
+    model.
+
+    bases: the (d, r) weight of every node, r of its own; centred: whether its columns have a mean of 0; sets: a line
+    on where each group of them comes from.
+    """
+
+    nodes: Mapping[Role, tuple[Node, ...]]
+    bases: Mapping[Role, tuple[np.ndarray, ...]]
+    sets: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    centred: Mapping[Role, tuple[bool, ...]] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """A hash of the nodes and all their numbers."""
+        found = hashlib.sha256()
+        for role in self.nodes:
+            for node, basis in zip(self.nodes[role], self.bases[role], strict=True):
+                found.update(_identity(role, node, basis))
+        return found.hexdigest()
+
+
+def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
+    """The weights of a model with the nodes of some sets; too many of them are refused before anything is read."""
+    sets = list(sets)
+    if weights.ports.nodes:
+        raise HeadspanError("these weights have nodes already: give all of them at once")
+    count = sum(map(len, sets))
+    if count > MOST_NODES:
+        raise HeadspanError(
+            f"{count:,} nodes are too many for a result that holds every pair, which takes {MOST_NODES:,} at most: "
+            "headspan nodes finds the strongest of any number, or choose fewer"
+        )
+    if not count:
+        raise HeadspanError("no nodes were given: name at least one file, or leave nodes out")
+    _check_names(sets)
+    check_room(
+        f"holding {count:,} nodes",
+        sum(8 * weights.d_model * found.width(role) * len(found.nodes(role)) for found in sets for role in NODE_ROLES),
+    )
+    return WithNodes(weights, _gather(weights, sets))
+
+
+def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
+    """The numbers of all nodes, in the order of the stream."""
+    rows: dict[Role, list[tuple[Node, np.ndarray, bool]]] = {role: [] for role in NODE_ROLES}
+    lines: dict[str, tuple[dict[str, str], Any]] = {}  # by label: the kinds of its nodes by name, and their hash
+    notes: list[str] = []
+    for found in sets:
+        kinds, digest = lines.setdefault(found.label, ({}, hashlib.sha256()))
+        for role in NODE_ROLES:
+            for node, basis in _read(found, role):
+                rows[role].append((node, basis, role in found.centred_roles))
+                digest.update(_identity(role, node, basis))
+                kinds[node.name] = node.kind
+        notes += found.notes
+    for role in NODE_ROLES:
+        rows[role].sort(key=lambda row: (row[0].position, row[0].layer))
+        layers = [node.layer for node, *_ in rows[role]]
+        if layers != sorted(layers):
+            raise HeadspanError("nodes of a later layer stand before those of an earlier one: check their layers")
+    present = [role for role in NODE_ROLES if rows[role]]
+    return AddedNodes(
+        {role: tuple(node for node, _, _ in rows[role]) for role in present},
+        {role: tuple(basis for _, basis, _ in rows[role]) for role in present},
+        tuple(_line(label, kinds, digest.hexdigest()) for label, (kinds, digest) in lines.items()),
+        tuple(dict.fromkeys(notes)),
+        {role: tuple(centred for _, _, centred in rows[role]) for role in present},
+    )
+
+
+def _read(found: NodeSet, role: Role) -> Iterator[tuple[Node, np.ndarray]]:
+    nodes = found.nodes(role)
+    if not len(nodes):
+        return
+    for rows, block in found.blocks(role, _AT_ONCE):
+        for node, basis in zip(nodes[rows], block, strict=True):
+            used = np.flatnonzero(basis.any(axis=0))  # a dead neuron has none, and a rank of 0
+            kept = basis[:, : int(used[-1]) + 1 if used.size else 1]
+            if not np.isfinite(kept).all():
+                raise HeadspanError(
+                    f"the node {node.name} holds NaN or infinite numbers, so it spans nothing meaningful"
+                )
+            yield node, np.array(kept, order="C")
+
+
+def _identity(role: Role, node: Node, basis: np.ndarray) -> bytes:
+    about = [str(role), node.name, node.kind, node.layer, node.position, basis.shape, basis.dtype.name]
+    return json.dumps(about).encode() + np.ascontiguousarray(basis).tobytes()
+
+
+def _line(label: str, kinds: Mapping[str, str], digest: str) -> str:
+    """What a result keeps of a set: its name, how many nodes it has of each kind, and a hash of their numbers."""
+    counts = ", ".join(f"{count:,} of kind {kind}" for kind, count in Counter(kinds.values()).items())
+    return f"{_without_folders(label)}: {counts}, sha256 {digest[:16]}"
+
+
+def _without_folders(label: str) -> str:
+    """A label that begins with a path, with its last part only: the folders of a machine are nobody's business."""
+    for end in (len(label), *(i for i, letter in enumerate(label) if letter == ":" and i)):
+        with suppress(OSError, ValueError):
+            if Path(label[:end]).exists():
+                return os.path.basename(os.path.abspath(label[:end])) + label[end:]
+    return label
+
+
+def _check_names(sets: Iterable[NodeSet]) -> None:
+    """Every node has a name of its own; its two roles are rows of one set."""
+    seen: dict[str, int] = {}
+    for place, found in enumerate(sets):
+        for role in NODE_ROLES:
+            here: set[str] = set()
+            for node in found.nodes(role):
+                if node.name in here or seen.get(check_node_name(node.name), place) != place:
+                    raise HeadspanError(f"two nodes are called {node.name!r}: give one of them another name")
+                here.add(node.name)
+                seen[node.name] = place
+
+
+class WithNodes(WrappedWeights):
+    """The weights of a model, and nodes that read (R) or write (W) its residual stream."""
+
+    def __init__(self, weights: AttentionWeights, added: AddedNodes) -> None:
+        super().__init__(weights)
+        self.added = added
+        self.ports = PortTable({**weights.ports.ports, **added.nodes}, weights.ports.served_by)
+        self.not_foldable_reason = "nodes were added to it: fold the model first, then add them"
+        self.notes = [*weights.notes, *added.notes]
+        self._digest = added.digest()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.layers, *(node.layer for node in self.ports.nodes)}))
+
+    # -- what nodes add ----------------------------------------------------------------------------------------
+
+    def widths(self, role: Role | str) -> np.ndarray:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.widths(role)
+        return np.array([basis.shape[1] for basis in self.added.bases.get(role, ())], dtype=np.int64)
+
+    def centred_ports(self, role: Role | str) -> np.ndarray:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.centred_ports(role)
+        nodes = self.added.nodes.get(role, ())
+        return np.array(self.added.centred.get(role, [False] * len(nodes)), dtype=bool)
+
+    def d_head(self, role: Role | str) -> int:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.d_head(role)
+        return int(self.widths(role).max(initial=1))
+
+    def read(self, role: Role | str, layer: int) -> np.ndarray:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.read(role, layer)
+        return self._stacked(self.added.bases.get(role, ())[self.ports.span(role, layer)], self.d_head(role))
+
+    def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
+        """The other weight of a node; of a direction any single column, since its length is all that it brings in."""
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.partner(role, layer, read)
+        nodes = self.ports.of(role)[self.ports.span(role, layer)]
+        others = dict(zip(map(str, self.ports.of(role.partner)), self.added.bases.get(role.partner, ()), strict=True))
+        any_column = np.eye(self.d_model, 1)
+        widths = self.widths(role)[self.ports.span(role, layer)]
+        found = [any_column if width == 1 else others[str(node)] for node, width in zip(nodes, widths, strict=True)]
+        return self._stacked(found, self.d_head(role))
+
+    def without_partner(self, role: Role | str) -> list[str]:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.without_partner(role)
+        others = dict(zip(map(str, self.ports.of(role.partner)), self.widths(role.partner), strict=True))
+        own = zip(map(str, self.ports.of(role)), self.widths(role), strict=True)
+        return [name for name, width in own if width > 1 and others.get(name) != width]
+
+    def _stacked(self, bases: Iterable[np.ndarray], width: int) -> np.ndarray:
+        """(n, d, width), columns of zeros behind those of each."""
+        bases = list(bases)
+        dtype = np.float64 if any(basis.dtype == np.float64 for basis in bases) else np.float32
+        found = np.zeros((len(bases), self.d_model, width), dtype=dtype)
+        for i, basis in enumerate(bases):
+            found[i, :, : basis.shape[1]] = basis
+        return found
+
+    def storage_dtype(self, role: Role | str, layer: int) -> str:
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.storage_dtype(role, layer)
+        here = self.added.bases.get(role, ())[self.ports.span(role, layer)]
+        names = {basis.dtype.name for basis in here}
+        # Of several the coarsest: what it cannot tell from rounding is no direction.
+        return max(names, key=lambda name: -np.dtype(name).itemsize) if names else "float32"
+
+    @property
+    def held_bytes(self) -> int:
+        return self.inner.held_bytes + sum(basis.nbytes for bases in self.added.bases.values() for basis in bases)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """That of the model, whose fingerprint stays its own, with the nodes and a hash of their numbers."""
+        return {**self.inner.provenance, **self._centring(), "nodes": list(self.added.sets), "nodes_hash": self._digest}
+
+    def _check_layer(self, layer: int) -> None:
+        if layer not in self.places:
+            self.inner._check_layer(layer)

@@ -1,0 +1,265 @@
+"""Nodes: directions and subspaces that read or write the residual stream and are no heads.
+
+A `NodeSet` holds nodes of one kind from one place: the vectors of a file, the features of a sparse autoencoder, the
+neurons of a layer, some tokens. All nodes of a set stand at one place of the stream, one for what they read (R) and
+one for what they write (W):
+
+* A direction at layer L is looked for in the stream as it enters layer L: it reads what everything before layer L
+  writes, and what it writes is read by the attention of layer L and everything behind it. Its R has the position of
+  that attention and its W the position just before it.
+* Without a layer it reads at the end, where every head may have written, and writes at the start.
+* Neurons, adapters, features and tokens know where they stand.
+
+A set is read in pieces and names its nodes one at a time, so that a million of them need no more memory than a few.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from headspan.checkpoints.dtypes import exact_array
+from headspan.models.weights import AttentionWeights
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import (
+    EMBEDDING_POSITION,
+    NODE_ROLES,
+    UNEMBEDDING_POSITION,
+    Node,
+    Role,
+    attention_position,
+    check_node_name,
+)
+
+_USUAL = (1e-15, 1e15)  # sizes of numbers whose squares a float32 holds well
+
+
+class Place(NamedTuple):
+    """Where a port stands: its position in the stream and the layer it is counted to."""
+
+    position: int
+    layer: int
+
+
+def stream_places(layer: int | None, weights: AttentionWeights) -> dict[Role, Place]:
+    """Where a direction reads and writes: at the entrance of a layer, or over the whole stream without one."""
+    if layer is None:
+        return {Role.R: Place(UNEMBEDDING_POSITION, weights.n_layers), Role.W: Place(EMBEDDING_POSITION, -1)}
+    whole = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
+    if not whole or not 0 <= layer <= weights.n_layers:
+        raise HeadspanError(
+            f"a node cannot stand at layer {str(layer)[:40]}: {weights.reference} has the layers 0 to "
+            f"{weights.n_layers - 1}, and {weights.n_layers} means behind the last"
+        )
+    entrance = attention_position(int(layer))
+    return {Role.R: Place(entrance, int(layer)), Role.W: Place(entrance - 1, int(layer))}
+
+
+def centred_writers(weights: AttentionWeights) -> frozenset[Role]:
+    """W where these weights are folded so that everything written to the stream is centred."""
+    return frozenset({Role.W}) if weights.centred else frozenset()
+
+
+class NodeSet(ABC):
+    """Nodes of one kind from one place.
+
+    kind: "direction", "basis", "feature", "adapter", "neuron", "token" …
+    label: where they are from. notes: sentences for the reader.
+    places: where R and W stand; a role that is not in it the nodes do not have.
+    ids: which of the ``population`` of their kind these are (all vectors of the file, all neurons of the layer); the
+        others are what they can be compared with.
+    strict: a node of length 0 is an error; otherwise it is left to whoever reads it.
+    """
+
+    kind: str
+    label: str
+    notes: list[str]
+    places: Mapping[Role, Place]
+    ids: Sequence[int] | np.ndarray
+    population: int
+    d_model: int
+    strict = False
+    centred_roles: frozenset[Role] = frozenset()  # whose vectors have a mean of 0: they lie in d − 1 dimensions
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """The name of a member of the population."""
+
+    @abstractmethod
+    def width(self, role: Role) -> int:
+        """r: columns of what `blocks` gives, 1 for directions."""
+
+    @abstractmethod
+    def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
+        """Members of the population, (n, d, r), as they are stored (or folded, where the model is)."""
+
+    @property
+    def stem(self) -> str | None:
+        """What the names of a large set have in common; two such sets with one stem clash where they share ids."""
+        return None
+
+    def find(self, name: str) -> int | None:
+        """The id of a node of this set by its name."""
+        return next((int(i) for i in self.ids if self.name(int(i)).upper() == name.strip().upper()), None)
+
+    def nodes(self, role: Role) -> Sequence[Node]:
+        """The rows of the port table of a role; made when they are looked at."""
+        return Rows(self, self.places[role]) if role in self.places else ()
+
+    def blocks(self, role: Role, size: int) -> Iterator[tuple[slice, np.ndarray]]:
+        """The nodes of a role in runs of at most ``size``: where they stand in `nodes`, and (n, d, r) float32."""
+        for start in range(0, len(self) if role in self.places else 0, max(1, size)):
+            part = slice(start, min(start + max(1, size), len(self)))
+            yield part, self.members(role, np.asarray(self.ids[part], dtype=np.int64))
+
+    def centre(self, role: Role, vectors: np.ndarray) -> np.ndarray:
+        """Vectors (n, d, r), centred where the role's are."""
+        if role not in self.centred_roles:
+            return vectors
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by `members`
+            return vectors - vectors.mean(axis=1, keepdims=True, dtype=np.float64)
+
+    def members(self, role: Role, ids: np.ndarray) -> np.ndarray:
+        """Some members of the population, (n, d, r) float32; all finite, none of length 0 where that is an error."""
+        found = np.asarray(self._read(role, ids))
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.abs(found).max(axis=(1, 2)).astype(np.float64) if found.size else np.zeros(len(found))
+        if not np.isfinite(largest).all():
+            bad = self.name(int(ids[np.flatnonzero(~np.isfinite(largest))[0]]))
+            raise HeadspanError(f"{bad[:80]} of {self.label} holds NaN or infinite numbers, so it has no direction")
+        if self.strict and (largest == 0).any():
+            bad = self.name(int(ids[np.flatnonzero(largest == 0)[0]]))
+            raise HeadspanError(f"{bad[:80]} of {self.label} has the length 0, so it has no direction: leave it out")
+        odd = (largest > 0) & ((largest < _USUAL[0]) | (largest > _USUAL[1]))
+        if odd.any():  # only directions matter, and float32 would lose these
+            found = found / np.where(odd, largest, 1)[:, None, None]
+        return np.ascontiguousarray(found, dtype=np.float32)
+
+
+class Rows(Sequence[Node]):
+    """The rows of a port table, each made when it is looked at."""
+
+    def __init__(self, nodes: NodeSet, place: Place) -> None:
+        self._nodes, self._place = nodes, place
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Node: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Node]: ...
+    def __getitem__(self, index: int | slice) -> Node | list[Node]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = int(self._nodes.ids[index])
+        return Node(*self._place, self._nodes.name(number), self._nodes.kind)
+
+
+class GivenNode:
+    """One node made in Python, as ``headspan.Node``: a direction or a basis, its name and its layer.
+
+    basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace that r vectors span.
+    layer: the node stands at the entrance of this layer; without one it reads at the end and writes at the start.
+    reads, writes: which ports it has; a probe reads, a steering vector writes.
+
+    >>> GivenNode(np.ones(8), name="refusal", layer=14, reads=True, writes=False)
+    node refusal at layer 14: shape (8,), reads
+    """
+
+    def __init__(
+        self, basis: Any, name: str = "node", layer: int | None = None, reads: bool = True, writes: bool = True
+    ) -> None:
+        self.name, self.layer = check_name(name), layer
+        if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
+            raise HeadspanError(f"the layer of {self.name} must be a whole number from 0 on, not {repr(layer)[:40]}")
+        if not isinstance(reads, bool) or not isinstance(writes, bool):
+            raise HeadspanError(f"reads and writes of {self.name} must be True or False")
+        if not reads and not writes:
+            raise HeadspanError(f"{self.name} neither reads nor writes: set reads or writes to True")
+        self.reads, self.writes = reads, writes
+        if not hasattr(basis, "shape"):
+            raise HeadspanError(f"the basis of {self.name} must be an array, not {repr(basis)[:60]}")
+        self.basis = exact_array(basis, f"the basis of {self.name}")
+        if self.basis.ndim not in (1, 2) or 0 in self.basis.shape:
+            raise HeadspanError(
+                f"the basis of {self.name} has shape {self.basis.shape}: give one vector (d,) or vectors (d, r)"
+            )
+
+    def __repr__(self) -> str:
+        where = "" if self.layer is None else f" at layer {self.layer}"
+        ports = " and ".join(word for word, has in (("reads", self.reads), ("writes", self.writes)) if has)
+        return f"node {self.name}{where}: shape {self.basis.shape}, {ports}"
+
+
+class GivenNodes(NodeSet):
+    """The set of one node that was made in Python."""
+
+    strict = True
+
+    def __init__(self, weights: AttentionWeights, given: GivenNode) -> None:
+        basis, d = given.basis, weights.d_model
+        self.notes, self.d_model, self.centred_roles = [], d, centred_writers(weights)
+        columns, note = oriented(basis.shape, d, f"the basis of {given.name}")
+        if note and basis.ndim == 2 and 1 not in basis.shape:
+            self.notes.append(note)
+        self._basis = basis.reshape(d, 1) if basis.ndim == 1 else basis if columns else basis.T
+        self.kind = "direction" if self._basis.shape[1] == 1 else "basis"
+        self.label, self._name = "the given nodes", given.name
+        self.ids, self.population = range(1), 1
+        places = stream_places(given.layer, weights)
+        self.places = {
+            role: places[role] for role, has in zip(NODE_ROLES, (given.reads, given.writes), strict=True) if has
+        }
+
+    def name(self, number: int) -> str:
+        return self._name
+
+    def width(self, role: Role) -> int:
+        return self._basis.shape[1]
+
+    def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
+        return self.centre(role, np.repeat(self._basis[None], len(ids), axis=0))
+
+
+def no_layer(first: str, *others: str) -> str:
+    """The note on what was given without a layer.
+
+    >>> no_layer("probe", "b", "c")
+    'probe and 2 other nodes were given without a layer: they read at the end of the stream and write at its start'
+    """
+    if not others:
+        return f"{first} was given without a layer: it reads at the end of the stream and writes at its start"
+    more = "1 other node" if len(others) == 1 else f"{len(others):,} other nodes"
+    return f"{first} and {more} were given without a layer: they read at the end of the stream and write at its start"
+
+
+def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:
+    """Whether the vectors of a (…, a, b) array are columns of length d, and a sentence that says how it was read.
+
+    >>> oriented((768, 5), 768, "probe.npy")
+    (True, 'probe.npy of shape (768, 5) was read as 5 columns of 768')
+    """
+    seen = f"{what} of shape {tuple(shape)}"
+    if len(shape) == 1 and shape[0] == d:
+        return False, f"{seen} was read as one vector"
+    if len(shape) >= 2 and d in shape[-2:]:
+        both = shape[-1] == shape[-2]
+        columns = shape[-1] != d or (both and len(shape) > 2)  # of a matrix rows, of bases columns
+        count = shape[-1] if columns else shape[-2]
+        way, other = ("column", "rows") if columns else ("row", "columns")
+        bases = f"{shape[0]} bas{'is' if shape[0] == 1 else 'es'} of " if len(shape) > 2 else ""
+        doubt = f", though it could be {other}: transpose it if it is" if both else ""
+        return columns, f"{seen} was read as {bases}{count} {way}{'' if count == 1 else 's'} of {d}{doubt}"
+    raise HeadspanError(f"{seen} has no axis of d_model {d}: its vectors are not directions of this residual stream")
+
+
+def check_name(name: Any) -> str:
+    """A name without the blanks around it, if a node can be called so."""
+    return check_node_name(name.strip() if isinstance(name, str) else name)

@@ -1,0 +1,135 @@
+"""What figures are made from: scores always, and weights, labels and head scores where they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from headspan.graphs.graph import Wiring
+from headspan.graphs.selection import wiring
+from headspan.results.scores import Scores
+from headspan.statistics.dimension import usual_dimension
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
+
+if TYPE_CHECKING:
+    from headspan.models.weights import AttentionWeights
+    from headspan.results.head_scores import BehaviourScores
+    from headspan.results.labels import Labels
+    from headspan.running.behaviour import AttentionPatterns
+
+SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. Then Mary and John went home."
+
+
+@dataclass
+class Context:
+    """Inputs of the figures. What takes time is made when a figure first asks for it, and once.
+
+    ``weights`` are those that ``scores`` came from; ``text`` is the sentence for attention patterns; ``model`` is
+    what to run for them (the weights' own reference when not given); ``run`` allows to run it for head scores
+    too, which takes longer. ``notes`` collects what was left out of the figures and why.
+    """
+
+    scores: Scores
+    weights: AttentionWeights | None = None
+    labels: Labels | None = None
+    k: int = 20
+    text: str = SENTENCE
+    model: Any = None
+    run: bool = False
+    progress: Callable[[int, int], None] = lambda done, total: None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def flow(self) -> tuple[Pairing, ...]:
+        """Those of OQ, OK and OV that have been scored."""
+        present = tuple(pairing for pairing in FLOW_PAIRINGS if pairing in self.scores.pairings)
+        if not present:
+            raise HeadspanError("it shows OQ, OK and OV, and this result has none of them")
+        return present
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The similarities that pictures compare: PK and CS, or what there is."""
+        if not self.scores.metrics:
+            raise HeadspanError("this result has no scores: make one with headspan score")
+        return tuple(m for m in ("pk", "cs") if m in self.scores.metrics) or self.scores.metrics[:2]
+
+    def need_metrics(self, *metrics: str) -> None:
+        missing = [metric for metric in metrics if metric not in self.scores.metrics]
+        if missing:
+            raise HeadspanError(f"it needs {' and '.join(missing)} scores, and this result has none")
+
+    def need_all_pairings(self) -> None:
+        missing = [str(pairing) for pairing in PAIRINGS if pairing not in self.scores.pairings]
+        if missing:
+            raise HeadspanError(f"it shows all 16 pairings, and this result has no {', '.join(missing)}")
+
+    def need_weights(self) -> AttentionWeights:
+        if self.weights is None:
+            raise HeadspanError("the weights are needed; give the model itself, or the result and --weights MODEL")
+        return self.weights
+
+    def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
+        """The paper's wiring: the k best of OQ, OK and OV, and of what nodes write and read where there are some."""
+        scores = self.scores if scores is None else scores
+        nodes = [pairing for pairing in NODE_PAIRINGS if (metric, pairing) in scores]
+        return wiring(scores, [*self.flow, *nodes], metric, self.k if k is None else k, labels=self.labels)
+
+    @cached_property
+    def folded_scores(self) -> Scores:
+        """PK and CS of the folded weights, in all sixteen pairings."""
+        from headspan.models.folding import fold
+        from headspan.scoring.run import score
+
+        weights = self.need_weights()
+        if weights.folding != "none":
+            raise HeadspanError("it compares original with folded weights, and these are folded already")
+        if not weights.foldable:
+            raise HeadspanError(f"the norms of this model cannot be folded in: {weights.not_foldable_reason}")
+        return score(fold(weights), self.metrics, "all", progress=self.progress)
+
+    @cached_property
+    def behaviour(self) -> BehaviourScores:
+        """Head scores kept with the result, or measured now where that is allowed."""
+        from headspan.results.head_scores import BehaviourScores
+        from headspan.running.behaviour import behaviour
+
+        kept = self.scores.annotations.get("behaviour")
+        if kept:
+            return BehaviourScores.from_dict(kept)
+        if self.run:
+            return behaviour(self._running, progress=self.progress)
+        raise HeadspanError(
+            "head scores are not kept with this result: make them with headspan behaviour, or add --run"
+        )
+
+    @cached_property
+    def patterns(self) -> AttentionPatterns:
+        """Attention of every head on the sentence; an error where the model cannot be run."""
+        from headspan.running.behaviour import attention_patterns
+
+        return attention_patterns(self._running, self.text)
+
+    @property
+    def _running(self) -> Any:
+        return self.model if self.model is not None else self.need_weights().reference
+
+    @cached_property
+    def tokens(self) -> dict[Head, list[str]]:
+        """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
+        from headspan.reading.tokens import all_tokens
+
+        try:
+            found = all_tokens(self.need_weights(), [Role.O], k=10, progress=self.progress)
+        except HeadspanError as reason:
+            self.notes.append(f"grids are drawn without tokens: {reason}")
+            return {}
+        return {entry.head: [token.token for token in entry.tokens] for entry in found}
+
+    def dimensions(self) -> tuple[int, int]:
+        """The dimensions in which heads' outputs meet, and the commonest subspace dimension of them."""
+        ranks = self.scores.ranks(Role.O).tolist()
+        return usual_dimension(self.scores, Pairing(Role.O, Role.O)), max(set(ranks), key=ranks.count)

@@ -1,0 +1,75 @@
+"""Two similarities against each other, pair by pair (figure 5 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headspan.paper.evaluation import common_pairs, metric_agreement
+from headspan.plotting import style
+from headspan.plotting.canvas import legend_below, new_figure
+from headspan.results.scores import Scores
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Pairing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MARKERS = {"neither": ".", "both": "s", "first only": "D", "second only": "^"}
+
+
+def groups(x: np.ndarray, y: np.ndarray, share: float = 0.03) -> dict[str, np.ndarray]:
+    """Which pairs are in the top share of both similarities, of one of them, or of neither.
+
+    >>> {name: mask.tolist() for name, mask in groups(np.array([1, 2, 9]), np.array([5, 1, 9]), 0.5).items()}
+    {'neither': [False, False, False], 'both': [False, False, True], 'first only': [False, True, False], \
+'second only': [True, False, False]}
+    """
+    high_x, high_y = x >= np.quantile(x, 1 - share), y >= np.quantile(y, 1 - share)
+    return {
+        "neither": ~high_x & ~high_y,
+        "both": high_x & high_y,
+        "first only": high_x & ~high_y,
+        "second only": ~high_x & high_y,
+    }
+
+
+def scatter_figure(
+    scores: Scores, pairings: Sequence[Pairing], first: str = "pk", second: str = "cs", share: float = 0.03
+) -> Figure:
+    """One panel per pairing; axes end at the 99.99th percentile, as a single outlier would squeeze the rest."""
+    from matplotlib.lines import Line2D
+
+    if not all(common_pairs(scores, pairing, first, second)[0].size for pairing in pairings):
+        raise HeadspanError("it shows pairs of heads in different layers, and this model has none")
+    figure = new_figure(3.3 * len(pairings) + 0.35, 3.9)
+    figure.subplots_adjust(left=0.62 / figure.get_figwidth(), right=0.985, top=0.84, bottom=0.235, wspace=0.26)
+    name_x, name_y = style.metric_short(first), style.metric_short(second)
+    panels = figure.subplots(1, len(pairings), squeeze=False)[0]
+    for axes, pairing in zip(panels, pairings, strict=True):
+        x, y = common_pairs(scores, pairing, first, second)
+        for group, mask in groups(x, y, share).items():
+            quiet = group == "neither"
+            axes.scatter(
+                x[mask], y[mask], s=3 if quiet else 13, marker=_MARKERS[group], color=style.GROUP_COLOURS[group],
+                linewidths=0, alpha=0.6 if quiet else 0.75, rasterized=True, gid=f"points:{pairing}:{group}",
+            )  # fmt: skip
+        for values, limit in ((x, axes.set_xlim), (y, axes.set_ylim)):
+            low, high = float(values.min()), float(np.quantile(values, 0.9999))
+            room = 0.04 * (high - low) or 0.5
+            limit(low - room, high + room)
+        everywhere, at_top = metric_agreement(scores, pairing, first, second, 1 - share)
+        numbers = f"{pairing}:  ρ = {everywhere:.3f} over all pairs\n{at_top:.3f} over the top {share:.0%} of either"
+        axes.set_title(numbers.replace("-", "−"))
+        axes.set_xlabel(name_x)
+    panels[0].set_ylabel(name_y)
+    told = {"both": f"top {share:.0%} of both", "first only": f"of {name_x} only", "second only": f"of {name_y} only",
+            "neither": "of neither"}  # fmt: skip
+    handles = [
+        Line2D([], [], linestyle="", marker=_MARKERS[g], color=style.GROUP_COLOURS[g], markersize=5, label=text)
+        for g, text in told.items()
+    ]
+    legend_below(figure, handles, 0.36, 4)
+    return figure

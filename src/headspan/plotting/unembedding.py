@@ -1,0 +1,96 @@
+"""Unembedding vectors against the bias of the final norm: why token scores are centred and normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from headspan.models.weights import AttentionWeights
+from headspan.plotting import style
+from headspan.plotting.canvas import new_figure
+from headspan.reading.tokens import reader
+from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NAMED = 4  # tokens with the largest norms are written beside their points
+
+
+class TokenNumbers(NamedTuple):
+    """Per token: length, inner product with the bias of the final norm, and that product for the unit vector."""
+
+    norm: np.ndarray
+    product: np.ndarray
+    unit_product: np.ndarray
+
+
+def token_numbers(weights: AttentionWeights) -> dict[str, TokenNumbers]:
+    """The numbers of all tokens, for the vectors as they are and with their mean subtracted."""
+    from headspan.reading.token_lengths import VocabularyRows, reciprocal, row_norms
+
+    final = weights.final_norm()
+    if final is None or final.bias is None or not final.bias.any():
+        raise HeadspanError("it shows products with the bias of the final norm, and this model has no such bias")
+    rows = VocabularyRows.unembedding(weights)
+    beta = final.bias.astype(np.float64)
+    found = {}
+    for title, preprocess in (("not centred", "identity"), ("centred", "centre")):
+        blocks = [(row_norms(block), block @ beta) for _, block in rows.preprocessed(preprocess, 4096)]
+        norm, product = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        found[title] = TokenNumbers(norm, product, product * reciprocal(norm))
+    return found
+
+
+def norm_figure(weights: AttentionWeights) -> Figure:
+    """Length of every unembedding vector against its inner product with β_final."""
+    return _two_panels(weights, "norm", "product", "‖e‖", "⟨e, β_final⟩")
+
+
+def normalised_figure(weights: AttentionWeights) -> Figure:
+    """The inner product with β_final before and after the vectors are normalised."""
+    return _two_panels(weights, "product", "unit_product", "⟨e, β_final⟩", "⟨e / ‖e‖, β_final⟩")
+
+
+def _two_panels(weights: AttentionWeights, x: str, y: str, x_name: str, y_name: str) -> Figure:
+    figure = new_figure(9.2, 3.9)
+    numbers = token_numbers(weights)
+    read = reader(weights)
+    image = None
+    for i, (title, tokens) in enumerate(numbers.items()):
+        axes = figure.add_axes((0.07 + 0.445 * i, 0.14, 0.375, 0.75))
+        xs, ys = getattr(tokens, x), getattr(tokens, y)
+        image = axes.scatter(xs, ys, c=np.arange(len(xs)), s=4 if len(xs) > 500 else 14, cmap=style.SEQUENTIAL,
+                             linewidths=0, alpha=0.6, rasterized=True, gid=f"tokens:{title}")  # fmt: skip
+        _name_extremes(axes, xs, ys, tokens.norm, read)
+        axes.set_title(f"{title}: Pearson r = {_pearson(xs, ys):.3f}".replace("-", "−"), loc="left")
+        axes.set(xlabel=x_name, ylabel=y_name)
+    assert image is not None
+    bar = figure.colorbar(image, cax=figure.add_axes((0.925, 0.14, 0.013, 0.75)))
+    bar.set_label("token id")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.solids.set_alpha(1)  # pyright: ignore[reportOptionalMemberAccess]
+    return figure
+
+
+def _name_extremes(axes: Axes, x: np.ndarray, y: np.ndarray, norm: np.ndarray, read: Callable[[int], str]) -> None:
+    """Write the longest vectors' tokens beside them, towards the middle of the panel and clear of each other."""
+    middle = (x.min() + x.max()) / 2
+    gap = 0.05 * float(np.ptp(y))
+    last = np.inf
+    for token in sorted(np.argsort(-norm, kind="stable")[:_NAMED], key=lambda t: -y[t]):
+        right = x[token] < middle
+        last = min(float(y[token]), last - gap)
+        axes.annotate(
+            f"  {read(int(token))}  ", (x[token], y[token]), (float(x[token]), last), fontsize=6.5, va="center",
+            ha="left" if right else "right", gid=f"token:{token}",
+        )  # fmt: skip
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    if x.std() == 0 or y.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,201 @@
+"""What a model is, what would be read of it, and whether its heads have full rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from headspan.models.folding import FOLDED_NORMS
+from headspan.models.weights import AttentionWeights
+from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.subspaces.bases import orthonormal_bases
+from headspan.system.arguments import checked
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.heads import ROLES, HeadRole
+
+_NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
+_PLACES = {
+    "pre": "in front of attention",
+    "post": "after attention is added (post-norm)",
+    "output": "on the attention output",
+    "sandwich": "in front of attention and on its output (sandwich)",
+    "residual": "in front of attention, residual stream taken after it",
+    "partial": "in front of attention, but not in the first layer",
+    "none": "",
+}
+# From docs/evidence.md: how well raw and folded scores follow measured effects.
+FOLD_ADVICE = {
+    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
+    (
+        "rms",
+        "sandwich",
+    ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
+    ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
+}
+_SHOWN = 8  # lines of a list before it is cut short
+_SHOWN_IN_REPR = 10
+
+
+class Info(dict[str, Any]):
+    """The facts about a model by name, as JSON-able values; printed, they read as ``headspan info`` shows them."""
+
+    def lines(self) -> list[str]:
+        """The facts for a reader."""
+        rows = self._rows()
+        lines = [f"{name:<14}{value}" for name, value in rows.items()]
+        lines += [f"{'':<14}{t['name']}  {_bytes(t['bytes'])}" for t in self["tensors"][:_SHOWN]]
+        if len(self["tensors"]) > _SHOWN:
+            lines.append(f"{'':<14}… and {len(self['tensors']) - _SHOWN} more (--json lists all)")
+        lines += [f"{'note':<14}{note}" for note in self["notes"]]
+        if "fingerprint" in self:
+            lines.append(f"{'fingerprint':<14}{self['fingerprint']}")
+        return lines + (list(_check_lines(self["check"])) if "check" in self else [])
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        return "\n".join(f"{name:<14}{value}" for name, value in list(rows.items())[:_SHOWN_IN_REPR])
+
+    def _rows(self) -> dict[str, str]:
+        layers, attending = self["n_layers"], len(self["attention_layers"])
+        heads, shared = self["n_heads"], self["n_kv_heads"]
+        sizes = sorted(set(self["d_head_by_role"].values()))
+        return {
+            "model": self["reference"],
+            "architecture": self["architecture"],
+            "layers": f"{layers}" if attending == layers else f"{layers}, {attending} of them with attention",
+            "heads": f"{heads} a layer" + (f", {shared} key/value heads" if shared < heads else ""),
+            "d_model": f"{self['d_model']}",
+            "d_head": ", ".join(map(str, sizes)),
+            "norm": " ".join(part for part in (_NORMS[self["norm"]], _PLACES[self["norm_place"]]) if part),
+            "folding": _folding(self),
+            "vocabulary": _vocabulary(self),
+            "stored as": ", ".join(self["storage_dtypes"]),
+            "to read": f"{_bytes(self['bytes_to_read'])} in {len(self['tensors'])} tensors, "
+            f"of {_bytes(self['total_bytes'])}",
+        }
+
+
+@checked
+def info(model: WeightsLike, check: bool = False, progress: Update | None = None) -> Info:
+    """What a model is and which of its tensors would be read.
+
+    Without ``check`` only headers are read; with it all weights are, ``["fingerprint"]`` is theirs and ``["check"]``
+    has the rank of every head.
+
+    >>> info("demo")["n_heads"]
+    8
+    """
+    with given_weights(model) as weights:
+        facts = Info(describe(weights))
+        if check:
+            with progress_bar("reading weights", progress) as update:
+                facts["check"] = check_ranks(weights, update)
+            facts["fingerprint"] = weights.fingerprint()
+    return facts
+
+
+def describe(weights: AttentionWeights) -> dict[str, Any]:
+    """The facts about opened weights."""
+    tensors = weights.tensors()
+    sizes = {role: weights.d_head(role) for role in ROLES}
+    return {
+        "reference": weights.reference,
+        "architecture": weights.architecture,
+        "n_layers": weights.n_layers,
+        "attention_layers": list(weights.layers),
+        "n_heads": weights.n_heads,
+        "n_kv_heads": weights.n_kv_heads,
+        "d_model": weights.d_model,
+        "d_head": sizes[ROLES[0]],
+        "d_head_by_role": {str(role): size for role, size in sizes.items()},
+        "norm": weights.norm_kind,
+        "norm_place": weights.norm_place,
+        "foldable": weights.foldable,
+        "not_foldable_reason": weights.not_foldable_reason,
+        "folds": FOLDED_NORMS[weights.norm_place] if weights.foldable else [],
+        "fold_advice": FOLD_ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None,
+        "vocab_size": weights.vocab_size,
+        "unembedding": weights.tied_embedding is not None,
+        "tied_embedding": weights.tied_embedding,
+        "storage_dtypes": weights.storage_dtypes(),
+        "tensors": [{"name": name, "bytes": size} for name, size in tensors.items()],
+        "bytes_to_read": sum(tensors.values()),
+        "total_bytes": weights.total_bytes(),
+        "notes": weights.notes,
+    }
+
+
+def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
+    """Rank of every head's weight by role: the smallest, the largest, and the heads that fall short."""
+    ranks: dict[str, Any] = {}
+    deficient: list[dict[str, Any]] = []
+    steps = len(weights.layers) * len(ROLES)
+    for number, layer in enumerate(weights.layers):
+        for place, role in enumerate(ROLES):
+            if not weights.heads_in(role, layer):
+                continue
+            found = orthonormal_bases(weights.read(role, layer), weights.storage_dtype(role, layer))[1]
+            wide = np.minimum(weights.widths(role)[weights.ports.span(role, layer)], weights.d_model)
+            full = int(wide.max())
+            seen = ranks.setdefault(str(role), {"full": full, "min": full, "max": 0, "heads": 0})
+            seen.update(
+                full=max(seen["full"], full),
+                min=min(seen["min"], int(found.min())),
+                max=max(seen["max"], int(found.max())),
+                heads=seen["heads"] + len(found),
+            )
+            heads = weights.heads_in(role, layer)
+            deficient += [
+                {"head": str(HeadRole(heads[i], role)), "rank": int(found[i])}
+                for i in map(int, (found < wide).nonzero()[0])
+            ]
+            update(number * len(ROLES) + place + 1, steps)
+    return {"finite": True, "ranks": ranks, "rank_deficient": deficient}
+
+
+def _folding(facts: Mapping[str, Any]) -> str:
+    """Whether norms can be folded in, and whether to."""
+    if not facts["foldable"]:
+        return f"not possible: {facts['not_foldable_reason']}"
+    gains = "" if facts["norm_place"] == "pre" else f"of the norms {_listed(facts['folds'])}"
+    return "; ".join(part for part in ("possible", gains, facts["fold_advice"]) if part)
+
+
+def _listed(parts: list[str]) -> str:
+    """
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def _vocabulary(facts: dict[str, Any]) -> str:
+    if facts["vocab_size"] is None:
+        return "none"
+    tied = facts["tied_embedding"]
+    kind = {None: "no unembedding in the checkpoint", True: "unembedding tied to the embedding"}
+    return f"{facts['vocab_size']} tokens, {kind.get(tied, 'unembedding stored apart')}"
+
+
+def _check_lines(check: dict[str, Any]) -> Iterator[str]:
+    for role, seen in check["ranks"].items():
+        ranks = f"{seen['min']}–{seen['max']}" if seen["max"] > seen["min"] else f"{seen['min']}"
+        yield f"{'rank of ' + role:<14}{ranks} of {seen['full']}, {seen['heads']} heads"
+    short = check["rank_deficient"]
+    for head in short[:_SHOWN]:
+        yield f"{'':<14}{head['head']} has rank {head['rank']} only"
+    if len(short) > _SHOWN:
+        yield f"{'':<14}… and {len(short) - _SHOWN} more (--json lists all)"
+
+
+def _bytes(size: int) -> str:
+    """A size as people write it.
+
+    >>> _bytes(512), _bytes(117_000_000)
+    ('512 B', '117.0 MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(len(units) - 1, (len(str(size)) - 1) // 3)
+    return f"{size} B" if power == 0 else f"{size / 1000**power:.1f} {units[power]}"

@@ -1,0 +1,229 @@
+"""Which heads write a direction, and which read it: probes, features, adapters, neurons, tokens.
+
+The share of a direction u in a head's port is ‖Uᵀu‖²/‖u‖², U an orthonormal basis of the port: the part of u that the
+head can make (O) or see (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers say how much a share is:
+
+* p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, m the rank of the port; for
+  subspaces see :func:`headspan.subspaces.random_subspaces.random_law`. Trained directions are not uniform, so a small p
+  alone says little.
+* z: PK against random subspaces, in their standard deviations.
+* p_kind: how many other nodes of the same kind have as large a share in the same port, (1 + those)/(1 + all others).
+
+Each is of one pair. The best of N ports has a p near 1/N by chance alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headspan.node_kinds.node_sets import GivenNode, NodeSet
+from headspan.node_kinds.opening import node_sets
+from headspan.node_kinds.search import FEWEST_OTHERS, Search, Side
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.statistics.dimension import dimension_between
+from headspan.subspaces.random_subspaces import moments, random_law
+from headspan.system.arguments import checked
+from headspan.system.memory import parse_memory
+from headspan.vocabulary.errors import HeadspanError
+
+COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
+_AT_ONCE = 1024  # nodes whose rows are made together
+MOST_ROWS = 50_000  # rows node by node; beyond them a result is listed head by head
+
+Several = str | os.PathLike[str] | list[Any] | tuple[Any, ...]
+
+
+@checked
+def nodes(
+    model: WeightsLike,
+    add: Several | GivenNode | NodeSet | None = None,
+    sae: Several | None = None,
+    adapter: Several | None = None,
+    neurons: str | list[str] | None = None,
+    tokens: str | list[str] | None = None,
+    embedding: bool = False,
+    unembedding: bool = False,
+    fold: bool = False,
+    k: int = 10,
+    seed: int = 0,
+    memory: int | str = 2**30,
+    progress: Callable[[int, int], None] | None = None,
+) -> NodeReport:
+    """For each node its k strongest writers and readers: heads before and behind it, and other given nodes.
+
+    model: opened weights or a reference. add: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
+    adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
+    unembedding: all rows. fold: norms are folded into the weights of the model and of what stands behind them.
+    memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
+
+    >>> rng = np.random.default_rng(0)
+    >>> model = {role: rng.normal(size=(3, 2, 20, 4)) for role in "QKVO"}
+    >>> direction = model["O"][1, 0] @ rng.normal(size=4)
+    >>> report = nodes(model, GivenNode(direction, "planted", layer=2))
+    >>> report.rows()[0]["partner"], round(report.rows()[0]["share"], 6)
+    ('L1H0.O', 1.0)
+    """
+    if k < 1:
+        raise HeadspanError(f"k must be at least 1, not {k}")
+    if seed < 0:
+        raise HeadspanError(f"seed must be a whole number from 0 on, not {seed}")
+    budget = max(parse_memory(memory), 2**20)
+    weights = given_weights(model, fold)
+    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
+    if not sets:
+        raise HeadspanError(
+            "no nodes were given: name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or "
+            "unembedding"
+        )
+    search = Search(weights, sets, k, budget, seed, progress)
+    search.run()
+    return NodeReport(search)
+
+
+class NodeReport(Tabular):
+    """The strongest writers and readers of nodes, and the nodes that each head writes and reads most.
+
+    rows: node by node, or head by head where there are too many nodes for a list; by_node and by_head say which.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self.reference, self.k = search.weights.reference, search.k
+        self.d_model = search.weights.d_model
+        self.folding = search.weights.folding
+        self._sets, self._sides, self._offsets = list(search.sets), search.sides, search.offsets
+        self.notes = [*dict.fromkeys(note for found in self._sets for note in found.notes), *search.notes]
+        lost = sum(int(np.count_nonzero(ranks == 0)) for side in self._sides for ranks in side.node_ranks.values())
+        if lost:
+            self.notes.append(f"{lost} ports of nodes have the length 0, so they have no direction and are left out")
+        self.count = int(self._offsets[-1])
+        self.ports = sum(len(ports) for side in self._sides for ports, _ in side.ports)
+
+    def _headline(self) -> str:
+        folded = ", norms folded in" if self.folding != "none" else ""
+        what, them = ("1 node", "it") if self.count == 1 else (f"{self.count:,} nodes", "them")
+        return f"{what} and the ports of {self.reference} that write and read {them} most{folded}"
+
+    @property
+    def listed_by_node(self) -> bool:
+        """Whether `rows` go node by node."""
+        return self.count * 2 * self.k <= MOST_ROWS
+
+    def rows(self) -> list[dict[str, Any]]:
+        """node, kind, side, rank, partner, share, p, z, p_kind of each pair that was kept."""
+        return list(self.by_node() if self.listed_by_node else self.by_head())
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The rows of one node."""
+        for i, found in enumerate(self._sets):
+            number = found.find(name) if isinstance(name, str) else None
+            if number is not None:
+                place = int(np.flatnonzero(np.asarray(found.ids) == number)[0])
+                part = range(place, place + 1)
+                return [row for side in self._sides for row in self._node_rows(side, i, part)[0]]
+        raise HeadspanError(f"there is no node {str(name)[:80]!r} in this result")
+
+    def by_node(self) -> Iterator[dict[str, Any]]:
+        """Node by node: its writers, then its readers, strongest first."""
+        for i, found in enumerate(self._sets):
+            for start in range(0, len(found), _AT_ONCE):
+                part = range(start, min(start + _AT_ONCE, len(found)))
+                rows = [self._node_rows(side, i, part) for side in self._sides]
+                for of_node in zip(*rows, strict=True):
+                    yield from (row for of_side in of_node for row in of_side)
+
+    def by_head(self) -> Iterator[dict[str, Any]]:
+        """Port by port of the heads: the nodes that it writes or reads most; rank counts nodes then."""
+        for side in self._sides:
+            for first, best in sorted(side.heads.items()):
+                ports = first + np.arange(len(best.ids))[:, None] + np.zeros_like(best.ids)
+                sets = np.searchsorted(self._offsets, best.ids, side="right") - 1
+                kept: dict[tuple[int, int], dict[str, Any]] = {}
+                for i in np.unique(sets[best.scores >= 0]).tolist():
+                    here = np.flatnonzero(((sets == i) & (best.scores >= 0)).ravel())
+                    places = best.ids.ravel()[here] - self._offsets[i]
+                    ranks = here % best.ids.shape[1] + 1
+                    rows = self._rows(side, i, places, ports.ravel()[here], best.scores.ravel()[here], ranks)
+                    kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
+                yield from (kept[key] for key in sorted(kept))
+
+    def _node_rows(self, side: Side, i: int, part: range) -> list[list[dict[str, Any]]]:
+        """The rows of some nodes of a set on one side, a list for each."""
+        ids, scores = side.kept(i, part)
+        found: list[list[dict[str, Any]]] = [[] for _ in part]
+        here = np.argwhere(scores >= 0)
+        places = part.start + here[:, 0]
+        chosen = tuple(here.T)
+        for node, row in zip(
+            here[:, 0], self._rows(side, i, places, ids[chosen], scores[chosen], here[:, 1] + 1), strict=True
+        ):
+            found[int(node)].append(row)
+        return found
+
+    def _rows(
+        self, side: Side, i: int, places: np.ndarray, ports: np.ndarray, shares: np.ndarray, ranks: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """Records of pairs of nodes of one set with ports."""
+        if not len(places):
+            return []
+        found = self._sets[i]
+        numbers = np.asarray(found.ids)[places]
+        m, r = side.port_ranks[ports], side.node_ranks[i][places]
+        d = dimension_between(self.d_model, side.role in found.centred_roles, side.port_centred[ports])
+        p = random_p(shares, d, m, r)
+        z = random_z(shares * r, d, m, r)
+        own = _kind_p(side, i, numbers, ports, shares)
+        columns = (numbers, ranks, ports, shares.astype(np.float64), p, z, own)
+        return [
+            {
+                "node": found.name(int(number)), "kind": found.kind, "side": side.name, "rank": int(rank),
+                "partner": side.port_name(int(port)), "share": float(share), "p": _or_none(one), "z": _or_none(other),
+                "p_kind": _or_none(kind),
+            }
+            for number, rank, port, share, one, other, kind in zip(*columns, strict=True)
+        ]  # fmt: skip
+
+
+def _or_none(value: Any) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def random_p(share: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike = 1) -> np.ndarray:
+    """The probability that a random r-dimensional subspace has at least this share in one of m dimensions, both in R^d.
+
+    >>> random_p([64 / 768, 1.0], 768, 64).round(2)
+    array([0.48, 0.  ])
+    """
+    dimension = np.minimum(np.asarray(r, dtype=np.float64), d)
+    return random_law(d, np.minimum(m, d), dimension).upper_tail(np.asarray(share, dtype=np.float64) * dimension)
+
+
+def random_z(pk: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike) -> np.ndarray:
+    """A PK in standard deviations of random subspaces of m and r dimensions; NaN where nothing can vary."""
+    mean, variance = moments(d, np.minimum(m, d), np.minimum(r, d))
+    spread = np.sqrt(np.where(variance > 0, variance, np.nan))
+    return (np.asarray(pk, dtype=np.float64) - mean) / spread
+
+
+def _kind_p(side: Side, i: int, numbers: np.ndarray, ports: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """(1 + others with as large a share)/(1 + others), from other nodes of the kind in the same port; NaN without."""
+    nulls, others = side.nulls.get(i), side.others.get(i)
+    found = np.full(len(ports), np.nan)
+    if nulls is None or others is None:
+        return found
+    itself = np.isin(numbers, others)
+    # A rounding in the last digit must not hide a node from itself.
+    least = shares.astype(np.float32) * np.float32(1 - 1e-6)
+    for port in np.unique(ports[ports < len(nulls)]):
+        here = ports == port
+        real = nulls[port][: int(np.count_nonzero(~np.isnan(nulls[port])))]
+        as_large = len(real) - np.searchsorted(real, least[here])
+        count = len(real) - itself[here]
+        p = (1 + np.maximum(0, as_large - itself[here])) / (1 + count)
+        found[here] = np.where(count >= FEWEST_OTHERS, p, np.nan)
+    return found

@@ -1,0 +1,1 @@
+"""Results of a run: scores and their file, and what every result has in common."""

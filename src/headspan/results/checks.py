@@ -1,0 +1,134 @@
+"""Whether what a result file holds can be a result: heads, ranks, scores, pairs, effects, and whose they are.
+
+Called once, when a file is read, so that every reader may rely on it. What a file may hold in its provenance and
+annotations stands in :mod:`headspan.results.metadata`; what range a score has, in the table of similarities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headspan.results.metadata import MODEL
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role, forward_mask, pair_mask
+from headspan.vocabulary.ports import PortTable
+
+# By how much a score may leave its range, as a share of the largest one: float32 sums, and products of bfloat16.
+SLACK, COARSE_SLACK = 1e-4, 2.0**-7
+
+
+def damaged(path: Path, what: str) -> HeadspanError:
+    """The sentence for a file that cannot be a result."""
+    return HeadspanError(f"{path} is damaged: {what}; make it again")
+
+
+def check_heads(ports: Mapping[Role, Sequence[Any]], path: Path) -> None:
+    """Refuse heads in an order, or with numbers, that no model has: names would stand beside wrong scores."""
+    for role in ROLES:
+        last, counted = -1, {}
+        for head in ports[role]:
+            if head.layer < last or head.index != counted.get((head.layer, head.kind), 0):
+                raise damaged(path, f"its {role} heads are not in order at {head}")
+            last = head.layer
+            counted[head.layer, head.kind] = head.index + 1
+    keys = [head for head in ports[Role.K] if head.kind != "KR"]
+    if list(ports[Role.Q]) != list(ports[Role.O]) or keys != list(ports[Role.V]):
+        raise damaged(path, "its heads are not the same in Q and O, or in K and V")
+
+
+def check_ranks(ranks: Mapping[Role, np.ndarray], d_model: int, provenance: Mapping[str, Any], path: Path) -> None:
+    """Refuse subspaces of more dimensions than their heads or the stream have."""
+    widths = provenance.get("d_head") or {}
+    for role, found in ranks.items():
+        most = min(d_model, widths.get(str(role), d_model))
+        if (found > most).any():
+            raise damaged(path, f"it has subspaces of {found.max()} dimensions for {role}, of {most} at most")
+
+
+def check_scores(
+    name: str,
+    values: np.ndarray,
+    key: tuple[str, Pairing],
+    ports: PortTable,
+    ranks: Mapping[Role, np.ndarray],
+    provenance: Mapping[str, Any],
+    path: Path,
+) -> None:
+    """Refuse scores outside the range of their similarity, and scores of pairs that were not compared."""
+    from headspan.subspaces.metrics import metric_of
+
+    metric, pairing = key
+    if not set(pairing) <= set(ranks):
+        raise damaged(path, f"it has {name} without the ranks of its heads")
+    slack = COARSE_SLACK if provenance.get("products") == "bfloat16" else SLACK
+    low, high = metric_of(metric).bounds(ranks[pairing.source][:, None], ranks[pairing.target][None, :])
+    room = slack * np.maximum(np.minimum(high, np.inf), 1.0)
+    with np.errstate(invalid="ignore"):
+        outside = (values < low - room) | (values > high + room)
+    if outside.any():
+        row, column = np.argwhere(outside)[0]
+        source, target = ports.of(pairing.source)[row], ports.of(pairing.target)[column]
+        raise damaged(
+            path, f"{name} of {source} and {target} is {values[row, column]:g}, outside the range of {metric[:40]}"
+        )
+    pairs = provenance.get("pairs")
+    if pairs is None:
+        return
+    compared = pair_mask(pairing, ports.of(pairing.source), ports.of(pairing.target), pairs)
+    if (~np.isnan(values) & ~compared).any():
+        raise damaged(path, f"{name} has scores of pairs that are not among its pairs ({pairs})")
+
+
+def effect_shape(name: str, ports: PortTable) -> tuple[int, ...]:
+    """The shape of an array of effects by its name; one that names no edges of a circuit is refused."""
+    _, _, rest = name.partition("/")
+    measure, _, last = rest.partition("/")
+    heads = len(ports.of(Role.O))
+    if measure in ("clean", "write_norms"):
+        return (heads,)
+    pairing = Pairing.parse(last)
+    if pairing not in FLOW_PAIRINGS:
+        raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is no edge of a circuit")
+    return heads, len(ports.of(pairing.target))
+
+
+def is_effect(name: str) -> bool:
+    """Whether an array beside the scores holds effects."""
+    return name.partition("/")[0] == "effect"
+
+
+def check_extra(extra: Mapping[str, np.ndarray], ports: PortTable, path: Path) -> None:
+    """Refuse effects of the wrong shape, infinite ones, and effects of what cannot be an edge."""
+    for name, values in extra.items():
+        if not is_effect(name):
+            continue
+        shape = effect_shape(name, ports)
+        if values.shape != shape or values.dtype.kind != "f":
+            raise damaged(path, f"{name[:80]} has shape {values.shape}, its heads need {shape}")
+        if np.isinf(values).any():
+            raise damaged(path, f"{name[:80]} holds infinite numbers")
+        if len(shape) == 2:
+            pairing = Pairing.parse(name.rpartition("/")[2])
+            forward = forward_mask(ports.of(pairing.source), ports.of(pairing.target))
+            if (~np.isnan(values) & ~forward).any():
+                raise damaged(path, f"{name[:80]} has effects on heads that come earlier")
+
+
+def check_annotations(
+    annotations: Mapping[str, Any], ports: PortTable, provenance: Mapping[str, Any], path: Path
+) -> None:
+    """Refuse head scores and effects that say they are of another model, and head scores of heads that are not here."""
+    from headspan.results.identity import same_model
+
+    behaviour, effects = annotations.get("behaviour") or {}, annotations.get("effects") or {}
+    for what, model in (("its head scores", behaviour.get(MODEL)), ("its effects", effects.get("model"))):
+        if model:
+            same_model(provenance, model, str(path), what)
+    known = {str(head) for head in ports.query}
+    named = {name for kind, scores in behaviour.items() if kind != MODEL for name in scores}
+    if unknown := {name for name in named if str(Head.parse(name)) not in known}:
+        raise damaged(path, f"it has head scores of {min(unknown)}, which is none of its heads")

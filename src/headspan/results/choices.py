@@ -1,0 +1,77 @@
+"""Which pairings and labels a caller asks for, out of those that a result has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from headspan.results.head_scores import BehaviourScores
+from headspan.results.labels import Labels
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import PAIRING_WORDS, Pairing, forward_mask, parse_pairings
+
+if TYPE_CHECKING:
+    from headspan.results.scores import Scores
+
+BEHAVES = 0.3  # a head score from which the labels "behaviour" give a head its label
+
+
+def given_pairings(
+    pairings: str | Pairing | Iterable[str | Pairing], scores: Scores, metric: str
+) -> tuple[Pairing, ...]:
+    """Pairings as they are asked for; of a word for several (flow, all, nodes) those that these scores have.
+
+    Where a result has nodes, flow means what they write and read too, and all everything that was scored.
+
+    >>> import headspan as hs
+    >>> [str(p) for p in given_pairings("flow", hs.score("demo", "pk", ["OK", "KK"]), "pk")]
+    ['OK']
+    """
+    asked = [pairings] if isinstance(pairings, (str, Pairing)) else list(pairings)
+    chosen = parse_pairings(asked)
+    words = {str(word).strip().lower() for word in asked}
+    if not words <= set(PAIRING_WORDS):
+        return chosen
+    nodes = [p for p in scores.pairings if p.of_nodes and (p.flow or "all" in words)]
+    found = dict.fromkeys([*(p for p in chosen if not p.of_nodes), *(p for p in nodes if _flows(scores, p))])
+    return tuple(pairing for pairing in found if (metric, pairing) in scores) or chosen
+
+
+def _flows(scores: Scores, pairing: Pairing) -> bool:
+    """Whether a pairing of nodes has pairs along the stream: a result of all pairs may have only others."""
+    return bool(forward_mask(scores.heads(pairing.source), scores.heads(pairing.target)).any())
+
+
+def given_labels(
+    labels: Labels | str | os.PathLike[str] | None,
+    scores: Scores,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Labels | None:
+    """Labels as they are, or by name or file; ``"behaviour"`` are those of the head scores kept with the scores.
+
+    They are checked against the heads of the model; a shared key/value head takes over those of its group. ``say``
+    hears of it where nobody can tell whether they are for these weights.
+    """
+    if labels is None:
+        return None
+    if isinstance(labels, Labels):
+        found = labels
+    elif labels == "behaviour":
+        found = _behaviour(scores).labels(threshold=BEHAVES)
+    else:
+        found = Labels.load(labels)
+    checked = found.for_model(scores.ports)
+    if doubt := found.doubt(scores.provenance):
+        say(doubt)
+    return checked
+
+
+def _behaviour(scores: Scores) -> BehaviourScores:
+    kept = scores.annotations.get("behaviour")
+    if not kept:
+        raise HeadspanError(
+            "the labels behaviour need head scores, which are not kept with this result: put them there with "
+            "headspan behaviour MODEL --into RESULT"
+        )
+    return BehaviourScores.from_dict(kept)

@@ -1,0 +1,176 @@
+"""Classes of heads: the lists that come with the package, or a user's CSV file with the columns head,label.
+
+>>> labels = Labels.load("gpt2-ioi")
+>>> labels.of("L5H5"), len(labels), len(labels.names)
+(('induction',), 36, 7)
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headspan.results.tabular import csv_text
+from headspan.system.arguments import checked
+from headspan.system.inputs import read_text
+from headspan.system.outputs import MADE_BY, writing
+from headspan.vocabulary.errors import HeadspanError, quoted
+from headspan.vocabulary.heads import Head, is_head_name
+from headspan.vocabulary.ports import PortTable
+
+if TYPE_CHECKING:
+    pass
+
+# Name -> the shipped files it stands for.
+SHIPPED = {
+    "gpt2-ioi": ("gpt2-ioi",),
+    "gpt2-identity": ("gpt2-identity",),
+    "gpt2": ("gpt2-ioi", "gpt2-identity"),
+}
+# The attention weights that the shipped lists are about, by their hash: OpenAI's GPT-2 small as it was published.
+GPT2_SMALL = "eb6de7b7ff6bb81b91df313c9a65fef47d9a544d2ebc9ab9fb562daa289aaa8d"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which classes every labelled head belongs to; a head may have several."""
+
+    classes: Mapping[Head, tuple[str, ...]]
+    source: str = "given"
+
+    @classmethod
+    @checked
+    def from_pairs(cls, pairs: Iterable[tuple[str | Head, str]], source: str = "given") -> Labels:
+        """Labels from (head, label) pairs, in order; a pair given twice counts once.
+
+        >>> Labels.from_pairs([("L0H1", "duplicate"), ("L0H1", "identity")]).of("L0H1")
+        ('duplicate', 'identity')
+        """
+        classes: dict[Head, tuple[str, ...]] = {}
+        for pair in pairs:
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], str)):
+                seen = str(pair)[:60]
+                raise HeadspanError(f"labels are pairs of a head and a text, like L5H5 and induction, not {seen}")
+            name, label = pair
+            head = Head.parse(name)
+            classes[head] = tuple(dict.fromkeys((*classes.get(head, ()), label)))
+        return cls(classes, source)
+
+    @classmethod
+    @checked
+    def load(cls, name: str | os.PathLike[str]) -> Labels:
+        """Shipped labels by name (``gpt2-ioi``, ``gpt2-identity``, ``gpt2`` for both), or those of a CSV file."""
+        if str(name) in SHIPPED:
+            folder = Path(__file__).parents[1] / "data" / "labels"
+            pairs = [pair for file in SHIPPED[str(name)] for pair in _read_csv(folder / f"{file}.csv")]
+            return cls.from_pairs(pairs, str(name))
+        return cls.from_pairs(_read_csv(Path(name)), str(name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All classes, in the order they first appear."""
+        return tuple(dict.fromkeys(label for labels in self.classes.values() for label in labels))
+
+    @checked
+    def of(self, head: Head | str) -> tuple[str, ...]:
+        """The classes of a head; empty when it has none."""
+        return self.classes.get(Head.parse(head), ())
+
+    @checked
+    def joined(self, name: str) -> str:
+        """The classes of a head by its name, put together by ``;``; nothing for the name of a node."""
+        return ";".join(self.of(name)) if is_head_name(name) else ""
+
+    @checked
+    def heads(self, label: str) -> tuple[Head, ...]:
+        """The heads of a class, in layer order."""
+        found = tuple(sorted(head for head, labels in self.classes.items() if label in labels))
+        if not found:
+            raise HeadspanError(f"there is no class {label!r} in the labels {self.source}: they have {self._list()}")
+        return found
+
+    def __contains__(self, head: Head | str) -> bool:
+        return Head.parse(head) in self.classes
+
+    def __len__(self) -> int:
+        """How many heads have a label."""
+        return len(self.classes)
+
+    @checked
+    def for_model(self, table: PortTable) -> Labels:
+        """These labels checked against a model's heads, shared key/value heads taking over their group's classes.
+
+        A KV head is one subspace used by a group of query heads: a class of any of them is a class of it.
+        Labels for heads that the model does not have are an error that names them.
+        """
+        known = set(table.heads)
+        unknown = sorted(head for head in self.classes if head not in known)
+        if unknown:
+            raise HeadspanError(
+                f"the labels {self.source} name heads that this model does not have: "
+                f"{', '.join(map(str, unknown))}; its heads go from {table.query[0]} to {table.query[-1]}"
+            )
+        if not table.shared:
+            return self
+        groups = {head: (head, table.kv_of(head)) for head in self.classes}
+        pairs = [(each, label) for head, both in groups.items() for each in both for label in self.classes[head]]
+        return Labels.from_pairs(pairs, self.source)
+
+    def doubt(self, provenance: Mapping[str, Any]) -> str | None:
+        """A sentence if these labels are about GPT-2 small and a result is not known to be of its very weights."""
+        if self.source not in SHIPPED or provenance.get("attention_hash") == GPT2_SMALL:
+            return None
+        return (
+            f"the labels {self.source} are about the published weights of GPT-2 small, and "
+            f"{provenance.get('reference', 'this model')} is not known to be those: they may not hold here"
+        )
+
+    def _list(self) -> str:
+        return quoted(", ".join(self.names)) or "none at all"
+
+
+def _read_csv(path: Path) -> list[tuple[Head, str]]:
+    """Rows of a label file; blank lines and lines that start with # are skipped."""
+    missing = (
+        f"there are no labels {str(path)[:200]!r}: give one of {', '.join(SHIPPED)} or a CSV file with the columns "
+        "head,label"
+    )
+    lines = read_text(path, missing, "text file of labels", encoding="utf-8-sig").splitlines()
+    numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
+    rows = [(n, _cells(line, n, path)) for n, line in numbered]
+    if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
+        seen = f"begins with {quoted(','.join(rows[0][1]))}" if rows else "is empty"
+        raise HeadspanError(f"{path} must begin with the line head,label but {seen}")
+    pairs = []
+    for number, row in rows[1:]:
+        if len(row) != 2 or not all(row):
+            raise HeadspanError(
+                f"line {number} of {path} must be a head and a label, like L5H5,induction, but is "
+                f"{quoted(','.join(row))!r}"
+            )
+        try:
+            pairs.append((Head.parse(row[0]), row[1]))
+        except HeadspanError as error:
+            raise HeadspanError(f"line {number} of {path}: {error}") from None
+    if not pairs:
+        raise HeadspanError(f"{path} has no labels after its first line: add lines like L5H5,induction")
+    return pairs
+
+
+def _cells(line: str, number: int, path: Path) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise HeadspanError(f"line {number} of {path} is not a line of a CSV file: {error}") from None
+
+
+def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """A label file (columns head,label) that `Labels.load` and the option --labels read."""
+    rows = [{"head": str(head), "label": label} for label in labels.names for head in labels.heads(label)]
+    with writing(path, "csv", force=force) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        file.write(f"# {MADE_BY}\n")  # a label file written by hand has no such line, and is not replaced
+        file.write(csv_text(rows, ("head", "label")))

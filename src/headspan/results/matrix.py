@@ -1,0 +1,128 @@
+"""One labelled matrix of scores, and edges taken from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.results.tabular import Tabular, data_frame, html_table
+from headspan.system.arguments import checked
+from headspan.system.ordering import descending
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head, Pairing, Port, forward_mask
+from headspan.vocabulary.ports import PortTable
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Edge(NamedTuple):
+    """One pair of heads with its score and its rank in its pairing (1 = largest)."""
+
+    metric: str
+    pairing: Pairing
+    rank: int
+    source: Head  # or a Node, where the result has some
+    target: Head
+    score: float
+
+
+def edge_row(edge: Edge) -> dict[str, Any]:
+    """An edge as a flat record."""
+    names = {"pairing": str(edge.pairing), "source": str(edge.source), "target": str(edge.target)}
+    return {**edge._asdict(), **names}
+
+
+class Edges(Tabular, list[Edge]):
+    """A list of edges that a notebook shows as a table."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per edge: metric, pairing, rank, source, target, score."""
+        return [edge_row(edge) for edge in self]
+
+    def _headline(self) -> str:
+        return f"{len(self)} edges"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ScoreMatrix(Tabular):
+    """Scores of all pairs in one pairing: rows are sources, columns targets, missing pairs NaN."""
+
+    metric: str
+    pairing: Pairing
+    sources: tuple[Head, ...]  # or Nodes, where the result has some
+    targets: tuple[Head, ...]
+    values: np.ndarray
+    ports: PortTable | None = None  # knows that L17H3.K is L17KV1.K
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per pair, largest score first."""
+        return self.top(self.values.size).rows()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The matrix as a data frame: sources as index, targets as columns, NaN where there is no pair."""
+        return data_frame(self.values, index=list(map(str, self.sources)), columns=list(map(str, self.targets)))
+
+    def __repr__(self) -> str:
+        best = "".join(f"\n  {e.source} → {e.target}  {e.score:.4f}" for e in self.top(3))
+        return f"{self._headline()}{best}"
+
+    def _headline(self) -> str:
+        shape = "×".join(map(str, self.values.shape))
+        return f"{self.metric} {self.pairing}: {len(self.pairs()[2]):,} pairs of {shape}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScoreMatrix):
+            return NotImplemented
+        mine, theirs = ((m.metric, m.pairing, m.sources, m.targets) for m in (self, other))
+        return mine == theirs and np.array_equal(self.values, other.values, equal_nan=True)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def forward(self) -> ScoreMatrix:
+        """Only the pairs whose source layer comes before the target layer."""
+        values = np.where(forward_mask(self.sources, self.targets), self.values, np.nan)
+        return replace(self, values=values.astype(self.values.dtype))
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row indices, column indices and scores of the pairs that are present, in row order."""
+        rows, columns = np.nonzero(~np.isnan(self.values))
+        return rows, columns, self.values[rows, columns]
+
+    @checked
+    def top(self, k: int = 20) -> Edges:
+        """The k largest scores, ties in head order; fewer when there are fewer pairs."""
+        if k < 0:
+            raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
+        rows, columns, values = self.pairs()
+        order = descending(values)[:k]
+        return Edges(
+            Edge(self.metric, self.pairing, rank, self.sources[rows[i]], self.targets[columns[i]], float(values[i]))
+            for rank, i in enumerate(order, start=1)
+        )
+
+    @checked
+    def at(self, source: Port | str, target: Port | str) -> float:
+        """The score of one pair (NaN where the pair is not in the pair set)."""
+        return float(self.values[self.find(source, target)])
+
+    @checked
+    def rank_of(self, source: Port | str, target: Port | str) -> int:
+        """The place of a pair among all pairs of this pairing, 1 for the largest score."""
+        row, column = self.find(source, target)
+        if math.isnan(self.values[row, column]):
+            raise HeadspanError(f"the pair {source} → {target} is not among the {self.pairing} pairs of this result")
+        values = self.values.ravel()
+        earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
+        return int(np.count_nonzero(values > self.values[row, column]) + earlier_ties) + 1
+
+    def find(self, source: Port | str, target: Port | str) -> tuple[int, int]:
+        """Row and column of a pair; under GQA a query head's K and V are those of its KV head."""
+        table = self.ports or PortTable({self.pairing.source: self.sources, self.pairing.target: self.targets})
+        return table.find(source, self.pairing.source), table.find(target, self.pairing.target)
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline(), self.top(10).rows())

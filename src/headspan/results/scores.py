@@ -1,0 +1,236 @@
+"""The result of a run: one labelled matrix per (metric, pairing), with provenance, in one safetensors file.
+
+A result knows nothing of the model it came from but what its provenance says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.results import strongest
+from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
+from headspan.results.scores_file import is_result, read_result, write_result
+from headspan.results.strongest import Around
+from headspan.results.tabular import data_frame
+from headspan.system.arguments import checked
+from headspan.vocabulary.errors import HeadspanError, WrongArgument, missing_extra, visible
+from headspan.vocabulary.heads import Head, HeadRole, Pairing, Port, Role
+from headspan.vocabulary.ports import PortTable
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+    import xarray
+
+
+__all__ = ["Edge", "Edges", "ScoreMatrix", "Scores", "edge_row", "is_result", "load"]
+
+_WIDEST = 60  # letters of a reference in a repr
+
+
+@dataclass(repr=False, eq=False)
+class Scores:
+    """All scores of a run, by ``scores["pk", "OK"]``."""
+
+    arrays: dict[tuple[str, Pairing], np.ndarray]
+    ports: PortTable
+    d_model: int
+    role_ranks: dict[Role, np.ndarray]
+    provenance: dict[str, Any] = field(default_factory=dict)
+    annotations: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are no scores, such as "effect/OK"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(metric for metric, _ in self.arrays))
+
+    @property
+    def pairings(self) -> tuple[Pairing, ...]:
+        return tuple(dict.fromkeys(pairing for _, pairing in self.arrays))
+
+    def __repr__(self) -> str:
+        model = visible(str(self.provenance.get("reference", "arrays")))
+        model = model if len(model) <= _WIDEST else "…" + model[-_WIDEST:]  # the end of a path tells which it is
+        shared = f", {len(self.ports.kv)} shared key/value heads" if self.ports.shared else ""
+        nodes = len({node.name for node in self.ports.nodes})
+        shared += f", {nodes} node{'s' if nodes > 1 else ''}" if nodes else ""
+        return (
+            f"scores of {model}: {len(self.ports.query)} heads{shared}, d_model {self.d_model}\n"
+            f"  {', '.join(self.metrics) or 'nothing'} for {', '.join(map(str, self.pairings)) or 'no pairing'}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """True for the same heads and the same scores; where they came from does not matter."""
+        if not isinstance(other, Scores):
+            return NotImplemented
+        return (
+            self.ports == other.ports
+            and self.d_model == other.d_model
+            and self.arrays.keys() == other.arrays.keys()
+            and all(np.array_equal(a, other.arrays[key], equal_nan=True) for key, a in self.arrays.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def heads(self, role: Role | str) -> tuple[Head, ...]:
+        return self.ports.of(role)
+
+    def ranks(self, role: Role | str) -> np.ndarray:
+        """Dimension of every head's subspace in that role (what the random baseline needs)."""
+        role = Role.parse(role)
+        if role not in self.role_ranks:
+            raise HeadspanError(f"this result has no pairing with the role {role}, and so no ranks of it")
+        return self.role_ranks[role]
+
+    def check_all_pairs(self, what: str) -> None:
+        """Refuse a screened result where every pair is needed, since its strongest ones alone would mislead."""
+        if self.screened:
+            raise HeadspanError(
+                f"this result holds only the strongest pairs of every pairing (--screen), and {what} needs all of "
+                "them: make it without --screen"
+            )
+
+    @property
+    def screened(self) -> bool:
+        """True where only the strongest pairs were computed; the provenance says how many, and how certain they are."""
+        return "screen" in self.provenance
+
+    def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
+        return _parse_key(key) in self.arrays
+
+    def __getitem__(self, key: tuple[str, str | Pairing]) -> ScoreMatrix:
+        metric, pairing = _parse_key(key)
+        if (metric, pairing) not in self.arrays:
+            here = ", ".join(dict.fromkeys(m for m, _ in self.arrays)) or "nothing"
+            pairings = ", ".join(map(str, self.pairings))
+            if metric in self.metrics and pairing in self.pairings:  # of nodes that the similarity says nothing about
+                here, pairings = metric, ", ".join(str(p) for m, p in self.arrays if m == metric)
+            raise HeadspanError(
+                f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
+                "choose one of these (--metric, --pairing), or run headspan score again with what you need"
+            )
+        values = self.arrays[metric, pairing]
+        return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)
+
+    def top(
+        self, pairings: str | Pairing | Iterable[str | Pairing] = "flow", k: int = 20, metric: str = "pk", **only: Any
+    ) -> Edges:
+        """The k largest scores of every pairing; ``layer=``, ``label=`` and ``labels=`` as in :func:`headspan.top`."""
+        return strongest.top(self, pairings, k, metric, **only)
+
+    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = "pk") -> Around:
+        """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
+        return strongest.around(self, head, k, metric)
+
+    # ------------------------------------------------------------------ files
+
+    @checked
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write everything to one safetensors file; it appears only when complete.
+
+        force: replace a file that is not a result; the model's own files are never replaced.
+        """
+        write_result(path, self, force)
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        """Read a result file; a file from a newer version or of another kind is refused."""
+        return cls(*read_result(Path(path)))
+
+    # ---------------------------------------------------------------- exports
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per pair that is present: metric, pairing, source, target, score."""
+        frames = []
+        for metric, pairing in self.arrays:
+            matrix = self[metric, pairing]
+            rows, columns, values = matrix.pairs()
+            frames.append(
+                data_frame(
+                    {
+                        "metric": metric,
+                        "pairing": str(pairing),
+                        "source": np.array([str(h) for h in matrix.sources])[rows],
+                        "target": np.array([str(h) for h in matrix.targets])[columns],
+                        "score": values,
+                    }
+                )
+            )
+        import pandas
+
+        return pandas.concat(frames, ignore_index=True) if frames else data_frame([])
+
+    @checked
+    def to_networkx(self, metric: str = "pk", pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
+        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
+
+        A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and
+        out by outputs.
+        """
+        try:
+            import networkx
+        except ImportError:
+            raise missing_extra("networkx", "graph", "a graph") from None
+        graph = networkx.MultiDiGraph(metric=metric, model=str(self.provenance.get("reference", "")))
+        for pairing in pairings if pairings is not None else self.pairings:
+            matrix = self[metric, pairing]
+            for head in (*matrix.sources, *matrix.targets):
+                graph.add_node(str(head), layer=head.layer, kind=head.kind, position=head.position)
+            for i, j, value in zip(*matrix.pairs(), strict=True):
+                graph.add_edge(
+                    str(matrix.sources[i]), str(matrix.targets[j]), key=str(matrix.pairing), score=float(value)
+                )
+        for head, kv in self.ports.served_by.items():
+            if graph.has_node(str(head)) and graph.has_node(str(kv)):
+                graph.add_edge(str(kv), str(head), key="serves")
+        return graph
+
+    def to_xarray(self) -> xarray.Dataset:
+        """A data set with one labelled matrix ``pk_OK`` … per metric and pairing."""
+        try:
+            import xarray
+        except ImportError:
+            raise missing_extra("xarray", "graph", "a labelled array") from None
+        variables = {}
+        for metric, pairing in self.arrays:
+            matrix = self[metric, pairing]
+            rows, columns = f"{pairing.source}_source", f"{pairing.target}_target"
+            variables[f"{metric}_{pairing}"] = xarray.DataArray(
+                matrix.values,
+                dims=(rows, columns),
+                coords={rows: [str(h) for h in matrix.sources], columns: [str(h) for h in matrix.targets]},
+            )
+        return xarray.Dataset(variables, attrs={"provenance": json.dumps(self.provenance)})
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        model = escape(str(self.provenance.get("reference", "arrays")))
+        metrics, pairings = ", ".join(map(escape, self.metrics)), ", ".join(map(str, self.pairings))
+        return (
+            f"<p><b>headspan scores</b> of {model}: {len(self.ports.query)} heads, d_model {self.d_model}; "
+            f"{metrics} for {pairings}</p>"
+        )
+
+
+def _parse_key(key: Any) -> tuple[str, Pairing]:
+    """A similarity and a pairing, as scores are asked for."""
+    if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)):
+        raise WrongArgument(
+            f'ask for scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
+        )
+    return key[0], Pairing.parse(key[1])
+
+
+@checked
+def load(path: str | os.PathLike[str]) -> Scores:
+    """Read a result file written by ``headspan score`` or ``Scores.save``."""
+    return Scores.load(path)

@@ -1,0 +1,198 @@
+"""The file of a result: scores and ranks as safetensors arrays, everything else as JSON in its metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from headspan.results.checks import check_annotations, check_extra, check_heads, check_ranks, check_scores
+from headspan.results.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
+from headspan.system.outputs import check_output
+from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Role, check_node_name
+from headspan.vocabulary.ports import PortTable
+
+if TYPE_CHECKING:
+    from headspan.results.scores import Scores
+
+# 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores; 3: nodes, each port of them with
+# its position; 4: a hash of the content, and the identity of its model with every annotation.
+SCHEMA = SEALED_SCHEMA = 4
+Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
+# arrays, ports, d_model, ranks, provenance, annotations, extra: what a Scores is made of
+Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
+
+
+def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> None:
+    """Write everything to one file, if it may be written there; it appears only when complete."""
+    target = check_output(path, "result", inputs=[scores.provenance.get("reference")], force=force)
+    tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in scores.arrays.items()}
+    tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in scores.role_ranks.items()}
+    tensors |= scores.extra
+    table = scores.ports
+    head = {
+        "schema": SCHEMA,
+        "d_model": scores.d_model,
+        "ports": {str(role): [str(port) for port in ports] for role, ports in table.ports.items()},
+        "served_by": {str(head): str(kv) for head, kv in table.served_by.items()},
+        "nodes": {
+            str(role): [[node.name, node.kind, node.layer, node.position] for node in table.of(role)]
+            for role in NODE_ROLES
+            if table.of(role)
+        },
+        "extra": list(scores.extra),
+        "order": [f"{metric}/{pairing}" for metric, pairing in scores.arrays],  # safetensors sorts by name
+        "provenance": scores.provenance,
+        "annotations": scores.annotations,
+    }
+    write_sealed(target, tensors, head)
+
+
+def read_result(path: Path) -> Parts:
+    """What a result file holds; a file from a newer version, of another kind or with impossible content is refused.
+
+    A file that was edited since it was written is read with a warning.
+    """
+    name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
+    missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
+    found, tensors = read_sealed(path, "headspan result", missing)
+    if found is None:
+        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with headspan score")
+    head = _checked_head(found, path)
+    parts = _parts(head, tensors, path)
+    check_seal(head, tensors, path, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
+    return parts
+
+
+def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
+    table = _port_table(head, path)
+    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
+    ranks: dict[Role, np.ndarray] = {}
+    extra = {name: tensors[name] for name in head.get("extra", ()) if name in tensors}
+    listed = [name for name in dict.fromkeys(head["order"]) if name in tensors]
+    for name in dict.fromkeys([*listed, *(name for name in tensors if name not in extra)]):
+        metric, _, rest = name.rpartition("/")
+        if metric == "rank":
+            role = _role(rest, path)
+            ranks[role] = _checked_array(tensors[name], (len(table.of(role)),), np.int32, name, path)
+        else:
+            pairing = Pairing.parse(rest)
+            shape = (len(table.of(pairing.source)), len(table.of(pairing.target)))
+            arrays[metric, pairing] = _checked_array(tensors[name], shape, np.float32, name, path)
+    provenance, annotations = head["provenance"], head["annotations"]
+    check_ranks(ranks, head["d_model"], provenance, path)
+    for (metric, pairing), values in arrays.items():
+        check_scores(f"{metric[:40]}/{pairing}", values, (metric, pairing), table, ranks, provenance, path)
+    check_extra(extra, table, path)
+    check_annotations(annotations, table, provenance, path)
+    return arrays, table, head["d_model"], ranks, provenance, annotations, extra
+
+
+def is_result(path: str | os.PathLike[str]) -> bool:
+    """True for a safetensors file that says it is a headspan result (cheap: reads the header only)."""
+    from safetensors import SafetensorError, safe_open
+
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or not str(path).endswith(".safetensors"):
+        return False
+    if not os.path.isfile(path):
+        return False
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return "headspan" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def _checked_head(head: Any, path: Path) -> dict[str, Any]:
+    """The JSON metadata of a result file, or one sentence on what is wrong with it."""
+    schema = head.get("schema") if isinstance(head, dict) else None
+    if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
+        what, page = {
+            "diff": ("two models compared", "headspan diff BASE OTHER --out page.html"),
+            "series": ("a training run", f"headspan track {path} --out page.html"),
+        }[head["kind"]]
+        raise HeadspanError(
+            f"{path} holds {what}, not the scores of one model: make those with headspan score, or see it with {page}"
+        )
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise HeadspanError(
+            f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
+        )
+    if type(schema) is not int or schema < 1 or not {*RESULT} - {"extra", "hash"} <= {*head}:
+        raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
+    check_fields(head, RESULT, "metadata", path)
+    check_fields(head["provenance"], PROVENANCE, "provenance", path)
+    check_fields(head["annotations"], ANNOTATIONS, "annotation", path)
+    return head
+
+
+def _port_table(head: dict[str, Any], path: Path) -> PortTable:
+    """The heads and nodes that a result file lists, in the way of its schema."""
+    damaged = HeadspanError(f"{path} is damaged: its lists of heads are not such lists; make it again")
+    try:
+        if head["schema"] == 1:
+            query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
+            table = PortTable.of_heads(query, kv)
+            check_heads(table.ports, path)
+            return table
+        listed = head["nodes"]
+        if isinstance(listed, list):  # schema 2: one position for both ports
+            rows = {row[0]: row for row in listed}
+            listed = {str(role): [rows[name] for name in head["ports"].get(role, ())] for role in NODE_ROLES}
+        ports: dict[Role, tuple[Any, ...]] = {
+            Role(role): tuple(
+                Node(position, layer, check_node_name(name), kind) for name, kind, layer, position in rows
+            )
+            for role, rows in listed.items()
+        }
+        ports |= {Role(role): tuple(map(Head.parse, names)) for role, names in head["ports"].items() if role in ROLES}
+        served_by = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
+    except (HeadspanError, KeyError, TypeError, ValueError, AttributeError):
+        raise damaged from None
+    sound = (
+        set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
+        and all(_is_node(node) for role in NODE_ROLES for node in ports.get(role, ()))
+        and all(_in_order(ports.get(role, ())) for role in NODE_ROLES)
+        and {*served_by} <= {*ports[Role.Q]}
+        and {*served_by.values()} <= {*ports[Role.K]}
+    )
+    if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
+        raise damaged
+    check_heads(ports, path)
+    return PortTable({role: ports[role] for role in (*ROLES, *NODE_ROLES) if ports.get(role)}, served_by)
+
+
+def _is_node(node: Node) -> bool:
+    numbers = all(type(number) is int and abs(number) < 2**62 for number in (node.position, node.layer))
+    return numbers and isinstance(node.kind, str) and node.kind.isprintable() and len(node.kind) < 100
+
+
+def _in_order(nodes: Sequence[Node]) -> bool:
+    """Whether nodes stand in the order of the stream, as those of a result do."""
+    places = [(node.position, node.layer) for node in nodes]
+    return places == sorted(places)
+
+
+def _role(name: str, path: Path) -> Role:
+    if name not in Role.__members__:
+        raise HeadspanError(f"{path} is damaged: it has ranks for {name[:80]!r}, which is not a role")
+    return Role(name)
+
+
+def _checked_array(values: np.ndarray, shape: tuple[int, ...], dtype: type, name: str, path: Path) -> np.ndarray:
+    """Scores or ranks of a result file, or one sentence on why they cannot be those of its heads."""
+    if values.shape != shape:
+        raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {shape}")
+    if values.dtype != dtype:
+        raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
+    if dtype is np.float32:
+        # One kind of NaN: a damaged file may hold signalling ones, which warn in every later conversion.
+        values = np.where(np.isnan(values), np.float32(np.nan), values)
+    if np.isinf(values).any() or (dtype is np.int32 and (values < 0).any()):
+        raise HeadspanError(f"{path} is damaged: {name} holds numbers that no result has")
+    return values

@@ -1,0 +1,1 @@
+"""Everything that runs a model: attention patterns, head scores, effects of edges."""

@@ -1,0 +1,186 @@
+"""Head scores: what a head does, read off its attention when the model runs.
+
+Random tokens, said twice, separate four habits. Averaged over positions and sequences, a head's attention
+
+==================  =====================================================================
+``identity``        on the token itself
+``previous_token``  on the token before
+``duplicate_token`` on the same token, where it stood before
+``induction``       on the token that came after the same token, where it stood before
+==================  =====================================================================
+
+On random tokens those are diagonals of the attention matrix. On a text of the user's own the first two are
+too; the others are measured at the positions whose token occurred before, as the total attention on all its
+earlier places (duplicate token) or on the places right after those (induction; a place right after an earlier
+occurrence counts only when it lies before the current position).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headspan.models.weights import AttentionWeights
+from headspan.results.head_scores import KINDS, BehaviourScores
+from headspan.running.opening import RunningModel, head_names, running
+from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
+from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
+from headspan.system.progress import progress_bar
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Head
+
+if TYPE_CHECKING:
+    import torch
+
+
+ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
+
+Progress = Callable[[int, int], None]
+
+
+@checked
+def behaviour(
+    ref: Any,
+    *,
+    sequences: int = 128,
+    length: int = 100,
+    vocab_limit: int = 20_000,
+    seed: int = 0,
+    batch: int | None = None,
+    texts: Sequence[str] | None = None,
+    special_ids: Collection[int] | None = None,
+    bos: str = "auto",
+    device: str | None = None,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> BehaviourScores:
+    """Run a model and score every query head by what it attends to.
+
+    Parameters
+    ----------
+    ref : model reference, opened weights, live transformers model, or a `RunningModel`.
+    sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
+        0…``vocab_limit`` and each sequence is said twice. A smaller vocabulary is used whole, without its special
+        tokens, and a note says so.
+    batch : sequences at a time; by default as many as keep the attention maps within 512 MiB.
+    texts : measure on these texts instead of on random tokens.
+    special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
+    bos : put the beginning-of-sequence token in front: ``"auto"`` where the tokenizer does so, ``"yes"`` or ``"no"``.
+    device : where to run a model that is loaded here.
+    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+        ``"stored"``.
+    progress : called with (sequences done, sequences in all); by default a bar where somebody is looking.
+    """
+    ready = running(_runnable(ref), device=device, dtype=dtype)
+    with progress_bar("running the model", progress) as update, ready as model:
+        notes = list(model.notes)
+        start = model.start_token(bos)
+        if texts is not None:
+            samples = text_samples(model, texts, notes, start)
+            protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
+        else:
+            pool = token_pool(model, vocab_limit, special_ids, notes)
+            samples = random_samples(model, pool, sequences, length, seed, start)
+            protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
+        if start is not None:
+            protocol["bos"] = start
+        heads, values = _measure(model, samples, batch, update)
+    for kind in KINDS:
+        if np.isnan(values[kind]).all():
+            notes.append(f"the text has no token that comes again, so {kind} could not be measured")
+    return BehaviourScores(heads, values, protocol, notes, model.identity)
+
+
+def _runnable(ref: Any) -> Any:
+    """What can be run of a reference: opened weights are run by the reference they came from."""
+    if not isinstance(ref, AttentionWeights):
+        return ref
+    if ref.folding != "none" or not ref.reopenable:
+        raise HeadspanError(
+            f"{ref.reference} cannot be run as it is opened here (arrays, or folded weights): give the model itself, "
+            "its directory, file or hub id"
+        )
+    return ref.reference
+
+
+def _measure(
+    model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
+) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
+    """Mean attention on the places of every kind; no more than one batch of attention maps at a time."""
+    totals: dict[str, np.ndarray] = {}
+    heads: tuple[Head, ...] = ()
+    done, size = 0, batch or 1  # the first run tells how large the maps are
+    while done < len(samples):
+        group = _same_length(samples, done, size)
+        attentions = model.attentions(stack(group))
+        heads = tuple(head_names(attentions))
+        for kind in KINDS:
+            part = np.concatenate([_total(pattern, group, kind) for pattern in attentions.values()])
+            totals[kind] = totals.get(kind, 0.0) + part
+        if batch is None and done == 0:
+            per_sequence = sum(p[0].numel() * p.element_size() for p in attentions.values())
+            size = max(1, min(32, ATTENTION_BUDGET // per_sequence))
+        done += len(group)
+        if progress is not None:
+            progress(done, len(samples))
+    counts = {kind: sum(sample.counts[kind] for sample in samples) for kind in KINDS}
+    means = {k: totals[k] / counts[k] if counts[k] else np.full(len(heads), np.nan) for k in KINDS}
+    return heads, means
+
+
+def _same_length(samples: list[Sample], start: int, size: int) -> list[Sample]:
+    """Up to ``size`` samples from ``start`` on that can be stacked: padding would change the attention."""
+    n = len(samples[start].ids)
+    group: list[Sample] = []
+    for sample in samples[start : start + size]:
+        if len(sample.ids) != n:
+            break
+        group.append(sample)
+    return group
+
+
+def _total(pattern: torch.Tensor, group: list[Sample], kind: str) -> np.ndarray:
+    """Attention of every head on the places of a kind, summed over places and sequences, in float64."""
+    import torch
+
+    total = np.zeros(pattern.shape[1])
+    for row, sample in zip(pattern, group, strict=True):
+        queries, keys = (torch.as_tensor(index, device=row.device) for index in sample.places[kind])
+        total += row[:, queries, keys].sum(dim=1, dtype=torch.float64).cpu().numpy()
+    return total
+
+
+@dataclass(frozen=True)
+class AttentionPatterns:
+    """Attention of some heads on one text: ``patterns[head]`` is (queries, keys)."""
+
+    tokens: list[str]
+    patterns: dict[Head, np.ndarray]
+
+
+def attention_patterns(
+    ref: Any, text: str, heads: Sequence[Head | str] | None = None, *, device: str | None = None
+) -> AttentionPatterns:
+    """The attention matrices of heads (all by default) on one text, with its readable tokens."""
+    with running(ref, device=device) as model:
+        ids = model.encode(text)
+        if not ids:
+            raise HeadspanError("the text has no tokens: there is no attention to show")
+        if model.context is not None and len(ids) > model.context:
+            raise HeadspanError(f"the text has {len(ids)} tokens, {model.reference} takes {model.context} at most")
+        attentions = model.attentions(stack([Sample(np.array(ids), {}, {})]))
+        assert model.vocabulary is not None  # encode would have refused
+        tokens = [model.vocabulary.readable(i) for i in ids]
+    present = head_names(attentions)
+    wanted = present if heads is None else [Head.parse(head) for head in heads]
+    unknown = [str(head) for head in wanted if head not in present]
+    if unknown:
+        raise HeadspanError(f"no such heads: {', '.join(unknown)}; this model has {present[0]} to {present[-1]}")
+    return AttentionPatterns(tokens, {h: attentions[h.layer][0, h.index].float().cpu().numpy() for h in wanted})
+
+
+__getattr__ = renamed(__name__, {"head_scores": "behaviour"})

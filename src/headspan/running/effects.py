@@ -1,0 +1,314 @@
+"""Effects of edges between heads, measured by patching what one head writes as one port of another reads it.
+
+One run of the model per sequence, then all edges (:mod:`headspan.running.edge_effects` says what is measured exactly). It is
+the direct edge alone: what reaches a head through other layers in between is not in it.
+
+By default a model is run on random tokens said twice *and* on a short text of our own. ``effect`` is the larger of the
+two, and both stand beside it. Which effects are large: :mod:`headspan.results.large_effects`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from headspan.models.folding import fold
+from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
+from headspan.results.effects_fields import with_effects
+from headspan.results.identity import same_model
+from headspan.results.large_effects import DRAWS, FLOORS
+from headspan.results.scores import Scores
+from headspan.running.edge_effects import EdgeReader, SharedDirections
+from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
+from headspan.running.opening import RunningModel, running
+from headspan.running.port_inputs import LATENT_NOTE, Receiver
+from headspan.running.random_writes import RandomWrites
+from headspan.running.replay import Replayer
+from headspan.running.samples import Sample, equal_windows, random_samples, token_pool
+from headspan.system.arguments import checked
+from headspan.system.memory import default_memory, parse_memory
+from headspan.system.progress import progress_bar
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
+
+__all__ = [
+    "Effects",
+    "attach",
+    "check_same_heads",
+    "effects",
+    "effects_in",
+    "effects_of",
+    "shipped_text",
+    "with_effects",
+]
+
+SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
+TEXT_WINDOW = 128
+Progress = Callable[[int, int], None]
+
+
+@checked
+def effects(
+    model: Any,
+    scores: Scores | str | os.PathLike[str] | None = None,
+    *,
+    pairing: str | Pairing | Sequence[str | Pairing] = "flow",
+    k: int | None = None,
+    text: str | Sequence[str] | None = None,
+    random: bool | None = None,
+    tokens: Sequence[Sequence[int]] | None = None,
+    ablate: str = "resample",
+    shared: int | None = None,
+    frozen_norm: bool = False,
+    floor: float | None = None,
+    draws: int = DRAWS,
+    bos: str = "auto",
+    sequences: int = SEQUENCES,
+    length: int | None = None,
+    seed: int = 0,
+    memory: str | int | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> Effects:
+    """The effect of every OQ, OK and OV edge, and which effects are large, without a forward pass per edge.
+
+    Parameters
+    ----------
+    model : a model reference, a live transformers model, or a `RunningModel`.
+    scores, k : with both, only the layer pairs that hold one of the ``k`` best PK edges of each pairing are measured.
+    pairing : ``"flow"`` (OQ, OK and OV) or some of them.
+    text : run on these texts (in windows of 128 tokens at most). random : run on random tokens said twice,
+        ``sequences`` of 2·``length`` tokens. tokens : run on these token ids. By default: random tokens and our text.
+    ablate : what takes the place of a head's write: ``"resample"``, ``"mean"`` or ``"zero"``.
+    shared : exchange only the part along this many principal directions shared with the port (folded weights where
+        the model can be folded).
+    frozen_norm : keep the norm's division from the clean run.
+    floor : the least large effect, in the unit of each pairing; by default 0.05 (total variation) for OQ and OK, 0.1
+        (relative norm) for OV. draws : random writes that an effect at or above it is compared with; 0 for none. With
+        ``shared`` there are none: what is exchanged is then only a part of the write.
+    bos : beginning-of-sequence token in front: ``"auto"``, ``"yes"`` or ``"no"``.
+    memory : bytes for recorded runs and exchanged inputs, beside the model itself: ``"2GB"`` …
+    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+        ``"stored"``.
+    progress : called with (steps done, steps in all); a bar in a terminal or notebook by default.
+    """
+    pairings = parse_pairings(pairing)
+    if draws < 0:
+        raise HeadspanError(f"{draws} random writes cannot be drawn: give 0 or more")
+    if any(p not in FLOW_PAIRINGS for p in pairings):
+        raise HeadspanError(
+            f"effects are measured for {', '.join(map(str, FLOW_PAIRINGS))}: what a head writes and another reads; "
+            f"not for {', '.join(str(p) for p in pairings if p not in FLOW_PAIRINGS)}"
+        )
+    budget = default_memory() if memory is None else parse_memory(memory)
+    scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
+    with progress_bar("measuring", progress) as update, running(model, device=device, dtype=dtype) as ready:
+        replayer = Replayer(ready)
+        if len(replayer.weights.layers) < 2:
+            raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
+        check_same_heads(replayer.weights.ports, scores, ready.reference)
+        notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
+        if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
+            notes.append(doubt)
+        materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
+        replayer.check(_ids_of(next(iter(materials.values()))[0]))
+        wanted = _wanted(replayer, pairings, scores, k)
+        reader = EdgeReader(replayer, ablate, frozen_norm=frozen_norm)
+        directions = None if shared is None else _directions(replayer, shared, notes)
+        compared = draws if shared is None else 0
+        writes = RandomWrites(reader, _floors(pairings, floor), compared, seed, budget)
+        found, turned, stopped = _measured(reader, materials, wanted, directions, writes, budget, update)
+        if stopped:
+            notes.append(_what_is_left(found, turned, materials, len(replayer.weights.layers)))
+        protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed) | writes.protocol
+        if replayer.latent:
+            protocol["frozen_latent_norms"] = True
+    measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
+    measured.arrays |= turned
+    measured.model = dict(ready.identity)
+    return measured
+
+
+def _measured(
+    reader: EdgeReader,
+    materials: Mapping[str, Sequence[Sample]],
+    wanted: dict[Receiver, np.ndarray],
+    directions: SharedDirections | None,
+    writes: RandomWrites,
+    budget: int,
+    update: Progress,
+) -> tuple[dict[str, EdgeMeasures], dict[tuple[str, Pairing], np.ndarray], bool]:
+    """By material: what was measured and what random writes do; True where Ctrl-C left some of it out."""
+    found: dict[str, EdgeMeasures] = {}
+    turned: dict[tuple[str, Pairing], np.ndarray] = {}
+    rounds, layers, done = 1 + writes.draws, len(reader.weights.layers), 0
+    total = rounds * layers * sum(map(len, materials.values()))
+    for name, samples in materials.items():
+        tell = [_offset(update, done + i * layers * len(samples), total) for i in range(rounds)]
+        done += rounds * layers * len(samples)
+        try:
+            found[name] = Measuring(reader, wanted, shared=directions, memory=budget, progress=tell[0]).run(samples)
+            if found[name].interrupted:
+                return found, turned, True
+            turned |= writes.on(name, samples, found[name], tell[1:])
+        except KeyboardInterrupt:  # before a layer was finished, or among the random writes
+            if not found:
+                raise
+            return found, turned, True
+    return found, turned, False
+
+
+def _floors(pairings: Sequence[Pairing], floor: float | None) -> dict[Pairing, float]:
+    if floor is not None and not 0 < floor < np.inf:
+        raise HeadspanError(f"A floor of {floor} is not possible. Give a number above 0, such as 0.05")
+    return {pairing: FLOORS[pairing.target] if floor is None else floor for pairing in pairings}
+
+
+def _what_is_left(
+    found: Mapping[str, EdgeMeasures],
+    turned: Mapping[tuple[str, Pairing], Any],
+    materials: Mapping[str, Any],
+    layers: int,
+) -> str:
+    measured = [f"edges into {len(m.measured)} of {layers} layers on {name}" for name, m in found.items()]
+    compared = {name for name, _ in turned}
+    untested = [name for name in found if f"{name}_turned" not in compared]
+    return (
+        f"stopped: measured were {', '.join(measured)}"
+        + ("" if len(found) == len(materials) else f", none on {list(materials)[-1]}")
+        + (f"; on {' and '.join(untested)} they were not compared with random writes" if untested else "")
+    )
+
+
+def _offset(progress: Progress, before: int, total: int) -> Progress:
+    return lambda done, _: progress(before + done, total)
+
+
+def _ids_of(sample: Sample) -> Any:
+    import torch
+
+    return torch.from_numpy(sample.ids.astype(np.int64))
+
+
+def _materials(
+    model: RunningModel,
+    text: str | Sequence[str] | None,
+    random: bool | None,
+    tokens: Sequence[Sequence[int]] | None,
+    bos: str,
+    sequences: int,
+    length: int | None,
+    seed: int,
+    notes: list[str],
+) -> dict[str, list[Sample]]:
+    """The sequences to run on, by material."""
+    start = model.start_token(bos)
+    if tokens is not None:
+        if text is not None or random:
+            raise HeadspanError("tokens are run as they are given: give no text and no random tokens beside them")
+        return {"tokens": [Sample(_checked_ids(model, ids), {}, {}) for ids in tokens]}
+    found: dict[str, list[Sample]] = {}
+    if random or (random is None and text is None):
+        pool = token_pool(model, VOCABULARY, None, notes)
+        room = (model.context or 10**9) - (start is not None)
+        found["random"] = random_samples(model, pool, sequences, length or min(LENGTH, room // 2), seed, start)
+    if text is not None:
+        texts = [text] if isinstance(text, str) else list(text)
+        found["text"] = _text_windows(model, texts, start)
+    elif random is None:
+        try:
+            found["text"] = _text_windows(model, [shipped_text()], start)
+        except HeadspanError as error:
+            notes.append(f"measured on random tokens only: {error}")
+    if not found:
+        raise HeadspanError("there is nothing to run the model on: give a text, or random tokens")
+    return found
+
+
+def _checked_ids(model: RunningModel, ids: Sequence[int]) -> np.ndarray:
+    array = np.asarray(ids)
+    rows = int(model.model.get_input_embeddings().weight.shape[0])
+    if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
+        raise HeadspanError(f"a token sequence is a list of at least two ids from 0 to {rows - 1}")
+    return array
+
+
+def _text_windows(model: RunningModel, texts: Sequence[str], start: int | None) -> list[Sample]:
+    longest = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
+    windows = equal_windows([model.encode(text) for text in texts], longest)
+    return [Sample(ids, {}, {}).behind(start) for ids in windows]
+
+
+def shipped_text() -> str:
+    """The short English text that a model is run on by default."""
+    return (files("headspan") / "data" / "effects-text.txt").read_text(encoding="utf-8")
+
+
+def _wanted(
+    replayer: Replayer, pairings: Sequence[Pairing], scores: Scores | None, k: int | None
+) -> dict[Receiver, np.ndarray]:
+    """For each receiver, which source heads are measured into which target layers."""
+    layers = np.array(replayer.weights.layers)
+    place = {layer: i for i, layer in enumerate(replayer.weights.layers)}
+    wanted: dict[Receiver, np.ndarray] = {}
+    for pairing in pairings:
+        chosen = layers[:, None] < layers[None, :]
+        if scores is not None and k is not None:
+            chosen = np.zeros_like(chosen)
+            for edge in scores["pk", pairing].forward().top(k):
+                chosen[place[edge.source.layer], place[edge.target.layer]] = True
+        by_head = np.repeat(chosen, replayer.weights.n_heads, axis=0)
+        wanted |= {receiver: by_head for receiver in replayer.receivers if receiver.role is pairing.target}
+    return wanted
+
+
+def _directions(replayer: Replayer, shared: int, notes: list[str]) -> SharedDirections:
+    weights = replayer.weights
+    if weights.foldable:
+        return SharedDirections(fold(weights), shared)
+    notes.append(f"shared directions are those of the raw weights: {weights.not_foldable_reason}")
+    return SharedDirections(weights, shared)
+
+
+def _protocol(
+    model: RunningModel,
+    materials: Mapping[str, Sequence[Sample]],
+    ablate: str,
+    shared: int | None,
+    frozen_norm: bool,
+    bos: str,
+    seed: int,
+) -> dict[str, Any]:
+    return {
+        "ablate": ablate,
+        "shared": shared,
+        "frozen_norm": frozen_norm,
+        "bos": model.start_token(bos),
+        "seed": seed,
+        "tokens": {name: [len(sample.ids) for sample in samples] for name, samples in materials.items()},
+    }
+
+
+def _assembled(
+    replayer: Replayer,
+    found: Mapping[str, EdgeMeasures],
+    pairings: Sequence[Pairing],
+    protocol: dict[str, Any],
+    notes: list[str],
+    stopped: bool,
+) -> Effects:
+    table = replayer.weights.ports
+    arrays: dict[tuple[str, Pairing], np.ndarray] = {}
+    clean: dict[str, np.ndarray] = {}
+    for name, measures in found.items():
+        for pairing in pairings:
+            forward = forward_mask(table.of(Role.O), table.of(pairing.target))
+            arrays |= by_port(name, measures, pairing, table, forward)
+        clean |= {kind: measures.clean[kind] for kind in measures.clean if kind not in clean}
+    first = next(iter(found.values()))
+    return Effects(table, arrays, clean, first.write_norms, protocol, notes, stopped)

@@ -1,0 +1,335 @@
+"""Run a model and look at its attention: any reference, or a live model, with torch and transformers."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
+from headspan.checkpoints.untrusted import reason
+from headspan.running.fast_gguf import quick_gguf
+from headspan.system.inputs import is_directory, mode_of
+from headspan.vocabulary.errors import HeadspanError, missing_extra
+from headspan.vocabulary.heads import Head
+
+if TYPE_CHECKING:
+    import torch
+
+    from headspan.checkpoints.base import TensorSource
+    from headspan.checkpoints.tokenizer import Vocabulary
+
+DTYPES = ("float32", "bfloat16", "float16", "stored")
+# Weights that no attention pattern depends on: a checkpoint may lack them.
+_UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
+
+
+@dataclass
+class RunningModel:
+    """A model ready to run, with what is needed to feed it and to name its heads."""
+
+    model: Any
+    reference: str
+    vocabulary: Vocabulary | None = None
+    notes: list[str] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)  # provenance of its attention weights, where they are known
+
+    def __post_init__(self) -> None:
+        if self.model.config.is_encoder_decoder:
+            raise HeadspanError(
+                f"{self.reference} is an encoder-decoder model: head scores are defined for one stack of layers"
+            )
+
+    @property
+    def config(self) -> Any:
+        """The config of the text model (models with several parts nest it)."""
+        found = self.model.config.get_text_config()
+        return found if hasattr(found, "to_dict") else self.model.config  # an empty text_config is no config
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that are safe to feed: rows of the embedding that the tokenizer (where there is one) knows."""
+        rows = int(self.model.get_input_embeddings().weight.shape[0])
+        return rows if self.vocabulary is None else min(rows, self.vocabulary.size)
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence the model takes, where its config says so."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text: those of the tokenizer, or those the config names."""
+        if self.vocabulary is not None:
+            return self.vocabulary.special_ids
+        found: set[int] = set()
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self.config, name, None)
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        return frozenset(found)
+
+    def start_token(self, bos: str = "auto") -> int | None:
+        """The beginning-of-sequence token to put in front, or None.
+
+        ``auto``: where the model's tokenizer puts it there, as in training; a model without tokenizer runs without.
+        """
+        if bos not in ("auto", "yes", "no"):
+            raise HeadspanError(f"bos is {bos!r}: choose auto, yes or no")
+        if bos == "no":
+            return None
+        found = self.vocabulary.start_id if self.vocabulary is not None else None
+        if found is None and bos == "yes":
+            named = getattr(self.config, "bos_token_id", None)
+            found = named[0] if isinstance(named, list) and named else named
+            if not isinstance(found, int):
+                raise HeadspanError(f"{self.reference} names no beginning-of-sequence token: run it with bos no")
+        if found is not None and not 0 <= found < int(self.model.get_input_embeddings().weight.shape[0]):
+            raise HeadspanError(f"the beginning-of-sequence token {found} of {self.reference} has no embedding")
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens around it."""
+        if self.vocabulary is None:
+            raise HeadspanError(f"{self.reference} has no tokenizer, so text cannot be turned into its tokens")
+        return self.vocabulary.encode(text)
+
+    def attentions(self, ids: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Attention weights (batch, heads, queries, keys) by layer number, for token ids (batch, tokens)."""
+        import torch
+
+        try:
+            with torch.inference_mode():
+                found = self.model(input_ids=ids.to(self.model.device), output_attentions=True, return_dict=True)
+            patterns = getattr(found, "attentions", None)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._no_attention(reason(error)) from error
+        patterns = [p for p in patterns or () if p is not None]
+        layers = self._layers(len(patterns))
+        return dict(zip(layers, patterns, strict=True))
+
+    def _layers(self, found: int) -> list[int]:
+        """Layer numbers of the attention maps; a hybrid model returns them for its attention layers only."""
+        expected = int(self.config.num_hidden_layers)
+        if found == expected:
+            return list(range(expected))
+        kinds = getattr(self.config, "layer_types", None) or getattr(self.config, "layers_block_type", None) or ()
+        layers = [i for i, kind in enumerate(kinds) if "attention" in kind and "linear" not in kind]
+        if not found or len(layers) != found:
+            raise self._no_attention(f"{found} attention maps for {expected} layers")
+        return layers
+
+    def _no_attention(self, seen: str) -> HeadspanError:
+        return HeadspanError(
+            f"{self.reference} ({self.config.model_type}) does not return its attention weights ({seen}): "
+            "head scores need a model of transformers that supports output_attentions with eager attention"
+        )
+
+
+def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
+    """The query heads behind attention maps, in layer order."""
+    return [Head(layer, i) for layer, pattern in attentions.items() for i in range(pattern.shape[1])]
+
+
+@contextmanager
+def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
+    """A reference or live model, ready to run; a live model gets its settings back afterwards.
+
+    Parameters
+    ----------
+    ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, a transformers model, or a `RunningModel`.
+    device : where to put a model that is loaded here, for example ``"cuda"``.
+    dtype : what to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. In half precision small
+        differences of attention are rounded away, so ``"float32"`` is the default (a live model in float64 stays so).
+        A `RunningModel` runs as it is.
+    """
+    check_dtype(dtype)
+    if isinstance(ref, RunningModel):
+        yield ref
+    elif isinstance(ref, (str, os.PathLike)):
+        yield load(ref, device=device, dtype=dtype)
+    else:
+        with _eager(ref, dtype) as model:
+            yield RunningModel(model, type(ref).__name__, identity=identity_of(ref))
+
+
+@contextmanager
+def _eager(live: Any, dtype: str) -> Iterator[Any]:
+    """The body of a live transformers model in evaluation mode, with the attention that can be looked at."""
+    if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
+        raise HeadspanError(
+            f"an object of type {type(live).__name__} cannot be run here: give a transformers model, a model "
+            "directory, a .gguf file or a hub id"
+        )
+    live = _in(live, dtype)
+    before, training = live.config._attn_implementation, live.training
+    live.eval()
+    live.set_attn_implementation("eager")
+    try:
+        yield live.base_model
+    finally:
+        live.set_attn_implementation(before)
+        live.train(training)
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse a word that is no type to compute in."""
+    if dtype not in DTYPES:
+        raise HeadspanError(f"dtype is {str(dtype)[:40]!r}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+
+
+def _in(live: Any, dtype: str) -> Any:
+    """The model, or a copy of it in another type: what somebody else holds is not changed."""
+    import copy
+
+    import torch
+
+    wanted = None if dtype == "stored" else getattr(torch, dtype)
+    if wanted in (None, live.dtype) or (dtype == "float32" and live.dtype == torch.float64):
+        return live
+    return copy.deepcopy(live).to(wanted)
+
+
+def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32") -> RunningModel:
+    """Load a model for running (see `running`); weights it needs and does not find are an error."""
+    check_dtype(dtype)
+    try:
+        import torch
+        from transformers import AutoModel
+        from transformers.utils import logging
+    except ImportError:
+        raise missing_extra("transformers", "torch", "running a model") from None
+    from headspan.checkpoints import open_source
+    from headspan.models.opening import refuse_result
+
+    refuse_result(ref)
+    with open_source(ref, download=True) as source:
+        reference, vocabulary, notes = source.reference, source.vocabulary(), list(source.notes)
+        where = _where(ref, source)
+        identity = identity_of(source)
+        bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()  # what is missing is reported below, in one sentence
+        try:
+            with quick_gguf(), _no_gguf_bar(), _read_not_mapped() as unmapped:
+                model, info = AutoModel.from_pretrained(
+                    **where,
+                    dtype="auto" if dtype == "stored" else getattr(torch, dtype),
+                    attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
+                    output_loading_info=True,
+                    trust_remote_code=False,  # None would ask on the terminal
+                    weights_only=True,
+                    **(unmapped if any(file.suffix in TORCH_SUFFIXES for file in source.files()) else {}),
+                )
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever transformers makes of a stranger's config
+            if "trust_remote_code" in str(error):
+                raise _brings_code(reference) from None
+            raise HeadspanError(f"{reference} cannot be run by transformers: {reason(error)}") from error
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
+        source.check_unchanged()  # what was hashed is what now runs
+    _check_complete(reference, info)
+    try:
+        model = model.to(device or "cpu")
+    except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
+        raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}): use cpu") from None
+    return RunningModel(model.eval(), reference, vocabulary, notes, identity)
+
+
+@contextmanager
+def _read_not_mapped() -> Iterator[dict[str, Any]]:
+    """Have transformers read weights rather than map their files; gives the option that does so for PyTorch files.
+
+    A mapped file that is cut while the model runs kills the process, and one that is edited changes the model.
+    """
+    from transformers import PreTrainedModel, modeling_utils
+
+    mapped = modeling_utils.safe_open  # pyright: ignore[reportPrivateImportUsage]
+
+    def unmapped(*args: Any, **options: Any) -> Any:
+        try:
+            return mapped(*args, **options | {"backend": "pread"})
+        except TypeError:  # a safetensors that can only map
+            return mapped(*args, **options)
+
+    modeling_utils.safe_open = unmapped  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        known = "disable_mmap" in inspect.signature(PreTrainedModel.from_pretrained).parameters
+        yield {"disable_mmap": True} if known else {}
+    finally:
+        modeling_utils.safe_open = mapped  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextmanager
+def _no_gguf_bar() -> Iterator[None]:
+    """transformers' bar over GGUF tensors asks nobody whether it may show."""
+    try:
+        from transformers import modeling_gguf_pytorch_utils as gguf
+    except ImportError:
+        yield
+        return
+    before = getattr(gguf, "tqdm", None)
+    gguf.tqdm = lambda tensors, **options: tensors  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        yield
+    finally:
+        gguf.tqdm = before  # pyright: ignore[reportPrivateImportUsage]
+
+
+def identity_of(ref: Any) -> dict[str, Any]:
+    """Provenance of the attention weights of a model, by which a result can be compared; empty for unknown families."""
+    from headspan.models.opening import open
+
+    try:
+        return open(ref).provenance
+    except HeadspanError:
+        return {}
+
+
+def _brings_code(reference: str) -> HeadspanError:
+    return HeadspanError(
+        f"{reference} can only be run with Python code of its own (auto_map in its config), and code that comes with "
+        "a model is never run here: give a model of a family that transformers knows itself"
+    )
+
+
+def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
+    """How transformers wants to hear of a reference."""
+    path = Path(ref).expanduser()
+    if is_directory(path):
+        if (path / "adapter_config.json").exists():  # transformers would go and load another model under it
+            raise HeadspanError(f"{path} holds an adapter (adapter_config.json): merge it into its model to run it")
+        return {"pretrained_model_name_or_path": str(path)}
+    if path.suffix == ".gguf" and mode_of(path) is not None:
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    if mode_of(path) is not None:
+        raise HeadspanError(f"{path} is one file of weights, without a config: to run the model, give its directory")
+    if str(ref) == "demo":
+        if not source.files():
+            raise HeadspanError("the trained demo model is not in this installation: install headspan again")
+        return {"pretrained_model_name_or_path": str(source.files()[0].parent)}
+    # A model of the hub, whose files are brought here by our own careful means: transformers never asks the network.
+    if isinstance(source, CheckpointSource):
+        return {"pretrained_model_name_or_path": str(source.whole_folder()), "local_files_only": True}
+    first = source.files()[0]
+    return {"pretrained_model_name_or_path": str(first.parent), "gguf_file": first.name, "local_files_only": True}
+
+
+def _check_complete(reference: str, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint with weights missing: transformers would fill them with random numbers."""
+    missing = [name for name in info["missing_keys"] if not any(part in name for part in _UNUSED)]
+    missing.sort(key=lambda name: (name.count("."), name))  # the embedding before the parts of layers
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise HeadspanError(
+            f"{reference} cannot be run: its checkpoint lacks {shown}; running it needs the complete model"
+        )

@@ -1,0 +1,114 @@
+"""What receives in a layer: which outputs of which projection are a port's, and how what it reads comes to them.
+
+Most ports are some outputs of one linear module that reads the normed stream. Under latent attention the stream is
+first made a latent, whose norm divides it by one number a token. A changed input would change that number for all
+heads of the layer at once, whatever each of them reads, so it is kept as it was in the clean run: what is then
+exchanged is exactly what the head's weights (:mod:`headspan.models.families.latent_attention`) read. The rotary key, which all heads of
+a layer share, is a receiver of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headspan.models.families.latent_attention import LatentShape
+from headspan.running.swapped_modules import epsilon, some_outputs, widened
+from headspan.vocabulary.heads import Role
+
+if TYPE_CHECKING:
+    import torch
+
+LATENT_NOTE = (
+    "latent attention: what the norms inside divide a token's latents by is kept as it was in the clean run, and Q and "
+    "K of a head are its position-free rows; the rotary key of a layer (KR) is measured on all its heads"
+)
+
+
+class Receiver(NamedTuple):
+    """A kind of port: Q, K or V of every head of a layer, or K of its rotary key (kind ``KR``)."""
+
+    role: Role
+    kind: str = "H"
+
+    @property
+    def rotary(self) -> bool:
+        return self.kind == "KR"
+
+    def __str__(self) -> str:
+        return str(self.role) if self.kind == "H" else f"rotary {self.role}"
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The way from the normed stream to the module whose outputs are heads."""
+
+    make: Any  # the module that makes the latent
+    norm: Any
+    rank: int
+    factor: float = 1.0  # by which the model multiplies the normed latent
+    later: float = 1.0  # by which it multiplies the heads, where their weights include it
+
+    def scale(self, read: torch.Tensor) -> torch.Tensor:
+        """What the norm multiplies each token's latent by, (…, 1)."""
+        latent = widened(self._latent(read))
+        return (latent.square().mean(-1, keepdim=True) + epsilon(self.norm)).rsqrt()
+
+    def normed(self, read: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The latent of what is read, multiplied by a given scale in place of its own."""
+        latent = self._latent(read)
+        return self.norm.weight * (widened(latent) * scale).to(latent.dtype) * self.factor
+
+    def _latent(self, read: torch.Tensor) -> torch.Tensor:
+        return self.make(read)[..., : self.rank]
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """One receiver of one layer."""
+
+    module: Any  # whose outputs it is
+    rows: torch.Tensor | None  # which of them; None for all
+    heads: int
+    latent: Latent | None = None
+
+    def scale(self, read: torch.Tensor) -> torch.Tensor | None:
+        return None if self.latent is None else self.latent.scale(read)
+
+    def project(self, read: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """What the port makes of what it reads, (n, T, heads, m) for (n, T, d)."""
+        if self.latent is not None and scale is not None:
+            read = self.latent.normed(read, scale)
+        out = self.module(read) if self.rows is None else some_outputs(self.module, self.rows, read)
+        return out.reshape(*out.shape[:2], self.heads, -1)
+
+
+def latent_inlets(shape: LatentShape, module: Callable[[str], Any]) -> dict[Receiver, Inlet]:
+    """The receivers of a layer with latent attention; ``module`` finds one by its name in the layer."""
+    import torch
+
+    n, free, value = shape.n_heads, shape.free, shape.value
+    both = np.arange(n * (free + value)).reshape(n, -1)
+    queries = np.arange(n * (free + shape.rotary)).reshape(n, -1)[:, :free]
+    found: dict[Receiver, Inlet] = {}
+    for role, rows in ((Role.Q, queries), (Role.K, both[:, :free]), (Role.V, both[:, free:])):
+        latent = _latent(shape, role, module)
+        found[Receiver(role)] = Inlet(module(shape.module(role)), torch.from_numpy(rows.ravel()), n, latent)
+    if shape.rotary:
+        rows = torch.arange(shape.kv_rank, shape.kv_rank + shape.rotary)
+        found[Receiver(Role.K, "KR")] = Inlet(module(shape.latent_module(Role.K) or ""), rows, 1)
+    return found
+
+
+def _latent(shape: LatentShape, role: Role, module: Callable[[str], Any]) -> Latent | None:
+    name = shape.latent_module(role)
+    if name is None:
+        return None
+    norm = list(shape.tensors(role))[1].removesuffix(".weight")
+    rank = shape.kv_rank if role is not Role.Q else shape.q_rank or 0
+    factor = float(np.sqrt(shape.d_model / rank)) if shape.scaled else 1.0
+    factors = (1.0, factor) if role is Role.Q else (factor, 1.0)  # LongCat multiplies queries behind their weight
+    return Latent(module(name), module(norm), rank, *factors)

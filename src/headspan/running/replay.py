@@ -1,0 +1,325 @@
+"""Compute one layer's attention again, by the model's own code, with the input of one port changed.
+
+A run of the model is recorded once: what every attention module was called with, and what its projections gave.
+A replay calls the module again with stand-ins for the projections: the changed port gives what its weights make of
+the changed input, the others give what they gave before, for many changed inputs at once. Rotary positions, QK-norm,
+soft caps, windows, sinks, ALiBi and masks are therefore the model's own, in every family.
+
+Nothing is taken on trust: :mod:`headspan.running.replay_checks` refuses a model whose edges are not direct.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headspan.checkpoints.live import by_modules
+from headspan.checkpoints.untrusted import reason
+from headspan.models.checkpoint import CheckpointWeights
+from headspan.models.families.entry import WHY_NO_DIRECT_EDGE
+from headspan.models.families.tensor_map import TensorMap
+from headspan.running.opening import RunningModel
+from headspan.running.port_inputs import Inlet, Receiver, latent_inlets
+from headspan.running.replay_checks import check_direct_edges
+from headspan.running.swapped_modules import (
+    batched,
+    copied,
+    epsilon,
+    first,
+    gain,
+    growing,
+    mixed,
+    standing_in,
+    submodule,
+    widened,
+)
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Role
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+@dataclass
+class Layer:
+    """The modules of one layer that attends."""
+
+    number: int
+    attention: Any
+    norm: Any | None  # in front of attention
+    output_norm: Any | None  # between attention and the stream
+    inlets: dict[Receiver, Inlet]
+    reader: Any  # a module that is given what the ports read
+    output: Any  # the module of O
+    multiplier: float = 1.0  # of what attention writes
+
+
+@dataclass
+class LayerRecord:
+    """What one layer saw and gave in a clean run over one sequence, batch dimension 1."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grows: list[int | None]  # for each tensor the model hands to attention: the dimension that is the batch's
+    stream: torch.Tensor  # (1, T, d), in front of the norm
+    normed: torch.Tensor  # (1, T, d), what the ports read
+    projected: dict[Any, torch.Tensor]  # by projection module
+    inner: dict[Receiver, torch.Tensor | None]  # what the norm of its latent multiplies each token by
+    z: torch.Tensor  # (T, heads, m), what each head hands to W_O
+    scale: torch.Tensor | None  # (T, 1): 1 / root mean square of the attention output, where it is normalised
+
+
+Recording = dict[int, LayerRecord]
+
+
+class Replayer:
+    """A running model whose attention layers can be computed again, one port changed."""
+
+    def __init__(self, model: RunningModel) -> None:
+        self.model = model
+        source = by_modules(model.model)
+        self.weights = CheckpointWeights(source)
+        self.weights.reference = model.reference
+        self._where = TensorMap(source)
+        place = self.weights.norm_place
+        if place in WHY_NO_DIRECT_EDGE:
+            raise self.refusal(WHY_NO_DIRECT_EDGE[place])
+        if self._where.entry.streams:
+            raise self.refusal(
+                "it has several residual streams, and numbers for each token decide how much of what a head writes "
+                "reaches a later one: effects are measured where all of it does"
+            )
+        if self._where.kv_layers:
+            raise self.refusal(
+                "its last layers use the keys and values of earlier ones (num_kv_shared_layers), and effects are "
+                "measured where every layer makes its own"
+            )
+        if not self.weights.even:
+            raise self.refusal(
+                "its layers have different numbers of heads, or heads of different sizes, and effects are measured "
+                "between layers of one shape only"
+            )
+        if self._where.entry.rotary_norm:
+            raise self.refusal(
+                "its rotary keys have a norm of their own, and effects are measured where only latents have one"
+            )
+        self.layers = {layer: self._find(layer) for layer in self.weights.layers}
+        self._shapes: dict[int, dict[int, list[int | None]]] = {}
+
+    def refusal(self, why: str) -> HeadspanError:
+        return HeadspanError(f"no effects for {self.model.reference} ({self.weights.architecture}): {why}")
+
+    # -- modules ---------------------------------------------------------------------------------------------
+
+    def _find(self, number: int) -> Layer:
+        where, entry = self._where, self._where.entry
+        norm = next((found for name in entry.norm if (found := self._in_layer(number, name))), None)
+        output_norm = next((found for name in entry.output_norm if (found := self._in_layer(number, name))), None)
+        if entry.output_norm and output_norm is None:
+            raise self.refusal("the norm behind its attention was not found")
+        attention = self._module(where.module(Role.Q, number).rpartition(".")[0])
+        inlets, reader = self._inlets(number)
+        return Layer(number, attention, norm, output_norm, inlets, reader, self._module(where.module(Role.O, number)))
+
+    def _inlets(self, number: int) -> tuple[dict[Receiver, Inlet], Any]:
+        """The receivers of a layer, and a module that is given what they read."""
+        where = self._where
+        if where.latent is not None:
+            found = latent_inlets(where.latent, lambda name: self._module(where.in_layer(number, name)))
+            return found, self._module(where.in_layer(number, where.latent.latent_module(Role.K) or ""))
+        modules = {role: self._module(where.module(role, number)) for role in (Role.Q, Role.K, Role.V)}
+        heads = {role: len(self.weights.heads_in(role, number)) for role in modules}
+        return {Receiver(r): Inlet(m, self._rows(r, number), heads[r]) for r, m in modules.items()}, modules[Role.Q]
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        return tuple(next(iter(self.layers.values())).inlets)
+
+    @property
+    def latent(self) -> bool:
+        """True where keys and values come through a latent."""
+        return self._where.latent is not None
+
+    def _in_layer(self, number: int, name: str) -> Any | None:
+        return submodule(self.model.model, self._where.in_layer(number, name))
+
+    @property
+    def blocks(self) -> list[tuple[Any, list[Layer]]]:
+        """The blocks of the model, each with its layers that attend: none, one, or two (LongCat)."""
+        each = self._where.entry.sublayers
+        found = []
+        for start in range(0, self.weights.n_layers, each):
+            name = self._where.prefix + self._where.entry.layer.format(start // each)
+            inside = [self.layers[n] for n in range(start, start + each) if n in self.layers]
+            found.append((self._module(name.rstrip(".")), inside))
+        return found
+
+    def _module(self, name: str) -> Any:
+        try:
+            return self.model.model.get_submodule(name)
+        except AttributeError:
+            raise self.refusal(f"it has no module {name}, which its family has") from None
+
+    def _rows(self, role: Role, layer: int) -> torch.Tensor | None:
+        import torch
+
+        rows = self.weights.port_rows(role, layer).ravel()
+        return None if len(rows) == self._where.rows(role, layer) else torch.from_numpy(rows)
+
+    # -- recording -------------------------------------------------------------------------------------------
+
+    def record(self, ids: torch.Tensor) -> Recording:
+        """One clean run over token ids (T,)."""
+        import torch
+
+        length = len(ids)
+        with torch.inference_mode():
+            seen = self.run(ids[None])
+            if length not in self._shapes:  # what grows with the batch is seen by running two copies
+                twice = self.run(ids[None].repeat(2, 1))
+                self._shapes[length] = {
+                    n: growing(seen[n, "attention"][:2], twice[n, "attention"][:2]) for n in self.layers
+                }
+        return {n: self._layer_record(n, seen, self._shapes[length][n]) for n in self.layers}
+
+    def _layer_record(self, n: int, seen: Mapping[Any, Any], grows: list[int | None]) -> LayerRecord:
+        layer = self.layers[n]
+        args, kwargs, _ = seen[n, "attention"]
+        normed = first(seen[n, "reader"])
+        stream = first(seen[n, "norm"]) if layer.norm is not None else normed
+        z = first(seen[n, "output"])
+        z = z.reshape(z.shape[1], self.weights.n_heads, -1)
+        projected = {inlet.module: seen[n, receiver][2] for receiver, inlet in layer.inlets.items()}
+        inner = {receiver: inlet.scale(normed) for receiver, inlet in layer.inlets.items()}
+        return LayerRecord(args, kwargs, grows, stream, normed, projected, inner, z, self.output_scale(layer, seen))
+
+    def output_scale(self, layer: Layer, seen: Mapping[Any, Any]) -> torch.Tensor | None:
+        """What the norm behind attention multiplies each token by."""
+        if layer.output_norm is None:
+            return None
+        before = first(seen[layer.number, "output_norm"])[0].float()
+        return (before.square().mean(-1, keepdim=True) + epsilon(layer.output_norm)).rsqrt()
+
+    def run(self, ids: torch.Tensor) -> dict[Any, tuple[tuple[Any, ...], dict[str, Any], Any]]:
+        """Args, kwargs and output of the modules of interest in one run."""
+        seen: dict[Any, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
+
+        def keep(label: Any) -> Callable[..., None]:
+            copy = copied if isinstance(label[1], Receiver) else lambda out: out  # some models clip it in place
+            return lambda module, args, kwargs, out: seen.__setitem__(label, (args, kwargs, copy(out)))
+
+        handles = []
+        for n, layer in self.layers.items():
+            watched: dict[Any, Any] = {"attention": layer.attention, "reader": layer.reader, "output": layer.output}
+            watched |= {receiver: inlet.module for receiver, inlet in layer.inlets.items()}
+            watched |= {k: m for k, m in (("norm", layer.norm), ("output_norm", layer.output_norm)) if m is not None}
+            handles += [m.register_forward_hook(keep((n, k)), with_kwargs=True) for k, m in watched.items()]
+        for number, (block, _) in enumerate(self.blocks):
+            handles.append(block.register_forward_hook(keep((number, "block")), with_kwargs=True))
+        try:
+            self._call(ids)
+        finally:
+            for handle in handles:
+                handle.remove()
+        needed = ("attention", "output", *self.receivers)
+        absent = next(((n, k) for n in self.layers for k in needed if (n, k) not in seen), None)
+        if absent is not None:
+            raise self.refusal(f"layer {absent[0]} was not run through its {absent[1]} module")
+        return seen
+
+    def _call(self, ids: torch.Tensor) -> None:
+        model = self.model.model
+        known = inspect.signature(model.forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+        try:
+            model(input_ids=ids.to(model.device), output_attentions=True, return_dict=True, **options)
+        except (MemoryError, HeadspanError):
+            raise
+        except Exception as error:
+            raise HeadspanError(f"{self.model.reference} cannot be run: {reason(error)}") from error
+
+    # -- what heads write ------------------------------------------------------------------------------------
+
+    def written(self, layer: int, z: torch.Tensor, heads: slice | np.ndarray = slice(None)) -> torch.Tensor:
+        """What heads of a layer add to the stream, (heads, T, d), for z (T, all heads, m) times the token's scale."""
+        import torch
+
+        weight = self._output_weight(layer)[heads]
+        found = torch.einsum("thm,hdm->htd", z[:, heads].to(weight.dtype), weight)
+        return self.gained(self.layers[layer], found)
+
+    def _output_weight(self, layer: int) -> torch.Tensor:
+        """W_O of every head, (heads, d, m), a view of the module's own weight."""
+        weight = self.layers[layer].output.weight
+        weight = weight.T if self._where.entry.transposed else weight
+        return weight.reshape(weight.shape[0], self.weights.n_heads, -1).permute(1, 0, 2)
+
+    def gained(self, layer: Layer, written: torch.Tensor) -> torch.Tensor:
+        if layer.output_norm is not None:
+            written = written * gain(layer.output_norm, one_plus=self._where.entry.one_plus)
+        return written if layer.multiplier == 1.0 else written * layer.multiplier
+
+    def output_grams(self, layer: int) -> torch.Tensor:
+        """W_OᵀW_O of every head with the gains behind it, (heads, m, m): the norm of a write from z alone."""
+        weight = self._output_weight(layer).transpose(1, 2)  # (heads, m, d)
+        weight = self.gained(self.layers[layer], weight)
+        return widened(weight) @ widened(weight).transpose(1, 2)
+
+    # -- replaying -------------------------------------------------------------------------------------------
+
+    def read(self, layer: int, stream: torch.Tensor) -> torch.Tensor:
+        """What the ports of a layer read from a stream (n, T, d): the norm in front of attention, if there is one."""
+        norm = self.layers[layer].norm
+        return stream if norm is None else norm(stream)
+
+    def project(self, layer: int, receiver: Receiver, record: LayerRecord, read: torch.Tensor) -> torch.Tensor:
+        """What a port makes of what it reads, (n, T, heads of the port, m) for (n, T, d)."""
+        return self.layers[layer].inlets[receiver].project(read, record.inner[receiver])
+
+    def replay(
+        self,
+        layer: int,
+        record: LayerRecord,
+        receiver: Receiver | None = None,
+        projected: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention (n, heads, T, T) and z (n, T, heads, m) with one port giving ``projected`` (n, T, heads, m)."""
+        from torch.utils import _pytree as pytree
+
+        modules = self.layers[layer]
+        n = 1 if projected is None else len(projected)
+        # Copies: some models clip what a projection gave in place.
+        outputs = {module: out.repeat(n, *[1] * (out.ndim - 1)) for module, out in record.projected.items()}
+        if receiver is not None and projected is not None:
+            inlet = modules.inlets[receiver]
+            outputs[inlet.module] = mixed(outputs[inlet.module], projected.flatten(2), inlet.rows)
+        leaves, tree = pytree.tree_flatten((record.args, record.kwargs))
+        leaves = [batched(leaf, dim, n) for leaf, dim in zip(leaves, record.grows, strict=True)]
+        args, kwargs = pytree.tree_unflatten(leaves, tree)
+        caught: list[torch.Tensor] = []
+
+        def catch(z: torch.Tensor) -> torch.Tensor:
+            caught.append(z)
+            return z.new_zeros(()).expand(*z.shape[:-1], self.weights.d_model)
+
+        with ExitStack() as stack:
+            for module, value in outputs.items():
+                stack.enter_context(standing_in(module, lambda *a, value=value, **k: value))
+            stack.enter_context(standing_in(modules.output, catch))
+            out = modules.attention(*args, **kwargs)
+        out = out if isinstance(out, tuple) else (out,)
+        z = caught[0] if caught else out[0]
+        length = record.z.shape[0]
+        shape = (n, self.weights.n_heads, length, length)
+        patterns = [x for x in out if getattr(x, "shape", None) == shape]
+        if not patterns:
+            raise self.refusal("its attention modules do not return the attention weights")
+        return widened(patterns[-1]), widened(z).reshape(n, length, self.weights.n_heads, -1)
+
+    def check(self, ids: torch.Tensor) -> None:
+        """Refuse a model whose direct edges are not what is said above; sets what attention is multiplied by."""
+        check_direct_edges(self, ids)

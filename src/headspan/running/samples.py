@@ -1,0 +1,130 @@
+"""Token sequences to run a model on, and the places in them where the four habits of heads show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headspan.running.opening import RunningModel
+from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_TOKENS = 10**8  # random tokens of one measurement: beyond it nothing gets more exact
+TEXT_WINDOW = 512  # tokens of a text looked at together, if the model takes as many
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids, and for each kind the (query, key) places that count and how many queries they belong to."""
+
+    ids: np.ndarray
+    places: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    counts: Mapping[str, int]
+
+    def behind(self, start: int | None) -> Sample:
+        """The same with a beginning-of-sequence token in front, which is no query of any kind; unchanged for None."""
+        if start is None:
+            return self
+        places = {kind: (queries + 1, keys + 1) for kind, (queries, keys) in self.places.items()}
+        return Sample(np.concatenate([[start], self.ids]), places, self.counts)
+
+
+def random_samples(
+    model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int, start: int | None = None
+) -> list[Sample]:
+    """Random tokens from the pool, said twice, behind the token ``start`` if there is one."""
+    if sequences < 1 or length < 2:
+        raise HeadspanError(f"{sequences} sequences of {length} tokens cannot be measured: give at least 1 of 2 tokens")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise HeadspanError(f"a seed is a whole number of 0 or more, not {seed!r}")
+    if sequences * length > MOST_TOKENS:
+        raise HeadspanError(
+            f"{sequences} sequences of {length} tokens are more than {MOST_TOKENS:,} tokens: ask for fewer"
+        )
+    room = None if model.context is None else model.context - (start is not None)
+    if room is not None and 2 * length > room:
+        raise HeadspanError(
+            f"{model.reference} takes {room} tokens at most, {length} tokens said twice are {2 * length}: "
+            f"choose a length of {room // 2} or less"
+        )
+    drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
+    offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
+    places, counts = {}, {}
+    for kind, offset in offsets.items():
+        queries = np.arange(offset, 2 * length)
+        places[kind], counts[kind] = (queries, queries - offset), len(queries)
+    return [Sample(np.concatenate([ids, ids]), places, counts).behind(start) for ids in drawn]
+
+
+def token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
+    """The ids to draw from: 0…limit, or all ordinary tokens of a vocabulary that is smaller."""
+    if model.vocab_size > limit:
+        return np.arange(limit + 1)
+    special = model.special_ids if special_ids is None else special_ids
+    pool = np.setdiff1d(np.arange(model.vocab_size), np.array(sorted(special), dtype=int))
+    if len(pool) < 2:
+        raise HeadspanError(f"{model.reference} has {len(pool)} ordinary tokens: too few to draw random sequences from")
+    notes.append(
+        f"the vocabulary has fewer than {limit + 1:,} tokens: drawn from its {len(pool):,} tokens that are not special"
+    )
+    return pool
+
+
+def text_samples(model: RunningModel, texts: Sequence[str], notes: list[str], start: int | None = None) -> list[Sample]:
+    """Texts as windows of tokens that the model can take at once, each behind the token ``start`` if there is one."""
+    window = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
+    windows: list[list[int]] = []
+    for text in texts:
+        ids = model.encode(text)
+        windows += [ids[first : first + window] for first in range(0, len(ids), window)]
+        if len(ids) > window:
+            notes.append(f"a text of {len(ids):,} tokens is looked at in windows of {window}")
+    samples = [text_sample(np.array(ids)).behind(start) for ids in windows if len(ids) > 1]
+    if not samples:
+        raise HeadspanError("the text has fewer than two tokens: there is nothing to measure")
+    return samples
+
+
+def equal_windows(texts: Sequence[Sequence[int]], longest: int) -> list[np.ndarray]:
+    """Texts as windows of at most ``longest`` tokens, cut so that at least two have the full length.
+
+    Resampling takes what a head wrote at the same place of another sequence, so the longest needs a companion.
+
+    >>> [len(w) for w in equal_windows([range(11), range(4)], 8)]
+    [5, 5, 4]
+    """
+    lengths = sorted((len(ids) for ids in texts), reverse=True)
+    halves = max((n // 2 for n in lengths), default=0)
+    window = min(longest, max(halves, lengths[1] if len(lengths) > 1 else 0))
+    if window < 2:
+        raise HeadspanError("the text is too short: two windows of at least two tokens are needed")
+    cut = [np.array(ids[first : first + window]) for ids in texts for first in range(0, len(ids), window)]
+    return [ids for ids in cut if len(ids) > 1]
+
+
+def text_sample(ids: np.ndarray) -> Sample:
+    """Where the four habits show in one text."""
+    n = len(ids)
+    here = np.arange(n)
+    earlier = (ids[:, None] == ids[None, :]) & (here[None, :] < here[:, None])
+    after = np.zeros_like(earlier)
+    after[:, 1:] = earlier[:, :-1]
+    after &= here[None, :] < here[:, None]
+    places = {
+        "identity": (here, here),
+        "previous_token": (here[1:], here[:-1]),
+        "duplicate_token": np.nonzero(earlier),
+        "induction": np.nonzero(after),
+    }
+    return Sample(ids, places, {kind: len(np.unique(queries)) for kind, (queries, _) in places.items()})
+
+
+def stack(group: list[Sample]) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(np.stack([sample.ids for sample in group]).astype(np.int64))

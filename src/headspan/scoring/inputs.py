@@ -1,0 +1,63 @@
+"""What a caller may give to an analysis: the thing itself, or the word that a command would take for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from headspan.results.scores import Scores
+from headspan.vocabulary.heads import Pairing
+
+if TYPE_CHECKING:
+    from headspan.models.weights import AttentionWeights
+    from headspan.system.progress import Update
+
+ScoresLike = Any  # Scores, the path of a result, or anything that `headspan.open` takes
+WeightsLike = Any  # AttentionWeights, or anything that `headspan.open` takes
+
+
+def given_scores(
+    scores: ScoresLike,
+    metrics: str | Iterable[str] = ("pk", "cs"),
+    pairings: str | Iterable[str | Pairing] = "all",
+    progress: Update | None = None,
+    *,
+    whole: str | None = None,
+) -> Scores:
+    """Scores as they are, those of a result file, or those of a model that is scored on the spot.
+
+    whole: what needs every pair, so that a screened result is refused.
+
+    >>> given_scores("demo", "pk", "OK").metrics
+    ('pk',)
+    """
+    found = _scores(scores, metrics, pairings, progress)
+    if whole is not None:
+        found.check_all_pairs(whole)
+    return found
+
+
+def _scores(
+    scores: ScoresLike, metrics: str | Iterable[str], pairings: str | Iterable[str | Pairing], progress: Update | None
+) -> Scores:
+    if isinstance(scores, Scores):
+        return scores
+    from headspan.models.opening import open
+    from headspan.results.scores import is_result
+    from headspan.scoring.run import score
+
+    if isinstance(scores, (str, os.PathLike)) and is_result(scores):
+        return Scores.load(scores)
+    weights = open(scores)
+    chosen = pairings if isinstance(pairings, str) else list(pairings)
+    return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
+
+
+def given_weights(weights: WeightsLike, fold: bool = False, download: bool = False) -> AttentionWeights:
+    """Weights as they are, or those of a model reference; ``download`` brings whole files from the hub."""
+    from headspan.models.folding import fold as folded
+    from headspan.models.opening import open
+
+    opened = open(weights, download=download)
+    return folded(opened) if fold else opened

@@ -1,0 +1,46 @@
+"""The model that a result came from: opened as it was scored, and refused if it is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headspan.models.folding import fold
+from headspan.models.opening import open
+from headspan.models.weights import AttentionWeights
+from headspan.results.identity import same_model
+from headspan.results.scores import Scores
+from headspan.scoring.inputs import WeightsLike
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.ports import shape_text
+
+
+def weights_of(
+    scores: Scores, reference: WeightsLike, say: Callable[[str], None] = lambda sentence: None
+) -> AttentionWeights:
+    """The weights a result was made from, folded if the result is; any others are refused."""
+    weights = open(reference)
+    if scores.provenance.get("folding", "none") != "none" and weights.folding == "none":
+        weights = fold(weights)
+    if doubt := check_same_model(scores, weights):
+        say(doubt)
+    return weights
+
+
+def check_same_model(scores: Scores, weights: AttentionWeights) -> str | None:
+    """Refuse weights that are not those of the result: pictures and pages would mix two models.
+
+    A sentence where nobody can tell, as with results of version 0.1.
+    """
+    if not weights.ports.same_heads(scores.ports) or weights.d_model != scores.d_model:
+        raise HeadspanError(
+            f"{weights.reference} is not the model of this result: it has "
+            f"{shape_text(weights.ports, weights.d_model)}, and the result was made from "
+            f"{scores.provenance.get('reference', 'arrays')} with {shape_text(scores.ports, scores.d_model)}"
+        )
+    made = scores.provenance.get("folding", "none")
+    if made != weights.folding:
+        raise HeadspanError(
+            f"{weights.reference} is not the model of this result: it was made from another folding ({made}, these "
+            f"weights have {weights.folding}); give the weights it was made from, or score these"
+        )
+    return same_model(scores.provenance, weights.provenance, "the result", "these weights")

@@ -1,0 +1,41 @@
+"""The scores of one tile: factors, contraction, final map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from headspan.models.weights import AttentionWeights
+from headspan.scoring.assembly import pair_name, rank_name
+from headspan.scoring.contraction import contract
+from headspan.scoring.factors import FactorStore
+from headspan.scoring.plan import Plan, Tile
+from headspan.subspaces.metrics import METRICS
+
+
+def compute_tile(
+    weights: AttentionWeights,
+    plan: Plan,
+    tile: Tile,
+    device: str = "cpu",
+    tick: Callable[[float], None] = lambda share: None,
+    store: FactorStore | None = None,
+) -> dict[str, np.ndarray]:
+    """Scores of one tile by pair of panels ("Q0-K1": role and block of both sides), and subspace ranks ("rank-Q0")."""
+    store = store or FactorStore(weights, plan)
+    factors, jobs, metric = store.of(tile), plan.jobs(tile), METRICS[tile.metric]
+    if metric.all_pairs is None:
+        route = plan.routes[tile.metric]
+        rooted = metric.finish is np.sqrt
+        kernels = contract(
+            factors, jobs, route=route, work_bytes=plan.work_bytes, device=device, rooted=rooted, tick=tick
+        )
+        values = [metric.finish(kernel) for kernel in kernels]
+    else:
+        values = []
+        for job in jobs:
+            values.append(metric.all_pairs(factors[job.first], factors[job.second], job.needed))  # type: ignore[index]
+            tick(1 / len(jobs))
+    arrays = {pair_name(*pair): value for pair, value in zip(tile.pairs, values, strict=True)}
+    return arrays | {rank_name(panel): store.ranks(panel, tile.metric) for panel in tile.panels}

@@ -1,0 +1,1 @@
+"""Chance, significance, hubs and areas under curves."""

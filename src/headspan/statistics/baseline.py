@@ -1,0 +1,212 @@
+"""Are the Projection Kernels of a model larger than chance? One line per pairing, and the paper's KL divergence.
+
+The three nulls are those of :mod:`headspan.statistics.significance`, which has the numbers of single pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headspan.results.choices import given_pairings
+from headspan.results.scores import Scores
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.statistics.dimension import dimension_at
+from headspan.statistics.significance import DISCOVERY_RATE, Significance, agreement, has_reverse, significance
+from headspan.statistics.within_layers import DIRECTED
+from headspan.subspaces.random_subspaces import moments, random_quantile
+from headspan.system.arguments import checked
+from headspan.system.progress import Update
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import PAIRINGS, Pairing
+
+_LEAST_SEEN = 0.5  # of the random mass, for a KL to be shown
+
+
+class Divergence(NamedTuple):
+    """KL(random ‖ observed), and how much of the random mass lies in the bins that it is summed over."""
+
+    kl: float
+    seen: float
+
+    @property
+    def shown(self) -> float:
+        """The KL, or NaN where most of the random mass was left out: it would be small, or 0, far from chance."""
+        return self.kl if self.seen >= _LEAST_SEEN else float("nan")
+
+
+@checked
+def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
+    """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
+
+    Bins empty on either side are left out, as in the paper, so a small value does not mean that the two agree: with
+    few pairs it can be 0 for the pairing farthest from chance. ``summarise`` has distances that cannot mislead so.
+    Where subspace dimensions differ between heads, the random mass is the average over the pairs.
+    """
+    return divergence(scores, pairing).kl
+
+
+def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
+    """The KL of ``kl_divergence`` with what it rests on."""
+    from scipy.special import ndtr
+
+    matrix = scores["pk", pairing].forward()
+    rows, columns, values = matrix.pairs()
+    if not len(values):
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs: KL needs heads in at least two layers")
+    ranks, ranks2 = scores.ranks(matrix.pairing.source)[rows], scores.ranks(matrix.pairing.target)[columns]
+    d = dimension_at(scores, matrix.pairing, rows, columns)
+    (d, ranks, ranks2), counts = np.unique(np.stack([d, ranks, ranks2]), axis=1, return_counts=True)
+    edges = np.linspace(0, np.minimum(ranks, ranks2).max(), 256)
+    mean, variance = moments(d, ranks, ranks2)
+    if np.any(variance == 0):
+        raise HeadspanError(
+            f"{matrix.pairing} has subspaces that are empty or fill the whole space, where PK cannot vary: no KL"
+        )
+    cumulative = ndtr((edges[:, None] - mean) / np.sqrt(variance)) @ (counts / counts.sum())
+    expected = np.diff(cumulative)
+    observed = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values)
+    both = (expected > 0) & (observed > 0)
+    kl = float(np.sum(expected[both] * np.log(expected[both] / observed[both])))
+    return Divergence(kl, float(expected[both].sum()))
+
+
+class PairingSummary(NamedTuple):
+    """One pairing against all nulls; what rests on reversed pairs is None where there are none.
+
+    shift: mean distance of a pair from the random mean of its dimensions, in random standard deviations.
+    above: share of pairs above the 99.9 % point of random subspaces; by chance 0.001.
+    within_significant: pairs that stand out among the heads of their two layers, None where layers have too few heads.
+    both_significant: pairs above the reversed ones that also stand out among the heads of their two layers.
+    direction_p: chance of forward layer means so far above the reversed ones, None with too few layers to tell.
+    kl: the paper's divergence, NaN unless asked for and where it leaves out most of the random mass.
+    """
+
+    pairing: Pairing
+    pairs: int
+    mean: float
+    sd: float
+    random_mean: float
+    random_sd: float
+    shift: float
+    above: float
+    random_significant: int
+    reversed_significant: int | None
+    within_significant: int | None = None
+    both_significant: int | None = None
+    direction_p: float | None = None
+    kl: float = float("nan")
+
+    @property
+    def directed(self) -> bool:
+        """Whether whole layers score more forwards than reversed, so that the reversed null promises too much."""
+        return self.direction_p is not None and self.direction_p <= DIRECTED
+
+
+def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> list[PairingSummary]:
+    """One line per pairing with PK scores: observed and random moments over forward pairs, discoveries at q.
+
+    ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
+    Pairings of nodes come last; no line of heads depends on them.
+    """
+    scores.check_all_pairs("a comparison with chance")
+    nodes = [pairing for pairing in given_pairings("all", scores, "pk") if pairing.of_nodes]
+    found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if ("pk", pairing) in scores]
+    if not found:
+        raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
+    return found
+
+
+def summary_of(
+    scores: Scores,
+    pairing: Pairing,
+    q: float = DISCOVERY_RATE,
+    kl: bool = False,
+    *,
+    random_null: Significance | None = None,
+    reversed_null: Significance | None = None,
+) -> PairingSummary:
+    """One line of ``summarise``; whoever has tested the pairing against a null already gives what was found."""
+    rows, columns, values = scores["pk", pairing].forward().pairs()
+    if not len(values):
+        raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
+    values = values.astype(np.float64)
+    ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
+    d = dimension_at(scores, pairing, rows, columns)
+    random = moments(d, ranks, ranks2)
+    against_random = random_null or significance(scores, pairing)
+    # PK that cannot vary is computed with rounding: it must not count as above its own value.
+    above = (values > random_quantile(d, ranks, ranks2)) & (random.variance > 0)
+    if reversed_null is None and has_reverse(scores, "pk", pairing):
+        reversed_null = significance(scores, pairing, null="reversed")
+    return PairingSummary(
+        pairing,
+        len(values),
+        float(values.mean()),
+        float(values.std()),
+        float(random.mean.mean()),
+        float(np.sqrt(random.variance.mean() + random.mean.var())),
+        float(against_random.z[rows, columns].mean()),
+        float(above.mean()),
+        int(np.count_nonzero(against_random.q[rows, columns] <= q)),
+        *_against_controls(reversed_null, q),
+        divergence(scores, pairing).shown if kl else float("nan"),
+    )
+
+
+def _against_controls(
+    reversed_null: Significance | None, q: float
+) -> tuple[int | None, int | None, int | None, float | None]:
+    """What the reversed pairs say: reversed_significant, within_significant, both_significant and direction_p."""
+    if reversed_null is None or reversed_null.q_within is None or reversed_null.direction is None:
+        return None, None, None, None
+    shared, p = reversed_null.shared(q), reversed_null.direction.forward
+    with np.errstate(invalid="ignore"):
+        within = None if shared is None else int(np.count_nonzero(reversed_null.q_within <= q))
+    return reversed_null.count(q), within, shared, None if np.isnan(p) else p
+
+
+def remarks(summaries: list[PairingSummary]) -> list[str]:
+    """Where the reversed null and the null within layers disagree, and where the reversed one cannot be trusted."""
+    found = [
+        agreement(line.pairing, line.reversed_significant, line.both_significant)
+        for line in summaries
+        if line.reversed_significant and line.both_significant != line.reversed_significant
+    ]
+    directed = [str(line.pairing) for line in summaries if line.directed]
+    if directed:
+        found.append(
+            f"whole layers score more forwards than reversed in {', '.join(directed)}: there, pairs may stand above "
+            "the reversed ones without being wired"
+        )
+    return found
+
+
+class Baseline(Tabular, list[PairingSummary]):
+    """One line per pairing against chance."""
+
+    with_kl = False
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per pairing; without ``kl`` where it was not asked for."""
+        records = [line._asdict() | {"pairing": str(line.pairing)} for line in self]
+        return records if self.with_kl else [{n: v for n, v in record.items() if n != "kl"} for record in records]
+
+    def _headline(self) -> str:
+        return f"pk of forward pairs against chance, {len(self)} pairings"
+
+
+@checked
+def baseline(
+    scores: ScoresLike, q: float = DISCOVERY_RATE, kl: bool = False, progress: Update | None = None
+) -> Baseline:
+    """How far are Projection Kernels from chance? One line per pairing, as `summarise` makes them.
+
+    >>> str(baseline("demo")[0].pairing)
+    'QQ'
+    """
+    found = Baseline(summarise(given_scores(scores, ["pk"], "all", progress), q, kl))
+    found.with_kl = kl
+    return found

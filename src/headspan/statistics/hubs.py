@@ -1,0 +1,195 @@
+"""Hub heads: targets that many sources prefer (inlets) and sources that many targets prefer (outlets)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from headspan.results.choices import given_pairings
+from headspan.results.matrix import ScoreMatrix
+from headspan.results.scores import Scores
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.system.arguments import checked
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Pairing, Port, parse_pairings
+from headspan.vocabulary.ports import PortTable
+
+
+class HubHead(NamedTuple):
+    """One line of a hub list."""
+
+    rank: int
+    head: Any  # a Head, or a Node
+    score: float
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class HubScores(Tabular):
+    """One number per head; NaN for heads that no other head could choose (the first layer has no inlets).
+
+    kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
+    """
+
+    kind: str
+    corrected: bool
+    metric: str
+    pairing: Pairing
+    heads: tuple[Any, ...]
+    values: np.ndarray
+    ports: PortTable | None = None  # knows which query heads a shared head serves
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per head with a value, best first: kind, pairing, rank, head, score (and whom it serves)."""
+        about = {"kind": self.kind, "pairing": str(self.pairing)}
+        return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
+
+    def named(self, head: Port) -> dict[str, str]:
+        """A head's name, and under GQA the query heads that a shared one serves."""
+        if self.ports is None or not self.ports.shared:
+            return {"head": str(head)}
+        return {"head": str(head), "serves": ";".join(map(str, self.ports.group_of(str(head)))) if head.kv else ""}
+
+    def _headline(self) -> str:
+        what = "z-scores" if self.corrected else f"sums of {self.metric}"
+        return f"{self.kind} heads of {self.pairing}, {what}"
+
+    @checked
+    def top(self, k: int = 10) -> list[HubHead]:
+        """The k heads with the largest values; equal values share a rank and come in head order.
+
+        Heads without a value are left out.
+        """
+        if k < 0:
+            raise HeadspanError(f"cannot list {k} heads: give a number of 0 or more")
+        return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
+
+    @checked
+    def of(self, head: Port | str) -> float:
+        return float(self.values[self._find(head)])
+
+    @checked
+    def rank_of(self, head: Port | str) -> int:
+        """The place of a head in the list, 1 for the strongest hub; equal values (as 0, for many) share one."""
+        index = self._find(head)
+        if np.isnan(self.values[index]):
+            raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
+        return self._rank(index)
+
+    def _rank(self, index: int) -> int:
+        """One more than there are larger values."""
+        return int(np.count_nonzero(self.values > self.values[index])) + 1
+
+    def _order(self) -> np.ndarray:
+        present = np.flatnonzero(~np.isnan(self.values))
+        return present[np.argsort(-self.values[present], kind="stable")]
+
+    def _find(self, head: Port | str) -> int:
+        role = self.pairing.target if self.kind == "inlet" else self.pairing.source
+        return (self.ports or PortTable({role: self.heads})).find(head, role)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Hubs(Tabular):
+    """Inlet and outlet scores of one pairing, as published and corrected for the number of candidates."""
+
+    inlet: HubScores
+    outlet: HubScores
+    inlet_corrected: HubScores
+    outlet_corrected: HubScores
+
+    @checked
+    def rows(self, k: int | None = None, corrected: bool = False) -> list[dict[str, Any]]:
+        """One record per inlet, then per outlet: kind, pairing, rank, head, score, corrected; k of each, best first."""
+        rows: list[dict[str, Any]] = []
+        for raw, z in ((self.inlet, self.inlet_corrected), (self.outlet, self.outlet_corrected)):
+            for rank, head, _ in (z if corrected else raw).top(len(raw.heads) if k is None else k):
+                about = {"kind": raw.kind, "pairing": str(raw.pairing), "rank": rank, **raw.named(head)}
+                rows.append(about | {"score": raw.of(head), "corrected": z.of(head)})
+        return rows
+
+    def _headline(self) -> str:
+        return f"inlet and outlet heads of {self.inlet.pairing} by {self.inlet.metric}"
+
+
+class HubLists(Tabular, dict[str, Hubs]):
+    """Hubs of several pairings: ``lists["OK"].outlet``."""
+
+    def rows(self, k: int | None = None, corrected: bool = False) -> list[dict[str, Any]]:
+        """The records of all pairings, one pairing after the other."""
+        return [row for found in self.values() for row in found.rows(k, corrected)]
+
+    def _headline(self) -> str:
+        return f"inlet and outlet heads of {', '.join(self)}"
+
+
+@overload
+def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = "pk") -> Hubs: ...
+@overload
+def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = "pk") -> HubLists: ...
+@overload
+def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = "pk") -> Any: ...
+@checked
+def hubs(
+    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = "pk"
+) -> Hubs | HubLists:
+    """Inlet and outlet scores over the forward pairs of a pairing; of several pairings (a list, "flow") by pairing.
+
+    inlet(h) adds up the scores of those sources whose best later target is h; outlet(h) those of the targets whose
+    best earlier source is h. Where several are equally best, each gets the score.
+
+    The corrected values are z-scores under "every chooser picks one of its candidates by lot": the sum that h got,
+    minus what it would get on average, over the standard deviation. A sum grows with the number of choosers and
+    with how few rivals h has, and so depends on the layer; this does not. Dividing by the number of choosers
+    instead would keep the second bias and let single choices decide in layers with few choosers.
+
+    >>> hubs("demo", "OK").outlet.top(1)[0].head, list(hubs("demo", ["OQ", "OK"]))
+    (Head(layer=0, index=3, kind='H'), ['OQ', 'OK'])
+    """
+    one = isinstance(pairing, Pairing) or (isinstance(pairing, str) and len(pairing.strip()) == 2)
+    chosen = parse_pairings(pairing)
+    scores = given_scores(scores, [metric], chosen, whole="finding hubs")
+    if one:
+        return _hubs(scores, chosen[0], metric)
+    return HubLists({str(p): _hubs(scores, p, metric) for p in given_pairings(pairing, scores, metric)})
+
+
+def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:
+    matrix = scores[metric, pairing].forward()
+    if not len(matrix.pairs()[2]):
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs: hubs need heads in at least two layers")
+    inlet, inlet_z = _chosen(matrix.values)
+    outlet, outlet_z = _chosen(matrix.values.T)
+    return Hubs(
+        _scores_of("inlet", False, matrix, inlet),
+        _scores_of("outlet", False, matrix, outlet),
+        _scores_of("inlet", True, matrix, inlet_z),
+        _scores_of("outlet", True, matrix, outlet_z),
+    )
+
+
+def _scores_of(kind: str, corrected: bool, matrix: ScoreMatrix, values: np.ndarray) -> HubScores:
+    heads = matrix.targets if kind == "inlet" else matrix.sources
+    return HubScores(kind, corrected, matrix.metric, matrix.pairing, heads, values, matrix.ports)
+
+
+def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and z-score per column of what the rows give to their best column; (choosers, candidates) in."""
+    values = np.asarray(values, dtype=np.float64)
+    candidate = ~np.isnan(values)
+    choosers = candidate.any(axis=1)
+    values, candidate = values[choosers], candidate[choosers]
+    best = np.nanmax(values, axis=1, keepdims=True)
+    total = np.where(candidate & (values == best), values, 0.0).sum(axis=0)
+
+    chance = candidate / candidate.sum(axis=1, keepdims=True)
+    expected = (best * chance).sum(axis=0)
+    variance = (best**2 * chance * (1 - chance)).sum(axis=0)
+    total[~candidate.any(axis=0)] = np.nan
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A head that is the only candidate of all its choosers gets everything whatever happens: no z-score.
+        z = np.where(variance > 0, (total - expected) / np.sqrt(variance), np.nan)
+    return total, z

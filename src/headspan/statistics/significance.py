@@ -1,0 +1,350 @@
+"""Which pairs score more than chance? z, p and q of each, against random subspaces and against impossible pairs.
+
+Three nulls, for three questions:
+
+``random``
+    Both subspaces are uniform and independent, in d dimensions, or in d − 1 where folding has centred both. Moments are
+    exact and p-values come from a beta distribution with the exact first three, which is the law itself for single
+    directions. Trained weights are never like this (all heads share a few directions), so nearly every pair looks
+    significant.
+``reversed``
+    A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
+    the same shared directions and the same distances between layers, but no information can flow along them.
+    The p-value of a forward pair is its rank among them, and beyond the largest 5 % of them the tail of a generalised
+    Pareto distribution where one fits. If whole layers score more forwards than backwards, so do their pairs: the
+    note says whether they do.
+``within``
+    Does this pair stand out among the heads of its own two layers? What the two layers, the source and the target
+    have in common with others is taken away first (:mod:`headspan.statistics.within_layers`), from forward and
+    reversed pairs alike, and the residual of a forward pair is ranked among those of the reversed ones. A trend of
+    whole layers drops out, so this is evidence about two heads.
+
+See docs/statistics.md for assumptions and calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headspan.results.matrix import ScoreMatrix
+from headspan.results.scores import Scores
+from headspan.results.tabular import Tabular
+from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.statistics.dimension import pair_dimension
+from headspan.statistics.tails import Tail, fit_tail, p_among
+from headspan.statistics.within_layers import Direction, direction_of, residual_z
+from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
+from headspan.system.arguments import checked
+from headspan.system.ordering import descending
+from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Pairing, layers_of, pair_mask
+
+Null = Literal["random", "reversed", "within"]
+
+_ROUNDING = 1e-6
+DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Significance(Tabular):
+    """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
+
+    z: distance from the null mean in null standard deviations; under ``within`` that of the residual.
+    p: chance of a score at least this large under the null (one-sided).
+    q: Benjamini–Hochberg adjusted p over the pairs of this pairing.
+    tail: the fit that gave the smallest p-values of a control group, None where they were counted.
+    note: where the p-values of a control group come from, and whether its assumption holds.
+    q_within: with the reversed null, the q of every pair under ``within``.
+    direction: with the reversed null, the test of its assumption on whole layers.
+    """
+
+    null: Null
+    matrix: ScoreMatrix
+    z: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    tail: Tail | None = None
+    note: str = ""
+    q_within: np.ndarray | None = None
+    direction: Direction | None = None
+
+    @checked
+    def rows(self, k: int | None = None) -> list[dict[str, Any]]:
+        """One record per pair, largest score first: pairing, rank, source, target, score, z, p, q; the first k.
+
+        With the reversed null also q_within.
+        """
+        matrix = self.matrix
+        names = ("z", "p", "q") if self.q_within is None else ("z", "p", "q", "q_within")
+        rows, columns, values = matrix.pairs()
+        order = descending(values)[:k]
+        return [
+            {
+                "pairing": str(matrix.pairing),
+                "rank": rank,
+                "source": str(matrix.sources[i]),
+                "target": str(matrix.targets[j]),
+                "score": float(matrix.values[i, j]),
+                **{name: float(getattr(self, name)[i, j]) for name in names},
+            }
+            for rank, (i, j) in enumerate(zip(rows[order], columns[order], strict=True), start=1)
+        ]
+
+    def _headline(self) -> str:
+        return f"{self.matrix.metric} {self.matrix.pairing} against the {self.null} null"
+
+    @checked
+    def count(self, q: float = DISCOVERY_RATE) -> int:
+        """How many pairs are significant at a false-discovery rate of q."""
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero(self.q <= q))
+
+    @property
+    def smallest_q(self) -> float:
+        """The least false-discovery rate at which a pair is significant; NaN without pairs."""
+        present = self.q[~np.isnan(self.q)]
+        return float(present.min()) if present.size else float("nan")
+
+    @checked
+    def nothing(self, q: float) -> str:
+        """The sentence for a choice of q that leaves no pair: what would not be empty."""
+        pairing, least = self.matrix.pairing, self.smallest_q
+        if np.isnan(least):
+            return f"{pairing} has no {'forward pairs' if not len(self.matrix.pairs()[2]) else _NO_EVIDENCE}"
+        return (
+            f"no {pairing} pair has q ≤ {q:g} against the {self.null} null; the smallest q is {least:.3g}, which "
+            f"{_pairs(self.count(least))}"
+        )
+
+    @checked
+    def shared(self, q: float = DISCOVERY_RATE) -> int | None:
+        """How many of the pairs above the reversed ones also stand out within their two layers; None if untestable."""
+        if self.q_within is None or np.isnan(self.q_within).all():
+            return None
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero((self.q <= q) & (self.q_within <= q)))
+
+    @checked
+    def agreement(self, q: float = DISCOVERY_RATE) -> str:
+        """How far the reversed null and the null within layers agree, as a sentence; empty for the other nulls."""
+        if self.q_within is None:
+            return ""
+        return agreement(self.matrix.pairing, self.count(q), self.shared(q))
+
+
+_NO_EVIDENCE = "head-specific evidence, because a layer has too few heads to compare"
+
+
+def agreement(pairing: Pairing, above: int, shared: int | None) -> str:
+    """The sentence of ``Significance.agreement`` from its counts."""
+    start = f"{pairing}: {_pairs(above, 'stands', 'stand')} above the reversed pairs"
+    if shared is None:
+        return f"{start}; there is no {_NO_EVIDENCE}"
+    if not above:
+        return start
+    found = (
+        "none of them stands"
+        if not shared
+        else "it also stands"
+        if above == 1
+        else (f"{shared:,} of them also {'stands' if shared == 1 else 'stand'}")
+    )
+    return f"{start}; {found} out among the heads of the same two layers"
+
+
+def _pairs(count: int, one: str = "has", more: str = "have") -> str:
+    return f"{count:,} pairs {more}" if count > 1 else f"{'one' if count else 'no'} pair {one}"
+
+
+@checked
+def significance(
+    scores: ScoresLike,
+    pairing: str | Pairing,
+    *,
+    null: Null = "random",
+    metric: str = "pk",
+    approximation: Approximation = "tight",
+) -> Significance:
+    """z, p and q for the pairs of one pairing under one of the three nulls.
+
+    ``random`` is for ``pk`` only, over the paper's pair set; its p-values come from the beta distribution of
+    `random_law`. With the approximation ``loose`` they are the tail of a normal distribution with the loose variance,
+    which is there for comparison. ``reversed`` and ``within`` take any similarity and need the scores of the reversed
+    pairing (KO for OK) too; the four same-type pairings have no reverse. Under ``within`` pairs have NaN where a layer
+    has too few heads to compare.
+    """
+    if not isinstance(scores, Scores):
+        one = Pairing.parse(pairing)
+        scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
+    scores.check_all_pairs("a false-discovery rate")
+    matrix = scores[metric, pairing]
+    if null != "random":
+        return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
+    if metric != "pk":
+        raise HeadspanError(f"the random null is known for pk only, not for {metric}: choose the reversed null")
+    return _against_random(matrix, scores, approximation)
+
+
+def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approximation) -> Significance:
+    matrix = _compared(matrix)
+    chances = list(_chances(scores, matrix, approximation))
+    z = _random_z(matrix, chances)
+    p = np.full(z.shape, np.nan)
+    for part, random, law in chances:
+        tail = law.upper_tail(matrix.values[part]) if approximation == "tight" else p_values(z[part])
+        # PK that cannot vary always reaches its mean.
+        p[part] = np.where((random.variance > 0) | np.isnan(tail), tail, 1.0)
+    return Significance("random", matrix, z, p, benjamini_hochberg(p))
+
+
+def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
+    """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
+    matrix = _compared(scores["pk", pairing])
+    return _random_z(matrix, _chances(scores, matrix, approximation))
+
+
+def _compared(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Only the pairs of the paper's pair set."""
+    mask = pair_mask(matrix.pairing, matrix.sources, matrix.targets, "default")
+    return replace(matrix, values=np.where(mask, matrix.values, np.nan).astype(matrix.values.dtype))
+
+
+_Chance: TypeAlias = "tuple[tuple[Any, ...], Moments, RandomLaw]"
+
+
+def _random_z(matrix: ScoreMatrix, chances: Iterable[_Chance]) -> np.ndarray:
+    z = np.full(matrix.values.shape, np.nan)
+    for part, random, _ in chances:
+        values = matrix.values[part]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z[part] = np.where((random.variance > 0) | np.isnan(values), (values - random.mean) / random.sd, 0.0)
+    return z
+
+
+def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) -> Iterator[_Chance]:
+    """Parts of a matrix with moments and law of PK by chance: the whole, then pairs in one latent, which replace them.
+
+    Heads of one layer under latent attention have a mean and a spread of their own, and no more is known of them.
+    """
+    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
+    dimensions = pair_dimension(scores, matrix.pairing), ranks[:, None], ranks2[None, :]
+    yield (slice(None), slice(None)), moments(*dimensions, approximation), random_law(*dimensions)
+    ranks, ranks2 = (scores.ranks(role) for role in matrix.pairing)
+    sources, targets = layers_of(matrix.sources), layers_of(matrix.targets)
+    latent = [np.array([head.kind != "KR" for head in heads]) for heads in (matrix.sources, matrix.targets)]
+    for layer, (mean, sd) in _inside_latents(scores, matrix).items():
+        part = np.ix_((sources == layer) & latent[0], (targets == layer) & latent[1])
+        high = np.minimum(ranks[part[0]], ranks2[part[1]])
+        random = Moments(np.full(high.shape, mean), np.full(high.shape, sd**2))
+        yield part, random, bounded_law(0.0, high, random.mean, random.variance)
+
+
+def _few(ranks: np.ndarray) -> np.ndarray:
+    """One number for all heads where all span as many dimensions: what is computed of it stays small."""
+    return ranks[:1] if ranks.size and (ranks == ranks[0]).all() else ranks
+
+
+def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[float, float]]:
+    """Mean and standard deviation by chance of pairs in one latent, by layer."""
+    try:
+        found = (scores.provenance.get("same_layer_chance") or {}).get(str(matrix.pairing)) or {}
+        known = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise HeadspanError("the result's chance levels of one layer are damaged: score the model again") from None
+    # Heads that fill their latent always have one PK; what is drawn of it varies by rounding alone.
+    return {layer: (mean, sd if sd > _ROUNDING * mean else 0.0) for layer, (mean, sd) in known.items()}
+
+
+def p_values(z: ArrayLike) -> np.ndarray:
+    """Upper tail of the normal distribution: the chance of a z at least this large, with the loose variance.
+
+    >>> p_values([0.0, 1.6448536])
+    array([0.5 , 0.05])
+    """
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(-np.asarray(z, dtype=np.float64)))
+
+
+def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
+    """False-discovery-rate adjusted p-values, in the shape given; NaN entries are left out and stay NaN.
+
+    >>> benjamini_hochberg([0.01, 0.02, 0.9]).round(3)
+    array([0.03, 0.03, 0.9 ])
+    """
+    p = np.asarray(p, dtype=np.float64)
+    q = np.full(p.shape, np.nan)
+    present = ~np.isnan(p)
+    values = p[present]
+    order = np.argsort(values)[::-1]  # largest p first, so that minima accumulate downwards; equal ones get one q
+    adjusted = values[order] * len(values) / np.arange(len(values), 0, -1)
+    sorted_back = np.empty_like(values)
+    sorted_back[order] = np.minimum(np.minimum.accumulate(adjusted), 1.0)
+    q[present] = sorted_back
+    return q
+
+
+def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
+    """Whether a result holds what the reversed null of a pairing needs."""
+    return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
+
+
+def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[ScoreMatrix, np.ndarray]:
+    """The forward pairs, and the reversed ones in the same places: sources as rows, targets as columns."""
+    pairing = matrix.pairing
+    if pairing.same_type:
+        raise HeadspanError(
+            f"{pairing} has no {null} null: both sides have the same role, so the reversed pairs are the same "
+            "pairs; choose the random null"
+        )
+    back = Pairing(pairing.target, pairing.source)
+    if (matrix.metric, back) not in scores:
+        raise HeadspanError(
+            f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
+            f"score again with --pairing {pairing} --pairing {back}"
+        )
+    # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
+    backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
+    if np.count_nonzero(~np.isnan(backward)) < 2:
+        raise HeadspanError(f"the {null} null needs heads in at least two layers, this result has only one")
+    return matrix.forward(), backward
+
+
+def _against_reversed(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
+    """Rank of every forward pair among the pairs in which the source comes after the target."""
+    values = matrix.values.astype(np.float64)
+    control = np.sort(backward[~np.isnan(backward)])
+    p, tail, note = p_among(control, values, fit_tail(control), "scores")
+    spread = control.std()
+    z = (values - control.mean()) / spread if spread > 0 else np.where(np.isnan(values), np.nan, 0.0)
+    direction = direction_of(_joined(values, backward), matrix.sources, matrix.targets)
+    note = f"{note}; {direction.sentence}"
+    q_within = _within_layers(matrix, backward).q
+    return Significance("reversed", matrix, z, p, benjamini_hochberg(p), tail, note, q_within, direction)
+
+
+def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
+    """Rank of the residual of every forward pair within its two layers among those of the reversed pairs."""
+    z = residual_z(_joined(matrix.values, backward), matrix.sources, matrix.targets)
+    forward, control = (z[~np.isnan(z) & ~np.isnan(pairs)] for pairs in (matrix.values, backward))
+    z = np.where(np.isnan(matrix.values), np.nan, z)
+    if not len(forward) or not len(control):
+        z[:] = np.nan
+        note = f"{matrix.pairing} has no {_NO_EVIDENCE}"
+        return Significance("within", matrix, z, z.copy(), z.copy(), note=note)
+    control = np.sort(control)
+    p, tail, note = p_among(control, z, fit_tail(control, lighter=True), "residuals")
+    missing = np.count_nonzero(~np.isnan(matrix.values)) - len(forward)
+    if missing:
+        note += f"; {_pairs(missing)} no {_NO_EVIDENCE}"
+    return Significance("within", matrix, z, p, benjamini_hochberg(p), tail, note)
+
+
+def _joined(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Both directions in one matrix; NaN only between heads of one layer."""
+    return np.where(np.isnan(forward), backward, forward.astype(np.float64))

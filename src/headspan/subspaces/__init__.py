@@ -1,0 +1,1 @@
+"""Pure numpy: bases, principal angles, the projection kernel, random subspaces and sketches."""

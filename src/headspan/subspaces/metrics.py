@@ -1,0 +1,394 @@
+"""The five similarities, each one object that says everything the rest of the program needs to know of it.
+
+Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that nothing is
+left to divide by. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
+to write its factor and add one entry to ``METRICS``:
+
+=============  ==============================================  ===============================================
+similarity     factor F of the weight A (P its partner)        score from s = ‖F_AᵀF_B‖_F²
+=============  ==============================================  ===============================================
+``pk``         U, an orthonormal basis of the span of A        s
+``cs``         A·chol(PᵀP), divided by its Frobenius norm      √s   (the d×d circuit matrix is never made)
+``simple_cs``  A, divided by its Frobenius norm                √s
+``linear_cka`` √(A_cᵀA_c), divided by √‖A_cᵀA_c‖_F; A_c = A − s
+               its mean column
+=============  ==============================================  ===============================================
+
+Procrustes needs singular values for each pair and so has its own all-pairs function.
+
+In ``cs`` the partner P of a weight is the other weight of its circuit: K for Q, Q for K, V for O, O for V. Under
+GQA a query head's partner is the K or V of its group; a shared K or V head has several partners, and takes them
+stacked (PᵀP summed over the group's query heads).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headspan.subspaces.accurate_products import accurate_product
+from headspan.subspaces.bases import (
+    largest,
+    orthonormal_bases,
+    orthonormal_basis,
+    parts,
+    power_of_two,
+    subspace_ranks,
+)
+from headspan.system.threads import parallel_map, scratch
+from headspan.vocabulary.errors import HeadspanError
+
+
+@dataclass(frozen=True)
+class LayerWeight:
+    """One role's weights in one layer, (n, d, m), with those of its partner where a similarity reads them."""
+
+    own: np.ndarray
+    partner: np.ndarray | None
+    storage_dtype: str
+    _made: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def bases(self) -> tuple[np.ndarray, np.ndarray]:
+        """Orthonormal bases, (n, d, m) float32, and ranks, (n,); made once."""
+        # No cached_property: before Python 3.12 it has one lock for all objects, and threads would wait for each other.
+        if "bases" not in self._made:
+            self._made["bases"] = orthonormal_bases(self.own, self.storage_dtype, np.float32)
+        return self._made["bases"]
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """How many directions each weight spans; from the bases where they were made."""
+        return self.bases[1] if self._made else subspace_ranks(self.own, self.storage_dtype)
+
+    def parts(self) -> Iterator[tuple[slice, LayerWeight]]:
+        """A few heads at a time, with their partners: what is made of them stays small, and so in the cache."""
+        n, d, m = self.own.shape
+        groups = n if self.partner is None else math.gcd(n, len(self.partner))
+        for part in parts(groups, d * m * (n // groups)):
+            heads, partner = _of_groups(part, n // groups), None
+            if self.partner is not None:
+                partner = self.partner[_of_groups(part, len(self.partner) // groups)]
+            yield heads, LayerWeight(self.own[heads], partner, self.storage_dtype)
+
+
+def _of_groups(groups: slice, each: int) -> slice:
+    return slice(groups.start * each, groups.stop * each)
+
+
+def _itself(kernel: np.ndarray) -> np.ndarray:
+    return kernel
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One similarity.
+
+    factor: makes (n, p, q) factors of some heads of a layer, already normalised; each depends on its own head alone.
+    finish: the map from ‖F_AᵀF_B‖_F² to the score.
+    reads_partner: whether the factor needs the other weight of the circuit.
+    inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;
+        otherwise it is d×m.
+    grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1. The smallest is 0.
+    known: False for a similarity of another version, whose range this one does not know.
+    all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
+    at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
+        drawn otherwise.
+    """
+
+    key: str
+    title: str
+    short: str
+    factor: Callable[[LayerWeight], np.ndarray]
+    finish: Callable[[np.ndarray], np.ndarray] = _itself
+    reads_partner: bool = False
+    inside_head: bool = False
+    grows_with_rank: bool = False
+    all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+    at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    known: bool = True
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        """Factors for the kernel are float32; what works pair by pair keeps float64."""
+        return np.float32 if self.all_pairs is None else np.float64
+
+    def factor_shape(self, d_model: int, d_head: int) -> tuple[int, int]:
+        """(p, q) of a factor."""
+        if not self.inside_head:
+            return d_model, d_head
+        return (d_head if self.all_pairs is None else min(d_head, d_model)), d_head
+
+    def largest(self, rank: float, other_rank: float) -> float:
+        """The largest value that two subspaces of these dimensions can have."""
+        return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
+
+    def bounds(self, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[float, np.ndarray]:
+        """The range of exact scores of weights that span so many dimensions."""
+        if not self.known:
+            return -math.inf, np.asarray(math.inf)
+        return 0.0, np.minimum(ranks, other_ranks) if self.grows_with_rank else np.asarray(1.0)
+
+    def chance(self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the score of two random weights that span so many of d dimensions."""
+        d, ranks, other_ranks = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (d, ranks, other_ranks)))
+        if self.at_random is not None:
+            return self.at_random(d, ranks, other_ranks)
+        drawn = drawn_scores(
+            self.key, int(d.max(initial=1)), int(max(ranks.max(initial=1), other_ranks.max(initial=1)))
+        )
+        return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
+
+    def excess(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+        """Which share of the way from chance to the largest possible score a pair has gone, from 0 to 1.
+
+        The way begins three standard deviations above the mean of random weights: what chance reaches is worth
+        nothing, in any dimension and any similarity. So one scale serves all models.
+        """
+        mean, sd = self.chance(d, ranks, other_ranks)
+        largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
+        start = mean + 3 * sd
+        room = largest - start
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
+
+    def strength(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+        """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+
+        The root, because the strongest pairs of trained models have gone a tenth to a half of the way, and eyes
+        compare lines by their width. 0 where there is no score.
+        """
+        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks)))
+
+
+def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of PK of uniform random subspaces, as ``analysis.random_subspaces`` derives them."""
+    return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
+
+
+_DRAWN = 12  # random weights on either side: 144 scores
+_DRAWN_ENTRIES = 2**24
+
+
+@lru_cache(maxsize=64)
+def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
+    """Scores of pairs of Gaussian d×m weights, with Gaussian partners: what a similarity says of weights that know
+    nothing. Always the same draws.
+
+    >>> round(float(drawn_scores("cs", 100, 10).mean()), 2)  # about 1/√d
+    0.1
+    """
+    metric, rng = METRICS[name], np.random.default_rng(0)
+    n = max(4, min(_DRAWN, _DRAWN_ENTRIES // max(1, d_model * width)))
+
+    def factors() -> np.ndarray:
+        own, partner = (rng.standard_normal((n, d_model, width)) for _ in range(2))
+        return metric.factor(LayerWeight(own, partner if metric.reads_partner else None, "F64"))
+
+    first, second = factors(), factors()
+    if metric.all_pairs is not None:
+        return metric.all_pairs(first, second, np.ones((n, n), dtype=bool)).ravel()
+    products = np.einsum("aij,bik->abjk", first, second, optimize=True)
+    return metric.finish(np.square(products).sum(axis=(2, 3), dtype=np.float64)).ravel()
+
+
+def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Metric names from ``"all"``, ``"pk,cs"`` or a list of them, each once, in the table's order.
+
+    >>> parse_metrics(["cs", "pk"])
+    ('pk', 'cs')
+    """
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in given):
+        raise HeadspanError(f"{str(names)[:80]!r} is no list of similarities: choose from {', '.join(METRICS)} or all")
+    parts = [part.strip().lower() for name in given for part in name.split(",")]
+    for part in parts:
+        if part != "all" and part not in METRICS:
+            raise HeadspanError(f"unknown similarity {part[:80]!r}: choose from {', '.join(METRICS)} or all")
+    return tuple(name for name in METRICS if name in parts or "all" in parts)
+
+
+def subspace_factor(weight: LayerWeight) -> np.ndarray:
+    """pk: orthonormal bases; columns beyond a head's rank are zero."""
+    return weight.bases[0]
+
+
+def circuit_factor(weight: LayerWeight) -> np.ndarray:
+    """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ.
+
+    Where A is large just where P is small the product loses digits: a head whose ‖A·chol(PᵀP)‖ is far below what
+    random weights would give is made again in float64 from a QR factorisation, which does not square P's condition.
+    """
+    assert weight.partner is not None
+    # Only the Gram matrix squares a condition number; for the rest float32 will do.
+    own = np.divide(weight.own, _scale(weight.own)).astype(np.float32, copy=False)
+    partner = scratch("partners", weight.partner.shape)
+    np.divide(weight.partner, _group_scale(weight.partner, len(own)), out=partner, dtype=np.float64)
+    grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
+    scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
+    roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
+    factors = np.matmul(roots.astype(np.float32).transpose(0, 2, 1), own.transpose(0, 2, 1)).transpose(0, 2, 1)
+    sizes = _norms(factors)
+    for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * _norms(own)):
+        factors[i] = _careful_factor(weight.own[i], _partners_of(partner, int(i), len(own)))
+        sizes[i] = np.linalg.norm(factors[i])
+    factors /= np.where(sizes > 0, sizes, 1.0).astype(np.float32)[:, None, None]
+    return factors
+
+
+_CANCELLATION = 0.05  # of what random weights give; float32 keeps five digits above it
+_DEEP_CANCELLATION = 1e-9  # float64 keeps seven digits above it
+
+
+def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
+    """A·Rᵀ in float64 with P = QR, at a scale that float32 can hold; in twice the precision where float64 cancels."""
+    own, m = _rescaled(own[None])[0], own.shape[1]
+    frame, root = np.linalg.qr(partner)
+    factor = own @ root.T
+    if np.linalg.norm(factor) < _DEEP_CANCELLATION * np.linalg.norm(own) * np.linalg.norm(root):
+        basis = orthonormal_basis(partner)
+        high, low = accurate_product(partner.T, basis.vectors if basis.rank == m else frame)
+        factor = np.add(*accurate_product(own, high)) + own @ low
+    return _rescaled(np.pad(factor, ((0, 0), (0, m - factor.shape[1])))[None])[0]
+
+
+def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
+    """The partner of one head as one matrix: that of its group, or those of the group one below the other."""
+    if len(partner) < n:
+        return partner[index * len(partner) // n]
+    per_head = len(partner) // n
+    return partner[index * per_head : (index + 1) * per_head].reshape(-1, partner.shape[2])
+
+
+def plain_factor(weight: LayerWeight) -> np.ndarray:
+    """simple_cs: the weight itself."""
+    own = _rescaled(weight.own)
+    norms = _norms(own)
+    return own / np.where(norms > 0, norms, 1.0)[:, None, None]
+
+
+def centred_factor(weight: LayerWeight) -> np.ndarray:
+    """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
+    own = _rescaled(weight.own)
+    centred = own - own.mean(axis=2, keepdims=True)
+    centred -= centred.mean(axis=2, keepdims=True)  # removes the rounding error of the mean
+    # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
+    size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
+    centred *= size > own.shape[2] * 2.0**-52 * noise
+    grams = np.matmul(centred.transpose(0, 2, 1), centred)
+    norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
+    return _square_roots(grams / np.where(norms > 0, norms, 1.0))
+
+
+def triangular_factor(weight: LayerWeight) -> np.ndarray:
+    """procrustes: R of the thin QR of A, since the singular values of A Bᵀ are those of R_A R_Bᵀ."""
+    return np.asarray(np.linalg.qr(np.asarray(weight.own, dtype=np.float64), mode="r"))
+
+
+def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """2‖A Bᵀ‖_* / (‖A‖_F² + ‖B‖_F²) for the needed pairs of triangular factors, (n_a, n_b); 0 where both are zero.
+
+    ‖R_A R_Bᵀ‖_* is the sum of the square roots of the eigenvalues of MMᵀ, M = R_A R_Bᵀ. Eigenvalues are three
+    times as fast as singular values, and lose nothing that shows: an error of 1e-16·σ₁² under the root is at most
+    1e-8·σ₁ in a sum that is at least σ₁.
+    """
+    # Every head on its own scale, so that fourth powers of 1e±45 neither overflow nor vanish: with A = aA', B = bB'
+    # the score is 2‖A'B'ᵀ‖_* / (‖A'‖²·a/b + ‖B'‖²·b/a).
+    scales_a, scales_b = (_scale(f)[:, 0, 0] for f in (first, second))
+    first, second = _rescaled(first), _rescaled(second)
+    norms_a, norms_b = (np.square(f).sum(axis=(1, 2)) for f in (first, second))
+    scores = np.full(needed.shape, np.nan)
+
+    def fill(i: int) -> None:
+        columns = np.flatnonzero(needed[i])
+        products = np.matmul(first[i], second[columns].transpose(0, 2, 1))
+        eigenvalues = np.linalg.eigvalsh(np.matmul(products, products.transpose(0, 2, 1)))
+        nuclear = np.sqrt(np.clip(eigenvalues, 0.0, None)).sum(axis=1)
+        with np.errstate(over="ignore", divide="ignore"):  # one weight immeasurably larger: the score is 0
+            ratio = scales_a[i] / scales_b[columns]
+            total = norms_a[i] * ratio + norms_b[columns] / ratio
+        scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
+
+    for _ in parallel_map(fill, np.flatnonzero(needed.any(axis=1)).tolist()):
+        pass
+    return scores
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric(
+            "pk",
+            "Projection Kernel",
+            "PK",
+            subspace_factor,
+            grows_with_rank=True,
+            at_random=_random_kernel,
+        ),
+        Metric("cs", "Composition Score", "CS", circuit_factor, np.sqrt, reads_partner=True),
+        Metric("simple_cs", "Simple-CS", "Simple-CS", plain_factor, np.sqrt),
+        Metric("linear_cka", "Linear CKA", "Linear CKA", centred_factor, inside_head=True),
+        Metric(
+            "procrustes",
+            "Procrustes similarity",
+            "Procrustes",
+            triangular_factor,
+            inside_head=True,
+            all_pairs=procrustes_all_pairs,
+        ),
+    )
+}
+
+
+def metric_of(name: str) -> Metric:
+    """The similarity of a name; for one that this version does not know, an object that knows only the name."""
+    if name in METRICS:
+        return METRICS[name]
+    nothing = lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks)  # noqa: E731
+    return Metric(name, name, name, subspace_factor, at_random=nothing, known=False)
+
+
+def _rescaled(weight: np.ndarray) -> np.ndarray:
+    """Float64, with entries below 2, so that squares of 1e±200 neither overflow nor vanish.
+
+    Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
+    """
+    return np.divide(weight, _scale(weight), dtype=np.float64)
+
+
+def _scale(weight: np.ndarray) -> np.ndarray:
+    """A power of two of the size of every head's largest entry, (n, 1, 1)."""
+    return power_of_two(largest(weight))
+
+
+def _group_scale(partner: np.ndarray, n: int) -> np.ndarray:
+    """The scale of the partners of each of n heads: one for all those that are stacked, (len(partner), 1, 1)."""
+    sizes = largest(partner)
+    per_head = max(1, len(partner) // n)
+    return power_of_two(np.repeat(sizes.reshape(-1, per_head, 1, 1).max(axis=1), per_head, axis=0))
+
+
+def _norms(factors: np.ndarray) -> np.ndarray:
+    """Frobenius norms, (n,)."""
+    return np.sqrt(np.einsum("nij,nij->n", factors, factors, dtype=np.float64))
+
+
+def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:
+    """Grams of the partners, one per own head: repeated for query heads, summed for shared K/V heads."""
+    if len(grams) < n:
+        return np.repeat(grams, n // len(grams), axis=0)
+    return grams.reshape(n, len(grams) // n, *grams.shape[1:]).sum(axis=1)
+
+
+def _square_roots(grams: np.ndarray) -> np.ndarray:
+    """L with L Lᵀ = G for each symmetric positive semidefinite G; Cholesky, or eigenvectors when one is singular."""
+    try:
+        return np.linalg.cholesky(grams)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(grams)
+        return vectors * np.sqrt(np.clip(values, 0.0, None))[:, None, :]

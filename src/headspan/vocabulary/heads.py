@@ -1,0 +1,304 @@
+"""The vocabulary: roles, pairings, heads and other nodes, where they stand, and which pairs are compared.
+
+>>> Head.parse("L4H7")
+Head(layer=4, index=7, kind='H')
+>>> str(Head(17, 1, "KV"))
+'L17KV1'
+>>> Pairing.parse("OK").source
+<Role.O: 'O'>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from headspan.vocabulary.errors import HeadspanError
+
+PairSet = Literal["default", "forward", "same-type", "all"]
+
+
+class Role(str, Enum):
+    """A port: what a head's queries, keys and values read and its output writes; R and W of any other node."""
+
+    Q = "Q"
+    K = "K"
+    V = "V"
+    O = "O"
+    R = "R"
+    W = "W"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role:
+        if isinstance(value, str) and value.strip().upper() in cls.__members__:
+            return cls[value.strip().upper()]
+        raise HeadspanError(f"{str(value)[:80]!r} is not a role: choose one of {', '.join(map(str, ROLES))}")
+
+    @classmethod
+    def parse(cls, value: Role | str) -> Role:
+        """A role by its letter; what is no text, such as an array, is refused like any other word."""
+        return value if isinstance(value, Role) else cls(value if isinstance(value, str) else str(value)[:80])
+
+    @property
+    def writes(self) -> bool:
+        """True for the ports that add to the residual stream."""
+        return self in (Role.O, Role.W)
+
+    @property
+    def shared(self) -> bool:
+        """True for the roles that several query heads share under GQA and MQA."""
+        return self in (Role.K, Role.V)
+
+    @property
+    def partner(self) -> Role:
+        """The other weight of the same circuit: Q with K (W_QK), O with V (W_OV)."""
+        return _PARTNERS[self]
+
+
+_PARTNERS = {Role.Q: Role.K, Role.K: Role.Q, Role.V: Role.O, Role.O: Role.V, Role.R: Role.W, Role.W: Role.R}
+ROLES = (Role.Q, Role.K, Role.V, Role.O)
+NODE_ROLES = (Role.R, Role.W)
+
+
+class Pairing(NamedTuple):
+    """Role of the source compared with role of the target; prints as ``OK``."""
+
+    source: Role
+    target: Role
+
+    def __str__(self) -> str:
+        return f"{self.source}{self.target}"
+
+    @property
+    def same_type(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def flow(self) -> bool:
+        """True where the source writes and the target reads."""
+        return self.source.writes and not self.target.writes
+
+    @property
+    def of_nodes(self) -> bool:
+        """True where one side is no head."""
+        return self.source in NODE_ROLES or self.target in NODE_ROLES
+
+    @property
+    def between_nodes(self) -> bool:
+        """True where neither side is a head."""
+        return self.source in NODE_ROLES and self.target in NODE_ROLES
+
+    @classmethod
+    def parse(cls, text: str | Pairing) -> Pairing:
+        if isinstance(text, Pairing):
+            return text
+        letters = text.strip().upper() if isinstance(text, str) else ""
+        if len(letters) != 2 or any(letter not in Role.__members__ for letter in letters):
+            raise HeadspanError(
+                f"unknown pairing {str(text)[:80]!r}: give two of Q, K, V, O, source first, for example OK"
+            )
+        return cls(Role(letters[0]), Role(letters[1]))
+
+
+PAIRINGS = tuple(Pairing(source, target) for source in ROLES for target in ROLES)
+FLOW_PAIRINGS = tuple(Pairing(Role.O, target) for target in (Role.Q, Role.K, Role.V))
+SAME_TYPE_PAIRINGS = tuple(Pairing(role, role) for role in ROLES)
+# What nodes other than heads add: heads write what they read, they write what heads and other nodes read.
+NODE_PAIRINGS = (Pairing(Role.O, Role.R), *(Pairing(Role.W, role) for role in (Role.Q, Role.K, Role.V, Role.R)))
+PAIRING_WORDS = {"all": PAIRINGS, "flow": FLOW_PAIRINGS, "nodes": NODE_PAIRINGS}  # words for several
+
+
+def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pairing, ...]:
+    """Pairings from ``"all"``, ``"flow"`` (OQ, OK, OV), ``"nodes"``, ``"OQ,OK"`` or a list of them, each once.
+
+    >>> [str(p) for p in parse_pairings("flow")]
+    ['OQ', 'OK', 'OV']
+    """
+    if isinstance(texts, (str, Pairing)):
+        texts = [texts]
+    if not isinstance(texts, Iterable):
+        raise HeadspanError(f"{str(texts)[:80]!r} is not a list of pairings: give for example flow, OK or OQ,OK")
+    found: dict[Pairing, None] = {}
+    for text in texts:
+        for part in text.split(",") if isinstance(text, str) else [text]:
+            several = PAIRING_WORDS.get(str(part).strip().lower())
+            found.update(dict.fromkeys([Pairing.parse(part)] if several is None else several))
+    return tuple(found)
+
+
+# Kinds of heads: one with its own four weights or a query head, keys and values that a group of query heads shares,
+# the rotary key that all heads of a layer share under latent attention, and the rotary queries of one of those heads.
+HEAD_KINDS = ("H", "KV", "KR", "QR")
+_HEAD = re.compile(r"L([0-9]{1,6})(?:(H|KV|QR)([0-9]{1,6})|(KR)0?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True)
+class Head:
+    """One head: a query head prints as ``L17H3``, a shared key/value head as ``L17KV1``, a rotary key as ``L17KR``."""
+
+    layer: int
+    index: int
+    kind: str = "H"
+
+    def __str__(self) -> str:
+        return f"L{self.layer}{self.kind}" + ("" if self.kind == "KR" else str(self.index))
+
+    @property
+    def kv(self) -> bool:
+        """True for keys and values that several query heads share."""
+        return self.kind in ("KV", "KR")
+
+    @property
+    def position(self) -> int:
+        return attention_position(self.layer)
+
+    @classmethod
+    def parse(cls, text: str | Head) -> Head:
+        if isinstance(text, Head):
+            return text
+        match = _HEAD.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None:
+            raise HeadspanError(
+                f"{str(text)[:80]!r} is not a head name: write L4H7 (layer 4, head 7) or L17KV1 for a shared "
+                "key/value head"
+            )
+        return cls(int(match[1]), int(match[3] or 0), (match[2] or match[4]).upper())
+
+
+def is_head_name(text: str) -> bool:
+    """True for what is written like a head; no node may be called so."""
+    return _HEAD.fullmatch(text.strip()) is not None
+
+
+def attention_position(layer: int) -> int:
+    """Where the attention of a layer stands in the residual stream: after everything of the layers before it."""
+    return 2 * layer
+
+
+def mlp_position(layer: int, parallel: bool = False) -> int:
+    """Where the MLP of a layer stands: after its attention, or beside it in parallel blocks."""
+    return attention_position(layer) + (not parallel)
+
+
+EMBEDDING_POSITION = -1
+UNEMBEDDING_POSITION = 2**31
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """Anything else that reads or writes the stream: a direction, a neuron, a feature, an adapter, a token.
+
+    position orders the stream (see :func:`attention_position`); layer is where it stands, −1 for the embedding. What a
+    node writes may stand just before what it reads: its two ports are one node if they are of one layer.
+    """
+
+    position: int = field(compare=False)
+    layer: int
+    name: str
+    kind: str = "direction"
+    kv = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_LONGEST_NAME = 200
+
+
+def check_node_name(name: str) -> str:
+    """A name that a node can be asked for by and every file can hold, or a sentence on why it is none.
+
+    >>> check_node_name("refusal, layer 14"), check_node_name("L3.N17")
+    ('refusal, layer 14', 'L3.N17')
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise HeadspanError(
+            f"{repr(name)[:60]} cannot be the name of a node: give 1 to {_LONGEST_NAME} letters on one line, "
+            "without control characters"
+        )
+    if is_head_name(name.partition(".")[0]):
+        raise HeadspanError(f"{name[:60]!r} cannot be the name of a node, it is the name of a head: choose another")
+    return name
+
+
+Port: TypeAlias = "Head | Node"
+
+
+class HeadRole(NamedTuple):
+    """One weight of one head, written ``L4H11.O``; where a result has nodes, also of a node."""
+
+    head: Any  # a Head, or a Node
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.head}.{self.role}"
+
+    @classmethod
+    def parse(cls, text: str | HeadRole) -> HeadRole:
+        if isinstance(text, HeadRole):
+            return text
+        name, dot, role = text.strip().partition(".") if isinstance(text, str) else ("", "", "")
+        if not dot or role.upper() not in map(str, ROLES):
+            raise HeadspanError(f"{str(text)[:80]!r} is not a head with a role: write for example L4H11.O or L5H1.K")
+        return cls(Head.parse(name), Role(role.upper()))
+
+
+def layers_of(heads: Sequence[Port]) -> np.ndarray:
+    """Layer number of every head, as an integer array."""
+    return np.array([head.layer for head in heads], dtype=np.int64)
+
+
+def positions_of(ports: Sequence[Port]) -> np.ndarray:
+    """Where every head or node stands in the stream, as an integer array."""
+    return np.array([port.position for port in ports], dtype=np.int64)
+
+
+def forward_mask(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+    """True where the source stands before the target: for heads, where its layer comes before the target's."""
+    return positions_of(sources)[:, None] < positions_of(targets)[None, :]
+
+
+def same_type_mask(heads: Sequence[Port]) -> np.ndarray:
+    """True for each unordered pair once, in layer order, a head with itself left out (i < j)."""
+    index = np.arange(len(heads))
+    return index[:, None] < index[None, :]
+
+
+def pair_mask(pairing: Pairing, sources: Sequence[Port], targets: Sequence[Port], pairs: PairSet) -> np.ndarray:
+    """Which pairs of a pairing belong to a pair set; :func:`mask_of` for a part of them."""
+    everything = slice(0, len(sources)), slice(0, len(targets))
+    chosen = mask_of(pairing, positions_of(sources), positions_of(targets), pairs, *everything)
+    return chosen & other_node(sources, targets) if pairing.between_nodes else chosen
+
+
+def other_node(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+    """True where source and target are not one node: that a direction writes what it reads says nothing."""
+    names = {str(port): i for i, port in enumerate((*sources, *targets))}
+    first, second = (np.array([names[str(port)] for port in ports], dtype=int) for ports in (sources, targets))
+    return first[:, None] != second[None, :]
+
+
+def mask_of(
+    pairing: Pairing, sources: np.ndarray, targets: np.ndarray, pairs: PairSet, rows: slice, columns: slice
+) -> np.ndarray:
+    """Which pairs among some rows and columns belong to a pair set, from the positions of all sources and targets.
+
+    ``default`` is the paper's choice: same-type pairs for QQ, KK, VV and OO (they contain the forward
+    ones), forward pairs for the rest. ``all`` leaves out only a weight compared with itself.
+    """
+    if pairs not in get_args(PairSet):
+        raise HeadspanError(f"unknown pair set {str(pairs)[:80]!r}: choose forward, same-type or all")
+    row_index, column_index = np.arange(len(sources))[rows, None], np.arange(len(targets))[None, columns]
+    if pairs == "forward" or (pairs == "default" and not pairing.same_type):
+        return sources[rows, None] < targets[None, columns]
+    if pairs == "all":
+        return (row_index != column_index) | np.bool_(not pairing.same_type)
+    return (row_index < column_index) & np.bool_(pairing.same_type)
