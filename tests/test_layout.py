@@ -1,59 +1,49 @@
-"""Data goes one way: a folder imports from folders on its left, from the vocabulary and from ``system``."""
+"""Data goes one way: a folder imports from folders on its left, and no module imports one that imports it."""
 
 from __future__ import annotations
 
-import ast
+import importlib.util
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "headspan"
-# Left to right, as in CONTRIBUTING.md. What is not named here may import everything: the package itself and the cli.
-ORDER = ["system", "sources", "models", "scoring", "analysis", "figures", "explorer", "cli"]
-VOCABULARY = {"errors", "heads", "port_table", "scores", "scores_file", "metadata", "result_checks", "__init__"}
-# A notebook asks a wiring to draw itself; what draws is loaded only then.
-# And scores are asked for a head's neighbourhood as for their best pairs.
-# What range a score has the table of similarities knows, and which models are one their hashes: asked by whoever reads.
-EXCEPTIONS = {
-    ("wiring_graph.py", "figures"),
-    ("scores.py", "analysis"),
-    ("result_checks.py", "scoring"),
-    ("result_checks.py", "models"),
-}
-MODULES = sorted(PACKAGE.rglob("*.py"))
+DOCS = Path(__file__).parents[1] / "docs"
+_spec = importlib.util.spec_from_file_location("make_module_graph", DOCS / "make_module_graph.py")
+assert _spec is not None and _spec.loader is not None
+MAKER = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(MAKER)
+GRAPH: dict[str, set[str]] = MAKER.graph()
+MOST_MODULES = 18  # of one folder, without its subfolders
 
 
-def imported(path: Path) -> set[str]:
-    """First part below ``headspan`` of everything a module imports, inside functions too, but not for types only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headspan"):
-            names.add(node.module or "")
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names if alias.name.startswith("headspan.")}
-    return {name.split(".")[1] for name in names if "." in name}
+@pytest.mark.parametrize("name", GRAPH)
+def test_imports_go_one_way(name: str) -> None:
+    home = MAKER.ORDER.index(name.split(".")[0])
+    wrong = {other for other in GRAPH[name] if MAKER.ORDER.index(other.split(".")[0]) > home}
+    assert not wrong, f"{name} imports {wrong}, which come after it"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(path: Path) -> None:
-    home = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if home in ("__init__", "__main__"):
-        return
-    if home in VOCABULARY:
-        allowed = VOCABULARY | {"system"}
-    else:
-        allowed = VOCABULARY | set(ORDER[: ORDER.index(home) + 1])
-    if home == "system":
-        allowed -= {"scores", "heads", "port_table"}
-    wrong = {name for name in imported(path) - allowed if (path.name, name) not in EXCEPTIONS}
-    assert not wrong, f"{path.name} in {home} imports {wrong}"
+def test_no_module_imports_one_that_imports_it() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as cycle:
+        pytest.fail(f"these modules import each other: {' → '.join(cycle.args[1])}")
 
 
-def test_every_folder_has_its_place() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert folders == set(ORDER)
-    assert {path.stem for path in PACKAGE.glob("*.py")} == VOCABULARY | {"__main__"}
+def test_a_cycle_is_noticed() -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter({**GRAPH, "vocabulary.errors": {"cli.common"}}).prepare()
+
+
+def test_every_folder_has_its_place_and_says_what_is_in_it() -> None:
+    folders = {path.parent.name for path in MAKER.PACKAGE.glob("*/__init__.py")}
+    assert folders == set(MAKER.ORDER)
+    assert {path.stem for path in MAKER.PACKAGE.glob("*.py")} == {"__init__", "__main__"}
+    for name, path in MAKER.modules().items():
+        assert MAKER.summary(path).endswith((".", "?")), f"the first sentence of {name} does not end"
+
+
+def test_no_folder_is_a_drawer() -> None:
+    for folder in {path.parent for path in MAKER.modules().values()}:
+        assert len(list(folder.glob("*.py"))) - 1 <= MOST_MODULES, f"{folder.name} has too many modules"

@@ -1,10 +1,10 @@
 """What receives in a layer: which outputs of which projection are a port's, and how what it reads comes to them.
 
 Most ports are some outputs of one linear module that reads the normed stream. Under latent attention the stream is
-first made a latent, whose norm divides it by one number a token. A changed input would change that number for all
-heads of the layer at once, whatever each of them reads, so it is kept as it was in the clean run: what is then
-exchanged is exactly what the head's weights (:mod:`headspan.models.families.latent_attention`) read. The rotary key, which all heads of
-a layer share, is a receiver of its own.
+first projected to a latent, whose norm divides it by one scalar per token. A patched input would change that scalar for
+all heads of the layer at once, so it is kept as in the clean run: the patch then changes exactly what the head's
+weights (:mod:`headspan.models.families.latent_attention`) read. The rotary key, which all heads of a layer share, is a
+receiver of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One declarative table: where each model family keeps Q, K, V, O, its norms and its (un)embedding.
 
 To add a family, add one entry to :data:`ARCHITECTURES`; :mod:`headspan.models.families.entry` documents its fields.
-Tensor names are those of the Hugging Face classes, without the prefix of the body (``transformer.``, ``model.``), which a
-checkpoint may or may not have.
+Tensor names are those of the Hugging Face classes, without the prefix of the body (``transformer.``, ``model.``).
 A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a|b"`` names the two outright.
 
 >>> ARCHITECTURES["gpt2"].fused
