@@ -12,7 +12,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
-from headspan.subspaces.metrics import parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
@@ -75,7 +75,7 @@ def compare(
     first, second = _opened(first), _opened(second)
     check_same_shape(first, second)  # before anything is scored
     a, b = (
-        given_scores(x, wanted or ("pk", "cs"), chosen or "all", progress, whole="a comparison")
+        given_scores(x, wanted or DEFAULT_METRICS, chosen or "all", progress, whole="a comparison")
         for x in (first, second)
     )
     keys = [
@@ -108,7 +108,7 @@ def shared_edges(first: ScoreMatrix, second: ScoreMatrix, k: int = 20) -> int:
 def _compare(first: Scores, second: Scores, metric: str, pairing: Pairing, k: int) -> PairingComparison:
     a, b = first[metric, pairing].forward(), second[metric, pairing].forward()
     x, y = a.values.astype(np.float64), b.values.astype(np.float64)
-    if metric == "pk":
+    if metric_of(metric).grows_with_rank:
         x, y = (v / _smaller_ranks(scores, pairing) for v, scores in ((x, first), (y, second)))
     both = ~(np.isnan(x) | np.isnan(y))
     x, y = x[both], y[both]

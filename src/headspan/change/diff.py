@@ -30,6 +30,7 @@ from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import data_frame, same_content
 from headspan.scoring.run import score
 from headspan.subspaces.bases import span_drift
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
@@ -298,7 +299,7 @@ def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[
 
 def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Progress) -> Scores:
     """PK of the flow pairings; pairs with a layer that the other model lacks are left out."""
-    scores = score(weights, "pk", "flow", memory=memory, progress=progress)
+    scores = score(weights, PK, "flow", memory=memory, progress=progress)
     if len(layers) == len(weights.layers):
         return scores
     arrays = {}

@@ -10,6 +10,7 @@ import numpy as np
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.statistics.hubs import HubScores, hubs
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.heads import Head, Pairing, Role
 
 EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
@@ -71,7 +72,7 @@ def edge_changes(
     before: Scores, after: Scores, pairing: Pairing, k: int, moved: Collection[tuple[Head, Role]]
 ) -> Iterator[EdgeChange]:
     """Edges that entered or left the top k, then the largest other changes, of heads that did move."""
-    a, b = aligned(before["pk", pairing], after["pk", pairing])
+    a, b = aligned(before[PK, pairing], after[PK, pairing])
     ranks_a, ranks_b = places(a.values), places(b.values)
     change = b.values.astype(np.float64) - a.values
     rows = np.array([(head, pairing.source) in moved for head in a.sources], dtype=bool)
@@ -95,7 +96,7 @@ def edge_changes(
 
 def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iterator[HubChange]:
     """Hubs among the first k of either model whose place is another in the other, largest moves first."""
-    if not len(before["pk", pairing].forward().pairs()[2]):
+    if not len(before[PK, pairing].forward().pairs()[2]):
         return  # one layer has no forward pairs and no hubs
     found = [hubs(scores, pairing) for scores in (before, after)]
     for hub in ("inlet", "outlet"):

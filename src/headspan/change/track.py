@@ -32,6 +32,7 @@ from headspan.scoring.run import score
 from headspan.scoring.tiles import TileStore
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.bases import orthonormal_bases, span_drift
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
@@ -228,7 +229,7 @@ class _Tracker:
         self._check_shape(shape, weights)
         arrays, content = self._drifts(place, weights)
         self._refuse_duplicate(content, self.checkpoints[place].name)
-        scores = score(weights, "pk", "flow", memory=self.memory)
+        scores = score(weights, PK, "flow", memory=self.memory)
         weights.check_unchanged()
         for pairing in FLOW_PAIRINGS:
             arrays |= self._edges(scores, pairing)
@@ -295,7 +296,7 @@ class _Tracker:
 
     def _edges(self, scores: Scores, pairing: Pairing) -> Arrays:
         """The strongest edges of one pairing (all of them if that is little), the last step's, and the hubs."""
-        matrix = scores["pk", pairing].forward()
+        matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
         present = np.flatnonzero(~np.isnan(flat))
         order = present[np.argsort(-flat[present], kind="stable")]

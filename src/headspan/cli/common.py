@@ -63,10 +63,12 @@ ResultRef = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
-Metric = Annotated[str, typer.Option("--metric", "-m", help="Similarity: pk, cs, simple_cs, linear_cka or procrustes.")]
+Metric = Annotated[
+    str | None, typer.Option("--metric", "-m", help="Similarity: one of {metrics}. [default: {default_metric}]")
+]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option("--metric", "-m", help="pk, cs, simple_cs, linear_cka, procrustes or all; may be repeated."),
+    typer.Option("--metric", "-m", help="Similarities: {metrics}, or all; may be repeated."),
 ]
 Pairings = Annotated[
     list[str] | None,
@@ -119,7 +121,16 @@ def out_option(what: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command that understands the spellings in ``ALIASES`` too."""
+    """A command that understands the spellings in ``ALIASES``, and whose help names the similarities of the table."""
+
+    def get_help(self, ctx: Any) -> str:
+        from headspan.subspaces.metrics import METRICS, PK
+
+        for parameter in self.params:
+            if text := getattr(parameter, "help", None):
+                text = text.replace("{metrics}", ", ".join(METRICS)).replace("{default_metric}", PK)
+                parameter.help = text  # type: ignore[attr-defined]
+        return super().get_help(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}

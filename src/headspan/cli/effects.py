@@ -96,7 +96,7 @@ def effects(
     from headspan.results.scores import Scores
     from headspan.running.effects import effects as run
     from headspan.running.opening import check_dtype, identity_of
-    from headspan.subspaces.metrics import parse_metrics
+    from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
     from headspan.system.outputs import check_output
     from headspan.vocabulary.heads import parse_pairings
 
@@ -104,7 +104,7 @@ def effects(
         check_store(into)
         check_output(into, "result", inputs=[model, *(text or [])])
     check_dtype(dtype)
-    metrics = parse_metrics(metric or ["pk", "cs"])
+    metrics = parse_metrics(metric or DEFAULT_METRICS)
     pairings = parse_pairings(pairing or "flow")
     scores = Scores.load(result) if result is not None else None
     store = Scores.load(into) if into is not None else None
@@ -153,8 +153,9 @@ def effects(
 def _scored(model: str, found: Effects) -> Scores:
     """PK of the model's own weights, for the columns score and rank."""
     from headspan.scoring.inputs import given_scores
+    from headspan.subspaces.metrics import PK
 
-    return given_scores(model, ["pk"], found.pairings)
+    return given_scores(model, [PK], found.pairings)
 
 
 def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, code: int) -> Listing:

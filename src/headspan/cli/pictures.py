@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def wiring(
     reference: ResultRef,
     pairing: Pairings = None,
-    metric: Metric = "pk",
+    metric: Metric = None,
     k: Annotated[int, k_option("Edges per pairing, or per target.", 0)] = 20,
     rule: Annotated[str, typer.Option(help="top, top-per-target, significance or threshold.")] = "top",
     q: Annotated[float | None, typer.Option(help="Largest q-value, for the rule significance. [default: 0.05]")] = None,
@@ -77,13 +77,14 @@ def wiring(
     from headspan.graphs.graph import EDGE_COLUMNS
     from headspan.graphs.selection import wiring as choose
     from headspan.results.effects_fields import EFFECT_FIELDS
+    from headspan.subspaces.metrics import PK
     from headspan.system.outputs import check_outputs
 
     check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels, circuit], force=force)
     chosen = choose(
         reference,
         pairing or "flow",
-        metric,
+        metric or PK,
         k,
         rule,  # type: ignore[arg-type]
         q,
@@ -99,7 +100,7 @@ def wiring(
     for path in out or []:
         _export(chosen, path, ellipse, dpi, force)
         note(f"{path}: {len(chosen.edges)} edges between {chosen.counted}")
-    title = f"{metric}, {chosen.rule}: {len(chosen.edges)} edges between {chosen.counted}"
+    title = f"{chosen.metric}, {chosen.rule}: {len(chosen.edges)} edges between {chosen.counted}"
     rows = chosen.rows()
     hidden = {"metric"} | {name for name in EFFECT_FIELDS if all(row[name] is None for row in rows)}
     shown = [c for c in EDGE_COLUMNS if c not in hidden and (labels or not c.endswith("_labels"))]

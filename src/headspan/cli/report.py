@@ -54,6 +54,7 @@ def report(
     from headspan.results.labels import Labels
     from headspan.results.scores import Scores, is_result
     from headspan.scoring.run import score
+    from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
     check_output(out, "page", inputs=[reference, labels, weights, behaviour], force=force)
@@ -70,7 +71,7 @@ def report(
         opened = open_model(reference, fold)
         check_output(out, "page", force=force)  # now that the files of a model on the hub are known
         with progress("scoring") as update:
-            scores = score(opened, metric or ("pk", "cs"), pairing or "all", progress=update)
+            scores = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
     if habits is not None and (doubt := habits.doubt(scores)):
         note(doubt)
     with progress("making the page") as update:

@@ -87,6 +87,7 @@ def score(
 
     from headspan.scoring.run import score as run
     from headspan.scoring.screening import DELTA
+    from headspan.subspaces.metrics import DEFAULT_METRICS, PK
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
@@ -100,7 +101,7 @@ def score(
     with progress("scoring") as update:
         scores = run(
             weights,
-            metric or ("pk" if screen else ("pk", "cs")),
+            metric or (PK if screen else DEFAULT_METRICS),
             pairing or "all",
             pairs,  # type: ignore[arg-type]
             nodes=nodes.given(),
@@ -133,7 +134,7 @@ def top(
     reference: ResultRef,
     pairing: Pairings = None,
     k: Annotated[int, k_option("How many pairs per pairing.", 0)] = 20,
-    metric: Metric = "pk",
+    metric: Metric = None,
     head: Annotated[
         str | None, typer.Option(help="Only pairs of this head (L5H1) or port (L5H1.K): who feeds it, whom it feeds.")
     ] = None,
@@ -154,12 +155,12 @@ def top(
     from headspan.results.choices import given_labels
     from headspan.results.effects_fields import with_effects
     from headspan.scoring.inputs import given_scores
-    from headspan.subspaces.metrics import parse_metrics
+    from headspan.subspaces.metrics import PK, parse_metrics
     from headspan.vocabulary.heads import parse_pairings
 
     if head is not None and (layer is not None or label is not None):
         raise HeadspanError("--head lists all pairs of one head: leave out --layer and --label")
-    (name,) = parse_metrics(metric)[:1] or ("pk",)
+    (name,) = parse_metrics(metric or PK)[:1]
     scores = given_scores(reference, [name], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
     if head is not None:
@@ -183,14 +184,15 @@ def top(
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
     """Rows of edges with their distance from chance; None where the random baseline is not known."""
     from headspan.statistics.significance import z_scores
+    from headspan.subspaces.metrics import metric_of
 
     tables: dict[str, Any] = {}
     found = []
     for row in rows:
         z = None
-        if row["metric"] == "pk":
+        if metric_of(row["metric"]).random_null:
             if row["pairing"] not in tables:
-                matrix = scores["pk", row["pairing"]]
+                matrix = scores[row["metric"], row["pairing"]]
                 places = ({str(h): i for i, h in enumerate(heads)} for heads in (matrix.sources, matrix.targets))
                 tables[row["pairing"]] = (z_scores(scores, row["pairing"]), *places)
             values, sources, targets = tables[row["pairing"]]

@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def hubs(
     reference: ResultRef,
     pairing: Pairings = None,
-    metric: Metric = "pk",
+    metric: Metric = None,
     k: Annotated[int, k_option("Heads per list.")] = 10,
     corrected: Annotated[
         bool, typer.Option("--corrected", help="Rank by the z-score corrected for the number of candidates.")
@@ -61,8 +61,10 @@ def hubs(
     from headspan.scoring.inputs import given_scores
     from headspan.statistics.hubs import HubLists
     from headspan.statistics.hubs import hubs as find_hubs
+    from headspan.subspaces.metrics import PK
     from headspan.vocabulary.heads import parse_pairings
 
+    metric = metric or PK
     scores = given_scores(reference, [metric], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
     found = find_hubs(scores, pairing or ["flow"], metric)
@@ -124,13 +126,14 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
     """The pairs with the largest scores of some pairings, all of them if k is 0."""
     from headspan.scoring.inputs import given_scores
     from headspan.statistics.significance import Null, significance
+    from headspan.subspaces.metrics import PK
     from headspan.vocabulary.heads import Pairing, parse_pairings
 
     chosen = parse_pairings(pairings)
     wanted = parse_pairings([*chosen, *(Pairing(p.target, p.source) for p in chosen)])
     if null not in get_args(Null):
         raise HeadspanError(f"--null is {', '.join(get_args(Null)[:-1])} or {get_args(Null)[-1]}, not {null!r}")
-    scores = given_scores(reference, ["pk"], wanted)
+    scores = given_scores(reference, [PK], wanted)
     rows: list[dict[str, Any]] = []
     counts: list[str] = []
     remarks: list[str] = []

@@ -16,7 +16,7 @@ from headspan.explorer.page import STYLES, Report, render
 from headspan.results.head_scores import KIND_TITLES
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
-from headspan.subspaces.metrics import metric_of
+from headspan.subspaces.metrics import PK, metric_of
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.vocabulary.ports import PortTable
 
@@ -86,9 +86,9 @@ def _kept(change: Diff) -> Iterator[dict[str, Any]]:
     """Edges that are among the strongest k before and after, and not listed as changed: the rest of both wirings."""
     listed = {(edge.pairing, edge.source, edge.target) for edge in change.edges}
     for pairing in FLOW_PAIRINGS:
-        if ("pk", pairing) not in change.before or ("pk", pairing) not in change.after:
+        if (PK, pairing) not in change.before or (PK, pairing) not in change.after:
             continue
-        before, after = aligned(change.before["pk", pairing], change.after["pk", pairing])
+        before, after = aligned(change.before[PK, pairing], change.after[PK, pairing])
         ranks, later = places(before.values), places(after.values)
         for i, j in np.argwhere((ranks > 0) & (ranks <= change.k) & (later > 0) & (later <= change.k)):
             source, target = before.sources[i], before.targets[j]
@@ -108,7 +108,7 @@ def _with_strengths(change: Diff, edges: list[dict[str, Any]]) -> list[dict[str,
         for name, scores in (("before", change.before), ("after", change.after)):
             if mine:
                 values = np.array([np.nan if edge[name] is None else edge[name] for edge in mine], dtype=np.float64)
-                drawn = metric_of("pk").strength(values, usual_dimension(scores, pairing), *_widest(scores, pairing))
+                drawn = metric_of(PK).strength(values, usual_dimension(scores, pairing), *_widest(scores, pairing))
                 for edge, strength in zip(mine, drawn, strict=True):
                     edge[f"{name}_strength"] = round(float(strength), 4)
     return edges
@@ -131,7 +131,7 @@ def _strengths(series: Series) -> str | None:
     }
     flags = [(centred[e.pairing.source][e.source], centred[e.pairing.target][e.target]) for e in series.edges]
     d = dimension_between(int(series.provenance["d_model"]), *np.array(flags).T)
-    return pack(metric_of("pk").strength(series.scores, d, ranks[:, 0], ranks[:, 1]), "f4")
+    return pack(metric_of(PK).strength(series.scores, d, ranks[:, 0], ranks[:, 1]), "f4")
 
 
 def _served(series: Series) -> dict[str, str]:

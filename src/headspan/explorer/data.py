@@ -30,7 +30,7 @@ from headspan.results.scores import Scores
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
-from headspan.subspaces.metrics import metric_of
+from headspan.subspaces.metrics import PK, metric_of
 from headspan.system.memory import check_room
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
@@ -202,7 +202,7 @@ def _edges_and_summaries(
     for metric, pairing in scores.arrays:
         nulls = Nulls.of(scores, metric, pairing)
         edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls)
-        if metric == "pk" and not pairing.of_nodes:
+        if metric_of(metric).random_null and not pairing.of_nodes:
             with suppress(HeadspanError):  # one layer only, or subspaces that fill the space
                 found[pairing] = summary_of(scores, pairing, random_null=nulls.random, reversed_null=nulls.reversed)
     return edges, [found[pairing] for pairing in _ordered(scores) if pairing in found]
@@ -210,7 +210,7 @@ def _edges_and_summaries(
 
 def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
     """Histogram over the bins of the KL divergence, without the empty ones at both ends."""
-    values = scores["pk", summary.pairing].forward().pairs()[2]
+    values = scores[PK, summary.pairing].forward().pairs()[2]
     high = float(np.minimum(scores.ranks(summary.pairing.source).max(), scores.ranks(summary.pairing.target).max()))
     counts = np.histogram(np.clip(values, 0, high), np.linspace(0, high, _BINS + 1))[0]
     used = np.flatnonzero(counts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.explorer.encode import best_pairs, pack
+from headspan.explorer.encode import best_pairs, metric_order, pack
 from headspan.models.weights import AttentionWeights
 from headspan.reading.pair import PairReader, SharedDirection, SignedTokens
 from headspan.reading.token_lengths import VocabularyRows
@@ -37,7 +37,7 @@ def pair_details(
 
     rows: the vocabulary, where there are tokens; it is gone through once for all pairs.
     """
-    metric = "pk" if "pk" in scores.metrics else scores.metrics[0]
+    metric = metric_order(scores)[0]
     share = 4 if max(weights.d_head(role) for role in ROLES) > WIDE else 1
     chosen = {
         pairing: best_pairs(
@@ -160,7 +160,7 @@ def tokens_by_role(
 
 def _on_strongest_edges(scores: Scores, most: int) -> list[HeadRole]:
     """What the strongest edges join, pairing by pairing in turn."""
-    metric = "pk" if "pk" in scores.metrics else scores.metrics[0]
+    metric = metric_order(scores)[0]
     pairings = [p for p in FLOW_PAIRINGS if (metric, p) in scores] or [
         p for p in scores.pairings if set(p) <= set(ROLES)
     ]

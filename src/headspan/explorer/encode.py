@@ -218,3 +218,8 @@ def best_pairs(matrix: ScoreMatrix, count: int) -> list[tuple[int, int]]:
     rows, columns, values = matrix.forward().pairs()
     order = descending(values)[:count]
     return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
+
+
+def metric_order(scores: Scores) -> list[str]:
+    """The similarities of a result, Projection Kernel first, unknown ones last."""
+    return sorted(scores.metrics, key=lambda metric: [*METRICS, metric].index(metric))

@@ -15,7 +15,7 @@ from headspan.results.scores import Scores
 from headspan.statistics.baseline import PairingSummary
 from headspan.statistics.dimension import dimension_at, usual_dimension
 from headspan.statistics.hubs import HubHead, HubScores, hubs
-from headspan.subspaces.metrics import METRICS, drawn_scores
+from headspan.subspaces.metrics import METRICS, PK, drawn_scores, metric_of
 from headspan.subspaces.random_subspaces import moments, random_quantile
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
 
@@ -59,10 +59,10 @@ def rises_above_chance(scores: Scores) -> bool:
     By Projection Kernel where there is one, whose law for random subspaces is known: one of n pairs is above the point
     that n random ones stay below, or more of them above the 99.9 % point than by lot.
     """
-    kernel = [p for m, p in scores.arrays if m == "pk" and not p.of_nodes]
+    kernel = [p for p in scores.pairings if (PK, p) in scores and not p.of_nodes]
     if not kernel:
         return any(_far_from_drawn(scores, metric, pairing) for metric, pairing in scores.arrays)
-    found = [scores["pk", pairing].forward().pairs() for pairing in kernel]
+    found = [scores[PK, pairing].forward().pairs() for pairing in kernel]
     total = sum(len(values) for _, _, values in found)
     if not total:
         return True  # one layer: nothing to compare with chance, and nothing to doubt
@@ -100,7 +100,7 @@ def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     edge = max(best, key=lambda edge: edge.score)
     view = {"at": "wiring", "metric": metric, "pair": f"{edge.source}.O-{edge.target}.{edge.pairing.target}"}
     title = f"{edge.source} writes what the {_READS[edge.pairing.target]} of {edge.target} read"
-    if metric != "pk":
+    if not metric_of(metric).random_null:
         return [Finding(title, f"With {metric} {edge.score:.3f} it is the strongest pair of OQ, OK and OV.", view)]
     row, column = (scores.heads(role).index(end) for role, end in zip(edge.pairing, edge[3:5], strict=True))
     rank, other = scores.ranks(edge.pairing.source)[row], scores.ranks(edge.pairing.target)[column]
@@ -184,7 +184,7 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
         return [Finding("No single connection stands out from reversed pairs", text, {"at": "wiring"})]
     parts = ", ".join(f"{s.reversed_significant:,} in {s.pairing}" for s in rows)
     text = f"Of {pairs:,} forward pairs these exceed the pairs in the impossible direction at q ≤ 0.05: {parts}. "
-    view = {"at": "wiring", "rule": "significance", "q": "0.05", "null": "reversed", "metric": "pk"}
+    view = {"at": "wiring", "rule": "significance", "q": "0.05", "null": "reversed", "metric": PK}
     title = f"{total:,} connection{'' if total == 1 else 's'} above reversed pairs"
     return [Finding(title, text + _head_specific(rows), view)]
 

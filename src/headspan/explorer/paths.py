@@ -7,6 +7,7 @@ from typing import Any
 from headspan.graphs.paths import strongest
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole
 
@@ -48,6 +49,6 @@ def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[di
 
 def _targets(scores: Scores, most: int) -> list[HeadRole]:
     """What the strongest edges lead to, by their excess over chance, each once."""
-    edges = [e for p in FLOW_PAIRINGS if ("pk", p) in scores for e in scores["pk", p].forward().top(TARGETS)]
+    edges = [e for p in FLOW_PAIRINGS if (PK, p) in scores for e in scores[PK, p].forward().top(TARGETS)]
     edges.sort(key=lambda edge: -edge.score)
     return list(dict.fromkeys(HeadRole(edge.target, edge.pairing.target) for edge in edges))[:most]

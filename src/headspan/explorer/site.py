@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headspan.explorer.encode import metric_order
 from headspan.explorer.page import Report, filled, policy_of, static_text
 from headspan.explorer.report import report
 from headspan.graphs.selection import wiring
@@ -26,6 +27,7 @@ from headspan.results.scores import Scores, is_result
 from headspan.running.demo_measurements import with_shipped
 from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.outputs import check_folder, is_ours, writing
@@ -205,7 +207,7 @@ def _pairings(scores: Scores) -> str:
 
 def _picture(scores: Scores) -> tuple[str | None, str]:
     """A small wiring as a data address, and what it shows."""
-    metric = "pk" if "pk" in scores.metrics else next(iter(scores.metrics), "pk")
+    metric = next(iter(metric_order(scores)), PK)
     pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
     if pairing is None:
         return None, ""

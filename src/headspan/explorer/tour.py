@@ -15,7 +15,7 @@ from headspan.results.labels import Labels
 from headspan.results.matrix import Edge
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import dimension_at
-from headspan.subspaces.metrics import metric_of
+from headspan.subspaces.metrics import PK, metric_of
 from headspan.vocabulary.heads import Pairing
 
 _OK = Pairing.parse("OK")
@@ -33,10 +33,10 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
     ratio = measured.ratio(_OK)[place]
     row = scores.heads("O").index(edge.source)
     ranks = scores.ranks("O")[row], scores.ranks("K")[place[1]]
-    metric = metric_of("pk")
+    metric = metric_of(PK)
     chance = float(metric.chance(dimension_at(scores, _OK, row, place[1]), *ranks)[0])
     pair = f"{edge.source}.O-{edge.target}.K"
-    base = {"metric": "pk", "pairings": "OK", "rule": "top", "k": "20"}
+    base = {"metric": PK, "pairings": "OK", "rule": "top", "k": "20"}
     verdict = (
         f"Exchanging what {edge.source} writes in the keys of {edge.target} alone changes its attention by "
         f"{matrix.values[place]:.2f} (total variation, 0 to 1): "
@@ -67,9 +67,9 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
 
 def _induction_edge(scores: Scores, labels: Labels | None) -> Edge | None:
     """The strongest OK edge from a previous-token head to an induction head."""
-    if labels is None or ("pk", _OK) not in scores:
+    if labels is None or (PK, _OK) not in scores:
         return None
-    for edge in scores["pk", _OK].forward().top(20):
+    for edge in scores[PK, _OK].forward().top(20):
         if "previous_token" in labels.of(edge.source) and "induction" in labels.of(edge.target):
             return edge
     return None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headspan.results.tabular import Tabular
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.inputs import read_text, reason
 from headspan.system.outputs import writing
@@ -28,7 +29,7 @@ FORMAT, VERSION = "headspan circuit", 1
 _LARGEST = 16 * 2**20  # bytes
 _MOST_EDGES = 20_000
 _LONGEST = 300  # letters of a name
-_METRIC = "pk"
+_METRIC = PK
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from headspan.results.scores import Scores
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.deprecation import warn_renamed
 from headspan.system.ordering import descending, occurrence
@@ -34,7 +35,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 def wiring(
     scores: ScoresLike,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",
-    metric: str = "pk",
+    metric: str = PK,
     k: int = 20,
     rule: Rule = "top",
     q: float | None = None,

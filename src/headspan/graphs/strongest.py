@@ -10,6 +10,7 @@ from headspan.results.labels import Labels
 from headspan.results.matrix import Edges
 from headspan.results.strongest import Around
 from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole, Pairing, Port, parse_pairings
 
@@ -19,7 +20,7 @@ def around(
     scores: ScoresLike,
     head: Port | HeadRole | str,
     k: int = 10,
-    metric: str = "pk",
+    metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
 ) -> Around:
     """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
@@ -43,7 +44,7 @@ def top(
     scores: ScoresLike,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",
     k: int = 20,
-    metric: str = "pk",
+    metric: str = PK,
     *,
     layer: int | None = None,
     label: str | None = None,

@@ -21,7 +21,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
-from headspan.subspaces.metrics import parse_metrics
+from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
@@ -35,7 +35,7 @@ _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary ar
 def detection(
     scores: Scores,
     labels: Labels,
-    metric: str = "pk",
+    metric: str = PK,
     *,
     pairings: Sequence[str | Pairing] = FLOW_PAIRINGS,
     measure: Measure = "pr_auc",
@@ -120,7 +120,7 @@ class Classification:
 def classification(
     scores: Scores,
     labels: Labels,
-    metric: str = "pk",
+    metric: str = PK,
     *,
     pairings: Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
     classes: Sequence[str] | None = None,
@@ -223,7 +223,7 @@ def common_pairs(scores: Scores, pairing: str | Pairing, first: str, second: str
 
 
 def metric_agreement(
-    scores: Scores, pairing: str | Pairing, first: str = "pk", second: str = "cs", quantile: float = 0.97
+    scores: Scores, pairing: str | Pairing, first: str = PK, second: str = CS, quantile: float = 0.97
 ) -> tuple[float, float]:
     """Spearman correlation of two similarities over all forward pairs, and over those high in either.
 
@@ -320,7 +320,7 @@ def evaluate(
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # a wrong name must not wait for the scores
     scores = given_scores(
-        scores, wanted or ("pk", "cs"), FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress, whole="an evaluation"
+        scores, wanted or DEFAULT_METRICS, FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress, whole="an evaluation"
     )
     names = wanted or scores.metrics
     if not names:
@@ -343,7 +343,7 @@ def evaluate(
             found.classification[metric] = classification(
                 scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed
             )
-    if {"pk", "cs"} <= set(names):
+    if {PK, CS} <= set(names):
         pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
         for i, name in enumerate(("all", "top3pct_of_either")):
             found.spearman[name] = {pairing: rhos[i] for pairing, rhos in pairs.items()}

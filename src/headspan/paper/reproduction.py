@@ -28,12 +28,12 @@ from headspan.scoring.inputs import WeightsLike, given_weights
 from headspan.scoring.run import score
 from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
-from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.metrics import CS, DEFAULT_METRICS, METRICS, PK
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import progress_bar
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
 
 if TYPE_CHECKING:
     import pandas
@@ -176,7 +176,7 @@ def _reproduce(weights: AttentionWeights, progress: Progress) -> Reproduction:
         except HeadspanError as error:
             reasons |= dict.fromkeys(sections, str(error))
     rows = [row for name in DIGITS for row in _compare(name, ours.get(name), reasons.get(name, ""), scores)]
-    shared = sum(ours["top20_edges_shared_after_preprocessing"]["cs"].values())
+    shared = sum(ours["top20_edges_shared_after_preprocessing"][CS].values())
     remarks = [
         "The paper's text counts 18 CS edges that stay in the top 20 after preprocessing; its own counts for OQ, OK "
         f"and OV are 1 + 4 + 11 = 16, and these weights give {shared}."
@@ -201,11 +201,11 @@ def _check_is_gpt2_small(weights: AttentionWeights) -> None:
 
 def _all_scores(weights: AttentionWeights, progress: Progress) -> tuple[Scores, Scores]:
     """All similarities of the original weights, and those compared after folding."""
-    scores = score(weights, ("pk", "cs"), "all", progress=progress)
+    scores = score(weights, DEFAULT_METRICS, "all", progress=progress)
     others = [metric for metric in METRICS if metric not in scores.metrics]
     more = score(weights, others, FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress=progress)
     both = replace(scores, arrays={**scores.arrays, **more.arrays})
-    return both, score(fold(weights), ("pk", "cs"), FLOW_PAIRINGS, progress=progress)
+    return both, score(fold(weights), DEFAULT_METRICS, FLOW_PAIRINGS, progress=progress)
 
 
 def _from_scores(scores: Scores, folded: Scores) -> Tree:
@@ -218,15 +218,15 @@ def _from_scores(scores: Scores, folded: Scores) -> Tree:
         "kl_random_vs_observed": {name: kl_divergence(scores, name) for name in lines},
         "pk_mean": {"QQ": lines["QQ"].mean, "VO": lines["VO"].mean, "random": lines["QQ"].random_mean},
         **hub_lists(scores),
-        "top20_wiring_head_counts": {metric: _head_counts(scores, metric) for metric in ("pk", "cs")},
+        "top20_wiring_head_counts": {metric: _head_counts(scores, metric) for metric in DEFAULT_METRICS},
         "top20_edges_shared_after_preprocessing": {
             metric: {str(p): _shared_edges(scores, folded, metric, str(p)) for p in FLOW_PAIRINGS}
-            for metric in ("pk", "cs")
+            for metric in DEFAULT_METRICS
         },
     }
 
 
-def hub_lists(scores: Scores, pairings: Iterable[Any] = FLOW_PAIRINGS, metric: str = "pk", k: int = 10) -> Tree:
+def hub_lists(scores: Scores, pairings: Iterable[Any] = FLOW_PAIRINGS, metric: str = PK, k: int = 10) -> Tree:
     """The k strongest hubs as ``inlet_top10`` and ``outlet_top10``: pairing -> [[head, score], …]."""
     found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings}
     return {
@@ -320,7 +320,7 @@ def _near_tie_room(key: str, value: float, scores: Scores) -> Room:
 
 def _kl_room(key: str, value: float, scores: Scores) -> Room:
     """KL when errors of the scores may put pairs that lie next to the edge of a bin into the neighbouring one."""
-    name = next(name for name in scores.arrays if name[0] == "pk" and str(name[1]) == key)
+    name = (PK, Pairing.parse(key))
     values = scores.arrays[name].astype(np.float64)
     errors = np.linspace(-_PK_ERROR, _PK_ERROR, 5)
     found = [kl_divergence(replace(scores, arrays={name: values * (1 + error)}), key) for error in errors]

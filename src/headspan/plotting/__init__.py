@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headspan.plotting.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.plotting.context import Context
+from headspan.subspaces.metrics import DEFAULT_METRICS, PK
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_folder
 from headspan.vocabulary.errors import HeadspanError
@@ -72,7 +73,7 @@ def _two_layer(context: Context) -> Named:
 def _scatter(context: Context) -> Named:
     from headspan.plotting.scatter import scatter_figure
 
-    context.need_metrics("pk", "cs")
+    context.need_metrics(*DEFAULT_METRICS)
     yield "scatter", scatter_figure(context.scores, context.flow)
 
 
@@ -115,7 +116,7 @@ def _head_scores_of(context: Context, kinds: list[str]) -> Figure:
 def _kl(context: Context) -> Named:
     from headspan.plotting.distributions import kl_figure
 
-    context.need_metrics("pk")
+    context.need_metrics(PK)
     context.need_all_pairings()
     yield "kl", kl_figure(context.scores)
 

@@ -11,6 +11,7 @@ from headspan.graphs.graph import Wiring
 from headspan.graphs.selection import wiring
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import usual_dimension
+from headspan.subspaces.metrics import DEFAULT_METRICS
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
 
@@ -55,7 +56,7 @@ class Context:
         """The similarities that pictures compare: PK and CS, or what there is."""
         if not self.scores.metrics:
             raise HeadspanError("this result has no scores: make one with headspan score")
-        return tuple(m for m in ("pk", "cs") if m in self.scores.metrics) or self.scores.metrics[:2]
+        return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
 
     def need_metrics(self, *metrics: str) -> None:
         missing = [metric for metric in metrics if metric not in self.scores.metrics]

@@ -12,6 +12,7 @@ from headspan.plotting.canvas import heat_map, new_figure
 from headspan.results.scores import Scores
 from headspan.statistics.baseline import PairingSummary, summarise
 from headspan.statistics.dimension import dimension_at
+from headspan.subspaces.metrics import PK
 from headspan.subspaces.random_subspaces import entry_density, moments, sample_pk, squared_entry_density
 from headspan.vocabulary.heads import ROLES, Pairing
 
@@ -70,7 +71,7 @@ def _kl_map(axes: Axes, found: dict[Pairing, PairingSummary]) -> None:
 
 def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     """Histogram of the observed PK with the density expected between random subspaces."""
-    rows, columns, values = scores["pk", pairing].forward().pairs()
+    rows, columns, values = scores[PK, pairing].forward().pairs()
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
     d = dimension_at(scores, pairing, rows, columns)
     mean, variance = (float(np.mean(moment)) for moment in moments(d, ranks, ranks2))

@@ -10,6 +10,7 @@ import numpy as np
 from headspan.change.compare import PairingComparison
 from headspan.plotting import style
 from headspan.plotting.canvas import new_figure
+from headspan.subspaces.metrics import metric_of
 from headspan.vocabulary.heads import PAIRINGS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def mse_figure(lines: Sequence[PairingComparison]) -> Figure:
     axes = figure.add_axes((0.085, 0.12, 0.9, 0.7))
     width = 0.8 / len(errors)
     for i, (metric, by_pairing) in enumerate(errors.items()):
-        name = "PK / d_head" if metric == "pk" else style.metric_short(metric)
+        name = style.metric_short(metric) + (" / d_head" if metric_of(metric).grows_with_rank else "")
         x = np.arange(len(PAIRINGS)) + (i - (len(errors) - 1) / 2) * width
         bars = axes.bar(x, [by_pairing[p] for p in PAIRINGS], width * 0.92, color=_BARS[i % 2], label=name)
         for pairing, bar in zip(PAIRINGS, bars, strict=True):

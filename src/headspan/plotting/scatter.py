@@ -11,6 +11,7 @@ from headspan.paper.evaluation import common_pairs, metric_agreement
 from headspan.plotting import style
 from headspan.plotting.canvas import legend_below, new_figure
 from headspan.results.scores import Scores
+from headspan.subspaces.metrics import CS, PK
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing
 
@@ -37,7 +38,7 @@ def groups(x: np.ndarray, y: np.ndarray, share: float = 0.03) -> dict[str, np.nd
 
 
 def scatter_figure(
-    scores: Scores, pairings: Sequence[Pairing], first: str = "pk", second: str = "cs", share: float = 0.03
+    scores: Scores, pairings: Sequence[Pairing], first: str = PK, second: str = CS, share: float = 0.03
 ) -> Figure:
     """One panel per pairing; axes end at the 99.99th percentile, as a single outlier would squeeze the rest."""
     from matplotlib.lines import Line2D

@@ -11,13 +11,14 @@ from headspan.plotting import style
 from headspan.plotting.canvas import legend_below, new_figure
 from headspan.results.effects import Effects
 from headspan.results.scores import Scores
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.heads import Pairing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = "pk") -> Figure:
+def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = PK) -> Figure:
     """One panel per pairing; edges with a large effect are marked."""
     from matplotlib.lines import Line2D
     from scipy.stats import spearmanr

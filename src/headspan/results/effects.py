@@ -17,6 +17,7 @@ from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
+from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
@@ -181,7 +182,7 @@ class Effects(Tabular):
         return out
 
     def records(
-        self, scores: Scores | None = None, *, metric: str = "pk", k: int | None = None, by: str = "effect"
+        self, scores: Scores | None = None, *, metric: str = PK, k: int | None = None, by: str = "effect"
     ) -> list[dict[str, Any]]:
         """Rows of a table: the ``k`` edges of each pairing with the largest ``"effect"`` or ``"score"``.
 

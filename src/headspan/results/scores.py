@@ -19,6 +19,7 @@ from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.scores_file import is_result, read_result, write_result
 from headspan.results.strongest import Around
 from headspan.results.tabular import data_frame
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError, WrongArgument, missing_extra, visible
 from headspan.vocabulary.heads import Head, HeadRole, Pairing, Port, Role
@@ -120,12 +121,12 @@ class Scores:
         return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)
 
     def top(
-        self, pairings: str | Pairing | Iterable[str | Pairing] = "flow", k: int = 20, metric: str = "pk", **only: Any
+        self, pairings: str | Pairing | Iterable[str | Pairing] = "flow", k: int = 20, metric: str = PK, **only: Any
     ) -> Edges:
         """The k largest scores of every pairing; ``layer=``, ``label=`` and ``labels=`` as in :func:`headspan.top`."""
         return strongest.top(self, pairings, k, metric, **only)
 
-    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = "pk") -> Around:
+    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = PK) -> Around:
         """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
         return strongest.around(self, head, k, metric)
 
@@ -169,7 +170,7 @@ class Scores:
         return pandas.concat(frames, ignore_index=True) if frames else data_frame([])
 
     @checked
-    def to_networkx(self, metric: str = "pk", pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
+    def to_networkx(self, metric: str = PK, pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
         """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
 
         A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and

@@ -11,6 +11,7 @@ import numpy as np
 from headspan.results.choices import given_labels, given_pairings
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
+from headspan.subspaces.metrics import PK
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
@@ -70,7 +71,7 @@ def around(
     scores: Scores,
     head: Port | HeadRole | str,
     k: int = 10,
-    metric: str = "pk",
+    metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
 ) -> Around:
     """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
@@ -116,7 +117,7 @@ def top(
     scores: Scores,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",
     k: int = 20,
-    metric: str = "pk",
+    metric: str = PK,
     *,
     layer: int | None = None,
     label: str | None = None,

@@ -29,6 +29,7 @@ from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.random_writes import RandomWrites
 from headspan.running.replay import Replayer
 from headspan.running.samples import Sample, equal_windows, random_samples, token_pool
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.progress import progress_bar
@@ -260,7 +261,7 @@ def _wanted(
         chosen = layers[:, None] < layers[None, :]
         if scores is not None and k is not None:
             chosen = np.zeros_like(chosen)
-            for edge in scores["pk", pairing].forward().top(k):
+            for edge in scores[PK, pairing].forward().top(k):
                 chosen[place[edge.source.layer], place[edge.target.layer]] = True
         by_head = np.repeat(chosen, replayer.weights.n_heads, axis=0)
         wanted |= {receiver: by_head for receiver in replayer.receivers if receiver.role is pairing.target}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.results.effects import Effects
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
@@ -114,8 +115,8 @@ def _differences(
     pairs = []
     for name in drawn:
         metric, _, kind = name.partition(" ")
-        if kind in ("raw", "folded") and metric != "pk" and f"pk {kind}" in drawn:
-            pairs.append((f"pk {kind}", name))
+        if kind in ("raw", "folded") and metric != PK and f"{PK} {kind}" in drawn:
+            pairs.append((f"{PK} {kind}", name))
         if kind == "folded" and f"{metric} raw" in drawn:
             pairs.append((name, f"{metric} raw"))
     rows = []

@@ -107,7 +107,7 @@ class Assembly:
     def _same_layer_chance(self) -> dict[str, Any]:
         """Mean and standard deviation of PK by chance inside a layer, by pairing and layer, under latent attention."""
         found: dict[str, dict[str, list[float]]] = {}
-        for pairing in self._plan.pairings if "pk" in self._plan.metrics else ():
+        for pairing in self._plan.pairings if any(METRICS[m].random_null for m in self._plan.metrics) else ():
             inside = pairing.same_type if self._plan.pairs == "default" else self._plan.pairs in ("same-type", "all")
             if not inside or not set(pairing) <= {*ROLES}:
                 continue

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from headspan.results.scores import Scores
+from headspan.subspaces.metrics import DEFAULT_METRICS
 from headspan.vocabulary.heads import Pairing
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ WeightsLike = Any  # AttentionWeights, or anything that `headspan.open` takes
 
 def given_scores(
     scores: ScoresLike,
-    metrics: str | Iterable[str] = ("pk", "cs"),
+    metrics: str | Iterable[str] = DEFAULT_METRICS,
     pairings: str | Iterable[str | Pairing] = "all",
     progress: Update | None = None,
     *,

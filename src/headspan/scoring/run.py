@@ -28,7 +28,7 @@ from headspan.scoring.screening import DELTA
 from headspan.scoring.screening import screen as find_strongest
 from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
-from headspan.subspaces.metrics import parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
@@ -47,7 +47,7 @@ _OVERHEAD = 1.4  # time of a run over that of its arithmetic
 @checked
 def score(
     weights: Any,
-    metrics: str | Sequence[str] = ("pk", "cs"),
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
     pairings: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
@@ -190,7 +190,7 @@ def _screened(
         raise HeadspanError(f"screening needs at least one pair and a δ between 0 and 1, not {k} and {delta:g}")
     if seed is not None and not 0 <= seed < 2**64:
         raise HeadspanError(f"the seed of a sketch is a whole number from 0 to 2**64 - 1, not {str(seed)[:40]}")
-    if names != ("pk",):
+    if names != (PK,):
         raise HeadspanError(f"screening finds the strongest pairs by pk, not by {', '.join(names)}: choose --metric pk")
     if dask is not None or device != "cpu":
         raise HeadspanError("screening runs on this machine's processor: leave out --dask and --device")
@@ -226,7 +226,7 @@ def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[st
 
 def scores_of(
     reference: str,
-    metrics: str | Sequence[str] = ("pk", "cs"),
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
     pairings: str | Sequence[str | Pairing] = "all",
     *,
     fold: bool = False,

@@ -25,6 +25,7 @@ from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract
 from headspan.scoring.plan import result_bytes
 from headspan.subspaces.bases import lower_inverse, orthonormal_bases
+from headspan.subspaces.metrics import PK
 from headspan.subspaces.sketches import estimates, gaussian_sketch, sketched_bases, sketched_spans, upper_bounds
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.errors import HeadspanError
@@ -99,7 +100,7 @@ def screen(
         "d_head": {str(role): weights.d_head(role) for role in roles},
         "screen": about,
     }
-    arrays = {("pk", search.pairing): search.values() for search in searches}
+    arrays = {(PK, search.pairing): search.values() for search in searches}
     return Scores(arrays, weights.ports, weights.d_model, ranks, provenance)
 
 
@@ -307,7 +308,7 @@ def _check_memory(
     orthonormal = max(len(weights.heads(p.source)) * per_head[p.source] for p in pairings)
     layer = max(len(weights.heads_in(r, i)) * weights.d_head(r) for r in roles for i in weights.places)
     # Of every pair: its score in each pairing, T, and in turn an estimate, a bound, places and what is exact.
-    values = 12 * result_bytes(weights.ports, ("pk",), tuple(pairings))
+    values = 12 * result_bytes(weights.ports, (PK,), tuple(pairings))
     needed = _BASE_BYTES + sketches + 2 * orthonormal + 48 * layer * weights.d_model + values
     if needed > memory:
         raise HeadspanError(

@@ -16,6 +16,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.dimension import dimension_at
 from headspan.statistics.significance import DISCOVERY_RATE, Significance, agreement, has_reverse, significance
 from headspan.statistics.within_layers import DIRECTED
+from headspan.subspaces.metrics import PK
 from headspan.subspaces.random_subspaces import moments, random_quantile
 from headspan.system.arguments import checked
 from headspan.system.progress import Update
@@ -52,7 +53,7 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
     """The KL of ``kl_divergence`` with what it rests on."""
     from scipy.special import ndtr
 
-    matrix = scores["pk", pairing].forward()
+    matrix = scores[PK, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
         raise HeadspanError(f"{matrix.pairing} has no forward pairs: KL needs heads in at least two layers")
@@ -112,8 +113,8 @@ def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> li
     Pairings of nodes come last; no line of heads depends on them.
     """
     scores.check_all_pairs("a comparison with chance")
-    nodes = [pairing for pairing in given_pairings("all", scores, "pk") if pairing.of_nodes]
-    found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if ("pk", pairing) in scores]
+    nodes = [pairing for pairing in given_pairings("all", scores, PK) if pairing.of_nodes]
+    found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if (PK, pairing) in scores]
     if not found:
         raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
     return found
@@ -129,7 +130,7 @@ def summary_of(
     reversed_null: Significance | None = None,
 ) -> PairingSummary:
     """One line of ``summarise``; whoever has tested the pairing against a null already gives what was found."""
-    rows, columns, values = scores["pk", pairing].forward().pairs()
+    rows, columns, values = scores[PK, pairing].forward().pairs()
     if not len(values):
         raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
     values = values.astype(np.float64)
@@ -139,7 +140,7 @@ def summary_of(
     against_random = random_null or significance(scores, pairing)
     # PK that cannot vary is computed with rounding: it must not count as above its own value.
     above = (values > random_quantile(d, ranks, ranks2)) & (random.variance > 0)
-    if reversed_null is None and has_reverse(scores, "pk", pairing):
+    if reversed_null is None and has_reverse(scores, PK, pairing):
         reversed_null = significance(scores, pairing, null="reversed")
     return PairingSummary(
         pairing,
@@ -207,6 +208,6 @@ def baseline(
     >>> str(baseline("demo")[0].pairing)
     'QQ'
     """
-    found = Baseline(summarise(given_scores(scores, ["pk"], "all", progress), q, kl))
+    found = Baseline(summarise(given_scores(scores, [PK], "all", progress), q, kl))
     found.with_kl = kl
     return found

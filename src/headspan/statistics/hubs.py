@@ -13,6 +13,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, Port, parse_pairings
@@ -127,14 +128,14 @@ class HubLists(Tabular, dict[str, Hubs]):
 
 
 @overload
-def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = "pk") -> Hubs: ...
+def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = PK) -> Hubs: ...
 @overload
-def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = "pk") -> HubLists: ...
+def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = PK) -> HubLists: ...
 @overload
-def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = "pk") -> Any: ...
+def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = PK) -> Any: ...
 @checked
 def hubs(
-    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = "pk"
+    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = PK
 ) -> Hubs | HubLists:
     """Inlet and outlet scores over the forward pairs of a pairing; of several pairings (a list, "flow") by pairing.
 

@@ -38,6 +38,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.dimension import pair_dimension
 from headspan.statistics.tails import Tail, fit_tail, p_among
 from headspan.statistics.within_layers import Direction, direction_of, residual_z
+from headspan.subspaces.metrics import METRICS, PK, metric_of
 from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
@@ -167,7 +168,7 @@ def significance(
     pairing: str | Pairing,
     *,
     null: Null = "random",
-    metric: str = "pk",
+    metric: str = PK,
     approximation: Approximation = "tight",
 ) -> Significance:
     """z, p and q for the pairs of one pairing under one of the three nulls.
@@ -185,8 +186,9 @@ def significance(
     matrix = scores[metric, pairing]
     if null != "random":
         return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
-    if metric != "pk":
-        raise HeadspanError(f"the random null is known for pk only, not for {metric}: choose the reversed null")
+    if not metric_of(metric).random_null:
+        known = ", ".join(name for name, known in METRICS.items() if known.random_null)
+        raise HeadspanError(f"the random null is known for {known} only, not for {metric}: choose the reversed null")
     return _against_random(matrix, scores, approximation)
 
 
@@ -204,7 +206,7 @@ def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approxim
 
 def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
     """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
-    matrix = _compared(scores["pk", pairing])
+    matrix = _compared(scores[PK, pairing])
     return _random_z(matrix, _chances(scores, matrix, approximation))
 
 

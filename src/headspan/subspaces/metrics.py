@@ -99,6 +99,7 @@ class Metric:
     all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
     at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
         drawn otherwise.
+    random_null: the distribution of the score of two random subspaces is known, so that a pair has a z and a p.
     """
 
     key: str
@@ -111,6 +112,7 @@ class Metric:
     grows_with_rank: bool = False
     all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
     at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    random_null: bool = False
     known: bool = True
 
     @property
@@ -319,18 +321,22 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     return scores
 
 
+PK, CS = "pk", "cs"
+DEFAULT_METRICS = (PK, CS)  # the two that the paper compares throughout
+
 METRICS = {
     metric.key: metric
     for metric in (
         Metric(
-            "pk",
+            PK,
             "Projection Kernel",
             "PK",
             subspace_factor,
             grows_with_rank=True,
             at_random=_random_kernel,
+            random_null=True,
         ),
-        Metric("cs", "Composition Score", "CS", circuit_factor, np.sqrt, reads_partner=True),
+        Metric(CS, "Composition Score", "CS", circuit_factor, np.sqrt, reads_partner=True),
         Metric("simple_cs", "Simple-CS", "Simple-CS", plain_factor, np.sqrt),
         Metric("linear_cka", "Linear CKA", "Linear CKA", centred_factor, inside_head=True),
         Metric(
