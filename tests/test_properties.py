@@ -152,7 +152,7 @@ def test_scale_of_a_head(arrays: Arrays, seed: int) -> None:
 def test_bounds_and_symmetry(arrays: Arrays) -> None:
     scores, m = scored(arrays), arrays["Q"].shape[-1]
     for metric in METRICS:
-        most = m if metric == "pk" else 1
+        most = METRICS[metric].largest(m, m)
         for pairing in PAIRINGS:
             values = scores[metric, pairing].values
             present = values[~np.isnan(values)]

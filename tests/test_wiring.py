@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import headspan as hs
 from headspan.cli import app
 from headspan.graphs.graph import Wiring
-from headspan.graphs.selection import wiring
 from headspan.models.arrays import ArrayWeights
 from headspan.plotting import save_wiring
+from headspan.plotting.drawn_wiring import wiring
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
 from headspan.statistics.hubs import hubs
