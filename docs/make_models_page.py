@@ -1,9 +1,10 @@
-"""Write docs/models.md: which models are read, and why others that transformers runs on text are not."""
+"""Write docs/models.md: which models are read, and why other text models of transformers are not."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from headspan.checkpoints.gguf.families import FAMILIES
@@ -14,7 +15,7 @@ from headspan.models.families.unread import UNREAD as NOT_READ
 
 PAGE = Path(__file__).parent / "models.md"
 
-# Model types of transformers that are pictures or sound around a text model that is read.
+# Model types of transformers that add vision or audio to a text model that is read.
 WRAPPERS = (
     "aria", "aya_vision", "blip-2", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni",
     "deepseek_ocr2", "deepseek_vl", "deepseek_vl_hybrid", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fast_vlm",
@@ -33,7 +34,7 @@ READ = {*ARCHITECTURES, *ALIASES}
 
 
 def listed_models() -> dict[str, str]:
-    """What the installed transformers runs on text, alone or beside pictures and sound, with the text model of each."""
+    """What the installed transformers runs on text, alone or with vision or audio, and the text model of each."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
@@ -44,23 +45,23 @@ def listed_models() -> dict[str, str]:
             config = AutoConfig.for_model(name)
             text = getattr(config, "text_config", None) or config.get_text_config()
             found[name] = text.model_type
-        except Exception:  # of several kinds: some cannot be without their parts, or have two of them
+        except Exception:  # of several types: some configs need their parts, or have two text models
             found[name] = name
     return found
 
 
 NEED_TIMM = ("fast_vlm", "perception_lm")
 
-# Names of GGUF files that no test writes a file of: their entry is that of a relative.
+# GGUF architectures for which no test writes a file: they use the entry of a related family.
 RELATIVES = ("baichuan", "deepseek", "gemma-embedding", "internlm2", "llama-embed", "minicpm", "nemotron_h", "qwen2vl",
              "qwen3vl", "qwen3vlmoe", "xverse")  # fmt: skip
-# Those that tests write with the name map of a relative: the gguf package may not know them yet.
+# Those that tests write with the name map of a related family: the gguf package may not know them yet.
 BORROWED = ("cohere2moe", "deepseek32", "hy_v3", "laguna", "mellum", "minimax-m3")
-NAMES_ONLY = ("gemma3n",)  # those of which only the names of tensors are tested
+NAMES_ONLY = ("gemma3n",)  # only the names of their tensors are tested
 
 
 def _names(chosen: Callable[[Architecture], bool]) -> list[str]:
-    """The model types whose entry of the table is of some kind."""
+    """The model types whose entry in the table satisfies a condition."""
     return [name for name in sorted(READ) if chosen(ARCHITECTURES[ALIASES.get(name, name)])]
 
 
@@ -68,83 +69,80 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def _reasons(unread: Mapping[str, str]) -> str:
+    """A bullet for each reason and the names it applies to, the longest list first."""
+    names = {why: sorted(name for name in unread if unread[name] == why) for why in sorted({*unread.values()})}
+    most = sorted(names, key=lambda why: -len(names[why]))
+    return "\n".join(_wrapped(f"- {_listed(names[why])}: {why}.", "  ") for why in most)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def page() -> str:
     """The page as Markdown."""
-    lines = [
+    borrowing = _names(lambda entry: entry.lends_kv)
+    streams = _names(lambda entry: entry.streams)
+    latent = _names(lambda entry: entry.latent)
+    without_effects = _names(lambda entry: entry.latent and bool(entry.streams or entry.rotary_norm))
+    paragraphs = [
         "# Models",
-        "",
-        "Made by `docs/make_models_page.py`; `tests/test_models_page.py` checks it against transformers' lists of",
-        "causal models and of models with pictures or sound. What is read is held to transformers' own activations: q,",
-        "k, v and the attention output from our weights are the model's to 1e-5 (`tests/test_architectures.py`,",
-        "`tests/test_latent.py`). For any other model pass its four weights as arrays.",
-        "",
-        "## Read",
-        "",
-        ", ".join(f"`{name}`" for name in sorted(READ - {"transformer_lens"})) + ".",
-        "",
-        "Some are not in transformers. Apple's OpenELM (`openelm`) is held to its documented layout, written down once",
-        "more in `tests/test_uneven.py`; Nemotron-NAS and DeciLM (`nemotron-nas`, `deci`) to Llama's attention with",
-        "other numbers of heads (`tests/test_nemotron_nas.py`); `kimi_k2` has the tensors of `deepseek_v3` and is read",
-        "as that. State dicts of TransformerLens are read too. Effects are refused where layers differ in their heads.",
-        "",
-        "## Around a text model",
-        "",
-        "Of a model with pictures or sound the text model is read, by the `model_type` of its `text_config`; what",
-        "reads pictures or sound is left alone. Those of transformers whose usual text model is read:",
-        ", ".join(f"`{name}`" for name in WRAPPERS) + ".",
-        "",
-        "Every text model is run and compared as above. Where the whole model is not run with it, names and shapes of",
-        "its tensors are compared with transformers' class (`tests/test_models_page.py`); not so for",
-        f"{_listed(NEED_TIMM)}, whose classes need a package that the tests do not have.",
-        "",
-        "## Kinds of attention",
-        "",
-        "Keys and values of earlier layers (Gemma 3n, Gemma 4 E2B and E4B; see",
-        "[concepts](concepts.md#keys-and-values-of-earlier-layers)): "
-        + ", ".join(f"`{name}`" for name in _names(lambda entry: entry.lends_kv))
-        + ". Their effects are refused.",
-        "",
-        "Several residual streams (see [concepts](concepts.md#several-residual-streams)): "
-        + ", ".join(f"`{name}`" for name in _names(lambda entry: entry.streams))
-        + ". Their effects are refused.",
-        "",
-        "Latent attention (see [concepts](concepts.md#latent-attention)): "
-        + _listed(_names(lambda entry: entry.latent))
-        + ". `effects` freezes the norms inside; it is refused for "
-        + _listed(_names(lambda entry: entry.latent and bool(entry.streams or entry.rotary_norm)))
-        + ".",
-        "",
-        "## From GGUF",
-        "",
-        "By `general.architecture`, llama.cpp's name of a family: "
+        "headspan reads the models below by the `model_type` of their config. For any other model pass the four "
+        'weights as arrays: `headspan.open({"Q": Q, "K": K, "V": V, "O": O})`.',
+        "For each family the tests build a small random model with transformers' own class. They recompute q, k, v "
+        "and the attention output from the weights that headspan reads, and compare them with the model's "
+        "activations to 1e-5 (`tests/test_architectures.py`, `tests/test_latent.py`).",
+        "## Text models",
+        _listed(sorted(READ - {"transformer_lens"})) + ".",
+        "State dicts of TransformerLens are read too. Effects are refused for models whose layers differ in the number "
+        "or size of their heads.",
+        "Some of these families are not in transformers. OpenELM (`openelm`) is tested against its documented layout, "
+        "which `tests/test_uneven.py` implements independently. Nemotron-NAS and DeciLM (`nemotron-nas`, `deci`) are "
+        "tested against Llama's attention with varying numbers of heads (`tests/test_nemotron_nas.py`). `kimi_k2` has "
+        "the same tensors as `deepseek_v3` and is read as such.",
+        "## Vision and audio models",
+        "For a model with vision or audio input, headspan reads the text model, which it identifies by the "
+        "`model_type` of the `text_config`. It ignores the vision and audio towers. These model types of transformers "
+        "have a text model that is read:",
+        _listed(WRAPPERS) + ".",
+        "Every text model is tested as above. Where the tests do not run the whole model, they compare the names and "
+        "shapes of its tensors with transformers' class (`tests/test_models_page.py`). The exceptions are "
+        f"{' and '.join(f'`{name}`' for name in NEED_TIMM)}, whose classes need a package that the tests do not "
+        "install.",
+        "## Special kinds of attention",
+        "[Keys and values of earlier layers](special-cases.md#keys-and-values-of-earlier-layers): "
+        f"{_listed(borrowing)}. Effects are refused.",
+        f"[Several residual streams](special-cases.md#several-residual-streams): {_listed(streams)}. Effects are "
+        "refused.",
+        f"[Latent attention](special-cases.md#latent-attention): {_listed(latent)}. `effects` keeps the inner norms "
+        f"fixed. It is refused for {_listed(without_effects)}.",
+        "## GGUF files",
+        "A GGUF file names its family in `general.architecture`. headspan reads "
         + _listed(name for name in sorted(FAMILIES) if FAMILIES[name].model_type in READ)
         + ".",
-        "",
-        "Tests write a file in float32 with the name map of the gguf package and compare it with the directory",
-        "(`tests/test_sources_gguf_families.py`, `tests/test_latent.py`), with three exceptions. No file is written of",
-        f"{_listed(RELATIVES)}, which are read as a relative is.",
-        f"The name map is a relative's, where the gguf package has none of their own, for {_listed(BORROWED)}.",
-        f"Only the names of tensors are compared for {_listed(NAMES_ONLY)}.",
-        "",
-        *(f"`{name}`: {family.note}.\n" for name, family in sorted(FAMILIES.items()) if family.note),
-        "Any other name is refused. Of those that llama.cpp knows: "
-        + "; ".join(
-            f"{', '.join(f'`{name}`' for name in sorted(UNREAD) if UNREAD[name] == why)} ({why})"
-            for why in dict.fromkeys(UNREAD.values())
-        )
-        + ".",
-        "",
-        "## Not read, and why",
-        "",
-        "Causal models of transformers, models with pictures or sound, and their text models. The program gives the",
-        "same reasons (`headspan/models/families/unread.py`).",
-        "",
-        "| model type | why |",
-        "|---|---|",
-        *(f"| `{name}` | {why} |" for name, why in sorted(NOT_READ.items())),
-        "",
+        "The tests write a float32 file with the name map of the gguf package and compare it with the directory "
+        "(`tests/test_sources_gguf_families.py`, `tests/test_latent.py`). There are three exceptions:",
+        "\n".join(
+            _wrapped(line, "  ")
+            for line in (
+                f"- {_listed(RELATIVES)} are read like a related family, and no file is written for them.",
+                f"- {_listed(BORROWED)} use the name map of a related family, because the gguf package may not have "
+                "one for them.",
+                f"- For {_listed(NAMES_ONLY)} only the names of the tensors are compared.",
+            )
+        ),
+        *(f"`{name}`: {family.note}." for name, family in sorted(FAMILIES.items()) if family.note),
+        "Any other name is refused. For those that llama.cpp knows, the reasons are:",
+        _reasons(UNREAD),
+        "## Models that are not read",
+        "These are the other text, vision and audio models of transformers, grouped by reason. Error messages give the "
+        "same reasons (`src/headspan/models/families/unread.py`).",
+        _reasons(NOT_READ),
+        "This page is generated by `docs/make_models_page.py`. `tests/test_models_page.py` checks that it covers every "
+        "causal, vision and audio model in transformers' lists.",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(text if "\n" in text else _wrapped(text) for text in paragraphs) + "\n"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import headspan as hs
 
 ROOT = Path(__file__).parent.parent
 FIRST = ("concepts", "cookbook", "reading-heads", "paths", "statistics", "effects", "evidence", "change", "report")
-LAST = ("gallery", "demo-model", "cli", "architecture", "trust")
+LAST = ("special-cases", "gallery", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}
 MARK = ".made-by-headspan"  # in the folder of a site, so that no other folder is ever emptied
 GALLERY = '<p><a href="{up}gallery/index.html">Pages of models to explore</a>, each one file.</p>'

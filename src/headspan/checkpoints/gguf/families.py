@@ -244,8 +244,8 @@ FAMILIES: dict[str, Family] = {
     "falcon-h1": replace(
         _JAMBA,
         model_type="falcon_h1",
-        note="llama.cpp multiplies the multipliers of Falcon-H1 into its weights: in a GGUF file they are multiples of "
-        "those in the original checkpoint; what a head spans stays the same",
+        note="llama.cpp multiplies the multipliers of Falcon-H1 into its weights, so the weights in a GGUF file are "
+        "multiples of the original ones; their spans are the same",
     ),
     "granitehybrid": replace(_LLAMA, model_type="granitemoehybrid"),  # Bamba too
     "nemotron_h": _NEMOTRON_H,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_NO_HEADS = "there is no softmax attention in it"
-_TWO_STACKS = "it is an encoder with a decoder, or the encoder of one"
-_NO_TEXT = "it is no language model"
-_FAMILY = "its family is not among the models that are read"
-_UNTRIED = "its family is read from directories, but no GGUF file of it was compared with one yet"
+_NO_HEADS = "it has no softmax attention"
+_TWO_STACKS = "it is an encoder–decoder model or the encoder of one"
+_NO_TEXT = "it is not a language model"
+_FAMILY = "its family is not supported"
+_UNTRIED = "its family is read from directories, but its GGUF layout has not been tested yet"
 _DRAFTER = "it drafts for another model"
 
 UNREAD: dict[str, str] = {
@@ -23,15 +23,15 @@ UNREAD: dict[str, str] = {
          "plamo", "plamo2", "plamo3", "plm", "qwen", "refact", "rnd1", "smallthinker"), _FAMILY,
     ),
     **dict.fromkeys(("chameleon", "deci", "hunyuan_vl", "paddleocr", "step35"), _UNTRIED),
-    "gptj": "llama.cpp names its tensors, but nothing writes such files, so the order of their rows is not known",
-    "persimmon": "llama.cpp gave it up, and the order of its rows with it",
+    "gptj": "llama.cpp names its tensors, but no converter writes such files, so the order of their rows is unknown",
+    "persimmon": "llama.cpp no longer supports it, so the order of its rows is unknown",
 }  # fmt: skip
 """``general.architecture`` → why it is not read; it ends a sentence."""
 
 
 def why_unread(architecture: str, known: Iterable[str]) -> str:
     """One sentence for a file whose architecture has no entry."""
-    why = UNREAD.get(architecture, "how llama.cpp stores that family is not known here")
+    why = UNREAD.get(architecture, "headspan does not know how llama.cpp stores that family")
     return (
         f"a GGUF file of {architecture[:80]!r} is not read: {why}; give the Hugging Face directory if its family is "
         f"read, or a GGUF file of one of {', '.join(sorted(known))}"

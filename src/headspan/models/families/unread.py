@@ -1,6 +1,6 @@
 """Why models of some families are not read: names of the config's ``model_type`` beside those in the table of families.
 
-The program says the reason, and ``docs/models.md`` lists all of them.
+The error message gives the reason, and ``docs/models.md`` lists all of them.
 
 >>> print(why_unread("mamba", ["gpt2"], 0))
 models of 'mamba' are not read: they have no softmax attention, so there are no heads to compare
@@ -10,29 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_TWO_STACKS = "they are an encoder with a decoder, whose stream is fed by cross-attention as well"
-_ENCODER = "they are BERT-like encoders that transformers can also run as decoders, and nobody asked for them yet"
+_TWO_STACKS = "they are encoder–decoder models, whose cross-attention also writes to the stream"
+_ENCODER = "they are BERT-like encoders that transformers can also run as decoders; support has not been requested yet"
 _RECURRENT = "they have no softmax attention, so there are no heads to compare"
-_MIXED = "a convolution stands between the projections and attention, so a head does not read one token's stream alone"
+_MIXED = "a convolution between the projections and attention mixes tokens, so a head does not read one token alone"
 _GATED_STREAM = (
-    "every coordinate of what a head reads is multiplied by a number of its own for each token, so no weight "
-    "says what it reads"
+    "each coordinate of what a head reads is scaled separately per token, so no single weight describes what it reads"
 )
 _DRAFTER = "they draft for another model and use that model's keys and values"
-_SCALED_RESIDUAL = "their stream is multiplied by learned numbers between layers, one for every coordinate"
-_CROSS = (
-    "layers between their own read something else than text by cross-attention and write into the stream, and nobody "
-    "asked for them yet"
-)
-_NORMED_HEADS = "heads are normalised together between attention and the output weight"
-_SHARED_BLOCK = "one attention block is shared by many layers and reads the stream beside the embedding"
+_SCALED_RESIDUAL = "between layers, learned factors scale each coordinate of the stream"
+_CROSS = "extra cross-attention layers read non-text inputs and write to the stream; support has not been requested yet"
+_NORMED_HEADS = "a norm over all heads comes between attention and the output weight"
+_SHARED_BLOCK = "many layers share one attention block, which reads the embedding as well as the stream"
 _SPEECH = (
-    "their stream starts from audio codes beside tokens, their tensors have names of their own, and nobody asked for "
-    "them yet"
+    "their stream starts from audio codes as well as tokens, and their tensors are named differently; support has not "
+    "been requested yet"
 )
 _SHARED_LATENT = (
-    "a layer may make its keys and values of the latent of an earlier layer, so they read the stream in another place "
-    "than the queries of their head"
+    "a layer may compute keys and values from the latent of an earlier layer, so they read the stream at a different "
+    "position than the queries of the same head"
 )
 
 UNREAD: dict[str, str] = {
@@ -58,35 +54,34 @@ UNREAD: dict[str, str] = {
     **dict.fromkeys(("zamba", "zamba2"), _SHARED_BLOCK),
     **dict.fromkeys(
         ("diffusion_gemma", "diffusion_gemma_text"),
-        "one set of weights is an encoder of the prompt and a decoder that also attends to what the encoder kept",
+        "the same weights encode the prompt and decode, and the decoder also attends to the encoded prompt",
     ),
     **dict.fromkeys(
         ("kosmos-2.5", "kosmos_2_5_text_model"),
-        "their sizes and tensors have names of their own, and nobody asked for them yet",
+        "their config keys and tensors are named differently; support has not been requested yet",
     ),
     **dict.fromkeys(
         ("voxtral_realtime", "voxtral_realtime_text"),
-        "what their MLPs read is multiplied, coordinate by coordinate, by numbers that follow from the delay a user "
-        "chooses",
+        "factors that depend on the chosen delay scale each coordinate of what their MLPs read",
     ),
     **dict.fromkeys(
         ("molmo2", "molmo2_text"),
-        "their tokens are kept in two tables that are one only in memory, and nobody asked for them yet",
+        "their token embedding is stored in two tables that are joined in memory; support has not been requested yet",
     ),
-    "axk2": "queries read the latent twice, normalised and not, so no single weight says what they read",
-    "blt": "they have three stacks over bytes and patches, so there is no one residual stream",
-    "cpmant": "they put prompt tokens of their own before every text and leave them out of what they return, so their "
-    "attention cannot be held against the tokens that were given",
-    "deepseek_v4": "most layers attend to keys and values that weights of their own pool over many tokens",
+    "axk2": "queries read both the normalised and the raw latent, so no single weight describes what they read",
+    "blt": "they have three stacks over bytes and patches, so there is no single residual stream",
+    "cpmant": "they prepend their own prompt tokens to every text and drop them from the output, so attention patterns "
+    "do not line up with the input tokens",
+    "deepseek_v4": "in most layers, learned weights pool keys and values over many tokens",
     "diffllama": "each head subtracts one attention pattern from another",
-    "hrm_text": "they run two stacks in turns, many times, so a layer has no one place in the stream",
-    "jetmoe": "every token picks its own query and output weights from experts",
-    "pi0": "they are no language models: a second stack that plans movements uses the keys and values of the first",
-    "reformer": "their layers are reversible, with two streams that take turns",
-    "xlnet": "attention goes over two streams, with weights stored per relative position",
+    "hrm_text": "they alternate between two stacks many times, so a layer has no single position in the stream",
+    "jetmoe": "each token is routed to its own query and output weights",
+    "pi0": "they are not language models: a second stack, which plans movements, uses the keys and values of the first",
+    "reformer": "their layers are reversible and alternate between two streams",
+    "xlnet": "attention runs over two streams, with weights per relative position",
 }  # fmt: skip
-"""``model_type`` → why models of it are not read; it ends a sentence. Where the text model of a model with pictures or
-sound is not read, both names are here."""
+"""``model_type`` → why models of it are not read; it ends a sentence. Where the text model of a vision or audio model
+is not read, both names are listed."""
 
 _ARRAYS = (
     'pass its four weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, '
