@@ -1,9 +1,9 @@
-"""The numbers of docs/nodes.md: run ``python docs/make_nodes_examples.py SmolLM2-135M-Instruct.Q4_1.gguf``.
+"""Compute the numbers in docs/nodes.md: ``python docs/make_nodes_examples.py SmolLM2-135M-Instruct.Q4_1.gguf``.
 
-1. Which heads write the unembedding of some words more than that of random words with a capital letter, found on half
-   of the words and looked at on the other half.
-2. A difference of means from running the demo model: what the stream holds behind one token and not behind another. The
-   heads whose weights can write it, what each of them really writes of it, and whose keys the next layer uses.
+1. Heads that write the unembedding of some words more than that of random capitalised words: found on half of the
+   words, tested on the other half.
+2. A difference of means from running the demo model: the stream after one token minus the stream after another. For
+   each head: the share its weights can write, the part it wrote, and the mean effect of its OK edges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANDOM_TOKENS, LISTS = 1000, 10_000
 
 
 def head_shares(weights: Any, ids: list[int]) -> tuple[list[str], np.ndarray]:
-    """The share of every token's unembedding row in O of every head: names of ports, (tokens, ports)."""
+    """The share of each token's unembedding row in O of each head: names of ports, (tokens, ports)."""
     names = [f"<id {i}>" for i in ids]
     report = hs.nodes(weights, tokens=names, k=len(weights.heads("O")))
     ports = [f"{head}.O" for head in weights.heads("O")]
@@ -66,7 +66,7 @@ PLACE, LENGTH, TEXTS = 20, 40, 400
 
 
 def means() -> dict[str, Any]:
-    """The direction from half of the texts, its writers by weights, and their parts of the difference in the others."""
+    """For each head: share of the direction (half of the texts), p, part of the difference (other half), effect."""
     import torch
 
     weights = hs.open("demo")
@@ -74,9 +74,8 @@ def means() -> dict[str, Any]:
     with running("demo") as live:
         pool = [i for i in range(live.vocab_size) if i not in live.special_ids]
         texts = rng.choice(pool, (2, TEXTS // 2, LENGTH))
-        texts[:, :, PLACE - 1] = rng.choice(pool, 2, replace=False)[
-            :, None
-        ]  # the token before the one that is looked at
+        previous = rng.choice(pool, 2, replace=False)
+        texts[:, :, PLACE - 1] = previous[:, None]  # one token before the position that is read
         inner: list[torch.Tensor] = []
         hook = live.model.h[0].attn.c_proj.register_forward_pre_hook(lambda module, given: inner.append(given[0]))
         with torch.inference_mode():

@@ -42,7 +42,7 @@ def test_heads_that_write_the_names_of_countries(smollm2_gguf: Path, monkeypatch
     ports, shares = head_shares(weights, [token_id(weights, f" {word}") for word in WORDS])
     halves = {port: (own[:8].mean(), own[8:].mean()) for port, own in zip(ports, shares.T, strict=True)}
     page = (DOCS / "nodes.md").read_text("utf-8")
-    section = page[page.index("## Example: which heads of SmolLM2") : page.index("## Example: who tells")]
+    section = page[page.index("## Example: heads of SmolLM2") : page.index("## Example: heads of the demo model")]
     rows = re.findall(r"\| (L\d+H\d+) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", section)
     assert len(rows) == 5 and f"{len(ports)} heads" in section
     for head, *printed in rows:
