@@ -1,6 +1,6 @@
 """Effects of edges between heads, measured by patching what one head writes as one port of another reads it.
 
-One run of the model per sequence, then all edges (:mod:`headspan.running.edge_effects` says what is measured exactly). It is
+One run of the model per sequence, then all edges (:mod:`headspan.running.edge_effects` defines what is measured). It is
 the direct edge alone: what reaches a head through other layers in between is not in it.
 
 By default a model is run on random tokens said twice *and* on a short text of our own. ``effect`` is the larger of the

@@ -1,6 +1,6 @@
 """The strongest pairs of a very large model, without comparing all of them exactly.
 
-All pairs are compared by sketches (:mod:`headspan.subspaces.sketches`), and those that may be among the k strongest of a
+Sketches (:mod:`headspan.subspaces.sketches`) compare all pairs, and those that may be among the k strongest of a
 pairing again exactly. The certificate: let τ be the largest upper bound among the pairs that were not compared
 exactly, each bound wrong with a probability of at most δ/k. The k truly strongest pairs are fixed before the sketch is
 drawn, so but for a probability of δ all their bounds hold; then those of them above τ were all compared, and every
