@@ -205,7 +205,8 @@ def write_extras(folder: Path) -> None:
     names = ("identity", "previous_token", "duplicate_token", "induction")
     table = {kind: {str(head): float(rng.random()) for head in scores.heads("Q")} for kind in names}
     (folder / "behaviour.json").write_text(json.dumps(table))
-    scores.extra["effect/random/OK"] = rng.random((heads, heads), np.float32)
+    forward = scores["pk", "OK"].forward().values
+    scores.extra["effect/random/OK"] = np.where(np.isnan(forward), np.nan, rng.random((heads, heads), np.float32))
     scores.extra["effect/write_norms"] = rng.random(heads, np.float32)
     scores.save(folder / "used.safetensors")
     scores.extra.clear()
