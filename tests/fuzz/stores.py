@@ -147,6 +147,8 @@ def _forge(number: float) -> Callable[[list[Path], random.Random], None]:
 
     def tamper(kept: list[Path], chance: random.Random) -> None:
         path = chance.choice(kept)
+        if not path.is_file():
+            return  # a pipe or a device by now, whose reading never ends
         try:
             raw = path.read_bytes()
             header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])

@@ -29,7 +29,7 @@ from headspan.system.inputs import mode_of
 
 _SUFFIXES = (*ARRAY_SUFFIXES, ".safetensors", *TORCH_SUFFIXES)
 _LAYER = re.compile(r"(.+)@L?([0-9]{1,6})", re.DOTALL)
-_WAYS = 4  # shapes that a note names
+_WAYS = 5  # arrays or shapes that a note names
 _ONE_RUN = 4  # gaps up to this many members are read over rather than sought
 
 
@@ -113,7 +113,10 @@ def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
 def _say_once(path: Path, sets: list[NodeSet]) -> None:
     """One note on how the arrays of a file were read, instead of one for each."""
     ways = Counter(note.removeprefix(found.label) for found in sets for note in found.notes)
-    shown = [f"{count:,}{way.replace(' was read as', ' read as', 1)}" for way, count in ways.most_common(_WAYS)]
+    if len(sets) <= _WAYS:
+        shown = [note.removeprefix(f"{path}:") for found in sets for note in found.notes]
+    else:
+        shown = [f"{count:,}{way.replace(' was read as', ' read as', 1)}" for way, count in ways.most_common(_WAYS)]
     more = f"; {len(ways) - _WAYS:,} more shapes" if len(ways) > _WAYS else ""
     for found in sets:
         found.notes.clear()
