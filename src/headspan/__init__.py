@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.1"
+__version__ = "0.4.0.dev0"
 
 # Public name -> module that defines it, with the name it has there where that is another.
 # Resolved on first use, so that `import headspan` stays instant.
