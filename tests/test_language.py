@@ -1,0 +1,134 @@
+"""Phrases that must not return to the docs and the sources, and the pages and folders still to be rewritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GENERATED = ("docs/architecture.md", "docs/cli.md")  # made of docstrings and help texts, which are checked themselves
+
+# Pages and folders that still contain such phrases. Remove an entry when it is clean; never add one.
+NOT_YET = [
+    "README.md",
+    "docs/change.md",
+    "docs/demo-model.md",
+    "docs/effects.md",
+    "docs/evidence.md",
+    "docs/report.md",
+    "docs/statistics.md",
+    "docs/trust.md",
+    "src/headspan/change",
+    "src/headspan/checkpoints",
+    "src/headspan/cli",
+    "src/headspan/explorer",
+    "src/headspan/graphs",
+    "src/headspan/models",
+    "src/headspan/node_kinds",
+    "src/headspan/paper",
+    "src/headspan/plotting",
+    "src/headspan/reading",
+    "src/headspan/results",
+    "src/headspan/running",
+    "src/headspan/scoring",
+    "src/headspan/statistics",
+    "src/headspan/subspaces",
+    "src/headspan/system",
+    "src/headspan/vocabulary",
+]
+
+# Pattern, what to write instead, an example. A blank also matches the break between two lines of a paragraph, of a
+# comment, or of adjacent strings.
+PHRASES = [
+    (r"said twice", "repeated twice", "random tokens said twice"),
+    (r"(?:is|are|was|were|be|been) told(?! apart)", "is reported, is refused", "a file that changed is told"),
+    (r"(?:in|with|by) (?:a|one) sentence", "with a message", "refused with a sentence"),
+    (r"a sentence (?:says|of ours|that|where)", "a message, a note", "a sentence says which"),
+    (r"(?:stands?|stood|standing) (?:in front of|behind|before|after|beside|between|at|in|on|under|where|once)",
+     "comes before, comes after, is", "the norm stands in front of attention"),
+    (r"in front of", "before", "the norm in front of attention"),
+    (r"(?:norms?|everything|all|gains?) behind", "after", "the norm behind attention"),
+    (r"writes?(?: \w+)? exchanged", "patch the output of a head", "when one head's write is exchanged"),
+    (r"(?:exchanged (?:in|for)|exchang(?:es?|ing) (?:what|only))", "patch", "exchanging what one head writes"),
+    (r"(?:numbers?|entry|entries|page|row|set|one) an? (?:token|head|layer|pair|family|result|step|line|weight)",
+     "one … per …", "multiplied by one number a token"),
+    (r"strangers?", "untrusted", "files of strangers"),
+    (r"mend(?:s|ed|ing)?", "fix", "found and mended"),
+    (r"pictures (?:and|or) sound", "vision and audio", "models of pictures and sound"),
+    (r"reads? pictures", "vision", "layers that read pictures"),
+    (r"wonders", "(say it plainly)", "p alone finds thousands of wonders"),
+    (r"hangs? on", "depends on", "two areas hang on near ties"),
+    (r"as it tells you", "(say it plainly)", "near ties, as it tells you"),
+    (r"be rid of", "remove", "how to be rid of them"),
+    (r"used edges?", "edge with a large effect", "used edges only"),
+    (r"how improbable", "probability allowed for", "how improbable a wrong certificate must be"),
+    (r"makes? expect", "expected from", "what the PKs of the hops alone make expect"),
+    (r"(?:(?!there )\w+|[^\w\s]) (?:is|are|was|were) no (?!longer|more|less|such|one\b)\w+",
+     "is not a", "{text!r} is no result"),
+    (r"nobody (?:asked|asks)", "not requested yet", "and nobody asked for them yet"),
+    (r"nobody's business", "private", "the folders of a machine are nobody's business"),
+    (r"for whoever", "for", "a note for whoever asks"),
+    (r"laid beside", "compared with", "computed again and laid beside the published ones"),
+    (r"and (?:their )?kin", "and related models", "DeepSeek-V3 and kin"),
+    (r"(?:name|sentence|word|kind)s? of ours", "headspan's own", "under a name of ours"),
+]  # fmt: skip
+
+_BREAK = r"""(?:[ \t]+|[ \t]*["'`]?[ \t]*\n[ \t]*(?:(?:[fr]?["'`]|\#+|//+|\*|>)[ \t]*)?)"""
+COMPILED = [
+    (re.compile(rf"(?:(?<!\w)|(?!\w)){pattern.replace(' ', _BREAK)}(?!\w)", re.IGNORECASE), instead)
+    for pattern, instead, _ in PHRASES
+]
+
+
+def found_in(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, phrase and replacement of everything in a text that should be said otherwise."""
+    for pattern, instead in COMPILED:
+        for match in pattern.finditer(text):
+            yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
+
+
+def written() -> list[str]:
+    """The files that are checked, as paths from the root."""
+    sources = [path for ending in ("py", "js", "html") for path in (ROOT / "src/headspan").rglob(f"*.{ending}")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    return sorted({str(path.relative_to(ROOT)) for path in (*pages, *sources)} - {*GENERATED})
+
+
+def hits(name: str) -> list[str]:
+    found = sorted(found_in((ROOT / name).read_text(encoding="utf-8")))
+    return [f"{name}:{line}: {phrase!r}, write: {instead}" for line, phrase, instead in found]
+
+
+def belongs(name: str, entry: str) -> bool:
+    return name == entry or name.startswith(f"{entry}/")
+
+
+def test_what_is_rewritten_stays_so() -> None:
+    done = [name for name in written() if not any(belongs(name, entry) for entry in NOT_YET)]
+    found = [hit for name in done for hit in hits(name)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("entry", NOT_YET)
+def test_what_has_become_clean_leaves_the_list(entry: str) -> None:
+    assert any(hits(name) for name in written() if belongs(name, entry)), f"{entry} is clean: remove it from NOT_YET"
+
+
+@pytest.mark.parametrize(("pattern", "example"), [(pattern, example) for pattern, _, example in PHRASES])
+def test_a_phrase_is_found_in_its_example(pattern: str, example: str) -> None:
+    """Within a line and across lines of a paragraph, a comment and adjacent strings."""
+    compiled = COMPILED[[phrase for phrase, *_ in PHRASES].index(pattern)][0]
+    for gap in (" ", "\n", "\n    # ", ' "\n    "', ' "\n    f"', "\n// "):
+        assert compiled.search(example.replace(" ", gap)), gap
+
+
+@pytest.mark.parametrize("text", [
+    "there is no such file", "There\nare no edges", "it is no longer read", "the two are told apart", "it depends on",
+    "exchangeable scores", "what the name stands for", "the function behind each formula", "a recommended value",
+    "which token a head attends to", "f(x, exchanged, for_all)", "a number of tokens",
+])  # fmt: skip
+def test_plain_english_is_left_alone(text: str) -> None:
+    assert not list(found_in(text))
