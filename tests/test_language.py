@@ -15,7 +15,6 @@ GENERATED = ("docs/architecture.md", "docs/cli.md")  # made of docstrings and he
 NOT_YET = [
     "README.md",
     "docs/change.md",
-    "docs/demo-model.md",
     "docs/effects.md",
     "docs/evidence.md",
     "docs/report.md",
