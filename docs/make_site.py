@@ -24,8 +24,10 @@ from urllib.parse import unquote, urlsplit
 import headspan as hs
 
 ROOT = Path(__file__).parent.parent
-FIRST = ("concepts", "cookbook", "reading-heads", "paths", "statistics", "effects", "evidence", "change", "report")
-LAST = ("special-cases", "gallery", "demo-model", "cli", "architecture", "trust")
+# The order of pages: questions, concepts, reference. Any other page comes between the two lists.
+FIRST = ("cookbook", "reading-heads", "nodes", "paths", "effects", "change", "report", "gallery", "concepts",
+         "statistics", "evidence")  # fmt: skip
+LAST = ("special-cases", "models", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}
 MARK = ".made-by-headspan"  # in the folder of a site, so that no other folder is ever emptied
 GALLERY = '<p><a href="{up}gallery/index.html">Pages of models to explore</a>, each one file.</p>'

@@ -116,6 +116,20 @@ def test_what_has_become_clean_leaves_the_list(entry: str) -> None:
     assert any(hits(name) for name in written() if belongs(name, entry)), f"{entry} is clean: remove it from NOT_YET"
 
 
+def too_wide(page: str) -> list[int]:
+    """Lines over 100 columns outside of code blocks, tables, pictures and links, which cannot be wrapped."""
+    text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.DOTALL | re.MULTILINE)
+    lines = enumerate(text.splitlines(), 1)
+    return [i for i, line in lines if len(line) > 100 and " " in line and not re.match(r"\||!?\[[^]]*\]\(\S+$", line)]
+
+
+def test_docs_wrap_at_100_columns() -> None:
+    pages = [name for name in written() if name.startswith("docs/") and name not in NOT_YET]
+    assert len(pages) >= 9
+    wide = {name: too_wide((ROOT / name).read_text(encoding="utf-8")) for name in pages}
+    assert not {name: lines for name, lines in wide.items() if lines}
+
+
 @pytest.mark.parametrize(("pattern", "example"), [(pattern, example) for pattern, _, example in PHRASES])
 def test_a_phrase_is_found_in_its_example(pattern: str, example: str) -> None:
     """Within a line and across lines of a paragraph, a comment and adjacent strings."""
