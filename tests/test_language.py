@@ -15,9 +15,7 @@ GENERATED = ("docs/architecture.md", "docs/cli.md")  # made of docstrings and he
 NOT_YET = [
     "docs/change.md",
     "docs/effects.md",
-    "docs/evidence.md",
     "docs/report.md",
-    "docs/statistics.md",
     "docs/trust.md",
     "src/headspan/change",
     "src/headspan/checkpoints",
