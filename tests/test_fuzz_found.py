@@ -249,6 +249,7 @@ def test_found_in_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFi
         ["wiring", result, *writes],
         ["diff", model, str(tmp_path / "seed" / ".." / os.path.basename(model)), "--out", out[0], "--json"],
         ["figures", result, "--only", "wiring", "--format", "svg,pdf", "--out", str(tmp_path / "f\udcff")],
+        *(["diff", model, model, "--out", str(tmp_path / f"d.{ending}")] for ending in ("png", "svg", "pdf")),
         ["info", model + "/none"],
     ):
         code = _run(words)

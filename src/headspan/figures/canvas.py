@@ -9,7 +9,7 @@ from functools import lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from headspan.errors import HeadspanError
+from headspan.errors import HeadspanError, visible
 from headspan.figures import style
 from headspan.system.outputs import writing
 
@@ -104,6 +104,12 @@ def to_svg(figure: Figure) -> str:
 
 def _drawn(figure: Figure, suffix: str, dpi: float) -> bytes:
     """The bytes of the file: drawn in memory, so that a full disk is an error of ours and not of matplotlib."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):  # names may hold bytes that are no text, which no font can draw
+        shown = text.get_text()
+        if not shown.isprintable():
+            text.set_text("\n".join(map(visible, shown.split("\n"))))
     buffer = BytesIO()
     figure.savefig(buffer, **_options(figure, suffix, dpi))
     return buffer.getvalue()
