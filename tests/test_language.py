@@ -16,7 +16,6 @@ NOT_YET = [
     "docs/change.md",
     "docs/effects.md",
     "docs/report.md",
-    "docs/trust.md",
     "src/headspan/change",
     "src/headspan/checkpoints",
     "src/headspan/cli",
