@@ -85,7 +85,7 @@ def found_in(text: str) -> Iterator[tuple[int, str, str]]:
 def written() -> list[str]:
     """The files that are checked, as paths from the root."""
     sources = [path for ending in ("py", "js", "html") for path in (ROOT / "src/headspan").rglob(f"*.{ending}")]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
     return sorted({str(path.relative_to(ROOT)) for path in (*pages, *sources)} - {*GENERATED})
 
 
