@@ -119,7 +119,7 @@ def test_a_bad_result_is_told_before_any_work(
     assert "no result file" in printed(capsys, ["effects", "demo", "--into", str(tmp_path / "none.safetensors")], 2)
     weights = Path(hs.__file__).parent / "data" / "demo" / "model.safetensors"
     assert printed(capsys, ["effects", "demo", "--into", str(weights)], 2)  # never over the model itself
-    assert "cannot be read" in printed(capsys, ["effects", "demo", "--text", str(tmp_path / "none.txt")], 2)
+    assert "there is no file" in printed(capsys, ["effects", "demo", "--text", str(tmp_path / "none.txt")], 2)
 
 
 def test_stopping_keeps_what_was_measured(

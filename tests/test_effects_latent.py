@@ -13,6 +13,7 @@ import pytest
 import headspan as hs
 from families import LATENT, Family, build
 from headspan.cli import _run
+from headspan.results.effects import attach, effects_in
 from headspan.results.large_effects import rotation
 from headspan.running.effects import effects
 from headspan.running.effects_curve import effect_curve
@@ -200,9 +201,9 @@ def test_the_frozen_scale_is_told_and_kept_in_the_result(tmp_path: Any) -> None:
     assert found.protocol["frozen_latent_norms"] is True
     assert any("kept as it was in the clean run" in note for note in found.notes)
     scores = hs.score(hs.open(model), ["pk"], "flow")
-    hs.analysis.effects.attach(scores, found)
+    attach(scores, found)
     scores.save(tmp_path / "r.safetensors")
-    kept = hs.analysis.effects.effects_in(hs.Scores.load(tmp_path / "r.safetensors"))
+    kept = effects_in(hs.Scores.load(tmp_path / "r.safetensors"))
     assert kept is not None and kept.protocol["frozen_latent_norms"] is True
     np.testing.assert_array_equal(kept.of("OK"), found.of("OK"))
     assert "frozen_latent_norms" not in effects("demo", random=True, sequences=2, length=4).protocol

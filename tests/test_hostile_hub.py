@@ -23,7 +23,9 @@ from hostile_server import COMMIT, OTHER, REPO, Act, Hub, Reply, serving
 from place import Finding
 
 import headspan as hs
-from headspan.checkpoints import hub_api, open_source, wire
+from headspan.checkpoints import open_source
+from headspan.checkpoints.hub import api as hub_api
+from headspan.checkpoints.hub import wire
 from headspan.checkpoints.hub.chunk_records import Known, Records
 from headspan.checkpoints.hub.chunk_room import contents, sweep
 from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, root

@@ -316,7 +316,7 @@ def test_no_writer_goes_around_the_check() -> None:
     allowed = {
         "tiles.py": {"atomic_path"},
         "scores_file.py": {"write_sealed"},
-        "drift.py": {"write_sealed"},
+        "diff.py": {"write_sealed"},
         "series_file.py": {"write_sealed"},
     }
     for path in Path(hs.__file__).parent.rglob("*.py"):

@@ -353,7 +353,7 @@ def test_revisions_by_pattern_and_disk_given_back(hub: SeriesHub, tmp_path: Path
 def test_a_killed_step_is_cleaned_up_by_the_next_run(hub: SeriesHub, tmp_path: Path) -> None:
     out, home = tmp_path / "run.safetensors", tmp_path / "home"
     kill = (
-        "from headspan.analysis import tracking\n"
+        "from headspan.change import track as tracking\n"
         "whole = tracking._Tracker._edges\n"
         "def die(self, *args):\n"
         "    if self.chosen: os.kill(os.getpid(), 9)\n"

@@ -66,7 +66,7 @@ def read_series(path: str | os.PathLike[str]) -> tuple[Any, ...]:
         fields = _fields(head, tensors, place)
     except (KeyError, ValueError) as error:
         raise damaged(place, f"it lacks or contradicts {str(error)[:80]}") from None
-    check_seal(head, tensors, place, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
+    check_seal(head, tensors, place, fields[-1], expected=head["schema"] >= SEALED_SCHEMA)
     return fields
 
 

@@ -25,6 +25,7 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
 
     Of a model of the hub only the tensors that are read come over the network; ``download`` brings whole files.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> weights = open({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
     >>> weights.read("O", 1).shape

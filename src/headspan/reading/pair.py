@@ -143,7 +143,7 @@ def pair(
     weights: opened weights or a model reference.
     top: how many leading directions to show, with ``tokens`` for either sign.
 
-    >>> from headspan.models.weights import open
+    >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None]
     >>> weights = open({"Q": axes[..., :3], "K": axes[..., 2:5], "V": axes[..., :3], "O": axes[..., :3]})
     >>> pair(weights, "L0H0.O", "L0H0.K").pk

@@ -83,7 +83,7 @@ def tokens(
 
     weights: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
 
-    >>> from headspan.models.weights import open
+    >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None, :, 1:3]
     >>> weights = open({**{role: axes for role in "QKVO"}, "unembedding": np.eye(6)})
     >>> [token.id for token in tokens(weights, "L0H0", "O", k=2)]

@@ -12,6 +12,7 @@ from headspan.results.choices import given_labels, given_pairings
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
+from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
@@ -67,6 +68,7 @@ class Around(Tabular):
         )
 
 
+@checked
 def around(
     scores: Scores,
     head: Port | HeadRole | str,
@@ -113,6 +115,7 @@ def around(
     return Around(asked, incoming, outgoing, reads, None if shared is None else table.note(wanted, shared))
 
 
+@checked
 def top(
     scores: Scores,
     pairings: str | Pairing | Iterable[str | Pairing] = "flow",

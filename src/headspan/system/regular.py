@@ -19,4 +19,4 @@ def read_regular(path: Path, most: int) -> bytes:
             raise OSError(f"{path} is not an ordinary file")
         if found.st_size > most:
             raise OSError(f"{path} has {found.st_size} bytes, where there may be {most}")
-        return file.read(most)
+        return file.read(found.st_size)  # reading `most` would allocate a buffer of that size

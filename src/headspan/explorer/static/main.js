@@ -92,8 +92,11 @@
     paint();
     for (const listen of HS.listeners) listen(new Set(["theme"]));
   });
-  let waiting = 0;
-  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(HS.wiring.redraw, 120); });
+  let waiting = 0, drawn = HS.byId("diagram").clientWidth;
+  const later = () => { clearTimeout(waiting); waiting = setTimeout(HS.wiring.redraw, 120); };
+  window.addEventListener("resize", later);
+  // The frame of a notebook may get its width only after the page has drawn itself.
+  new ResizeObserver(([{ target }]) => { if (target.clientWidth !== drawn) { drawn = target.clientWidth; later(); } }).observe(HS.byId("diagram"));
 
   // Paper is white, and has no parts out of sight.
   const repaint = (isDark) => { paint(isDark); HS.wiring.redraw(); for (const draw of HS.lazyParts) draw(); };

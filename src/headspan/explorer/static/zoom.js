@@ -9,7 +9,7 @@ HS.zoom = (() => {
 
   // All of it where that can be read, else its upper left corner.
   const fit = (svg, world, header, size) => {
-    const same = parts && content.width === size.width && content.height === size.height;
+    const same = parts && window_.width && content.width === size.width && content.height === size.height;
     const box = HS.byId("diagram");
     content = size;
     const wide = box.clientWidth, whole = Math.min(1, wide / size.width);
