@@ -341,5 +341,5 @@ def test_command_csv_lists_every_head(gpt2_folder: Path) -> None:
 
 def test_command_wants_one_way_to_choose_labels(gpt2_folder: Path, tmp_path: Path) -> None:
     done = run(str(gpt2_folder), "--best", "3", "--threshold", "0.5", "--labels-out", str(tmp_path / "l.csv"))
-    assert "give one of them" in str(done.exception)
+    assert "only one of them" in str(done.exception)
     assert "--labels-out" in str(run(str(gpt2_folder), "--best", "3").exception)

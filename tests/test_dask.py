@@ -135,7 +135,7 @@ def test_when_the_cluster_dies_finished_tiles_are_kept(
     assert called and kept(cache) >= 1 and time.monotonic() - started < 60
     said: list[str] = []
     score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors", say=said.append)
-    assert any("going on with an unfinished run" in s for s in said) and not kept(cache)
+    assert any("continuing an unfinished run" in s for s in said) and not kept(cache)
 
 
 @pytest.mark.slow

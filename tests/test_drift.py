@@ -263,7 +263,7 @@ def test_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("demo", "demo", "--table", "x"), "there is no listing 'x'"),
+        (("demo", "demo", "--table", "x"), "unknown table 'x'"),
         (("demo", "{result}"), "is a result file, and drift is measured on weights"),
         (("{adapter}", "demo"), "is an adapter: give the model it was made for first"),
     ],

@@ -123,7 +123,7 @@ def test_faults_are_noticed(
 @pytest.mark.parametrize(
     ("code", "out", "err"),
     [
-        (70, "", "headspan: this should not have happened (x)"),
+        (70, "", "headspan: internal error (x)"),
         (1, "", ""),
         (0, "", "headspan: it failed"),
         (2, "", "one line\nTraceback (most recent call last)"),

@@ -98,7 +98,7 @@ def test_a_small_file_of_many_heads_stays_within_its_memory(tmp_path: Path) -> N
     status, peak, said = run("info", str(model))
     assert status == 0 and peak < 150e6, (peak, said)
     status, peak, said = run(*score, "300MB")  # of all pairings: 1.6 GB
-    assert status == 2 and "is too little for this model" in said and peak < 150e6, (peak, said)
+    assert status == 2 and "is too little memory" in said and peak < 150e6, (peak, said)
     status, peak, said = run(*score, "350MB", "-p", "OK")
     assert status == 0 and peak < 350e6, (peak, said)
 

@@ -180,7 +180,7 @@ def test_pairings_of_nodes_come_with_nodes_and_same_type_ones_on_request() -> No
     for asked, given, sentence in (
         ("WK", nodes[:1], "WK has no pairs: none has that role"),
         ("OR", None, "OR compares nodes: give some"),
-        ("WQ", [hs.Node(np.ones(D), "late", LAYERS, reads=False)], "WQ has no pairs: they stand behind"),
+        ("WQ", [hs.Node(np.ones(D), "late", LAYERS, reads=False)], "WQ has no pairs: the nodes come after"),
     ):
         with pytest.raises(HeadspanError, match=sentence):
             hs.score(model(), "pk", asked, nodes=given)
@@ -246,7 +246,7 @@ def test_an_unfinished_run_goes_on_only_with_the_same_nodes(tmp_path: Path) -> N
         run(some_nodes(), progress=stop, force=True)
     said.clear()
     assert run(some_nodes(), force=True) == hs.score(model(), "procrustes,pk", "OK", nodes=some_nodes())
-    assert any("going on with an unfinished run" in line for line in said)
+    assert any("continuing an unfinished run" in line for line in said)
 
 
 def test_a_cluster_gets_the_nodes_too() -> None:

@@ -279,7 +279,7 @@ def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Pa
     cache.write_text("a file where the folder should be")
     said: list[str] = []
     score(weights, ["pk", "procrustes"], "OK", out=out, say=said.append)
-    assert sum("cannot be kept" in sentence for sentence in said) == 1 and out.exists()
+    assert sum("cannot be saved" in sentence for sentence in said) == 1 and out.exists()
     assert any("(Not a directory)" in sentence or "(File exists)" in sentence for sentence in said)
 
 

@@ -371,7 +371,7 @@ def test_files_written_in_pieces_are_what_the_library_writes(tmp_path) -> None:
 
 def test_the_result_counts_as_memory() -> None:
     weights = hs.open(arrays(layers=32, heads=32, d=8, m=1))
-    with pytest.raises(hs.HeadspanError, match=r"too little for this model: the scores .* need about 0\.\d+ GB"):
+    with pytest.raises(hs.HeadspanError, match=r"too little memory for this model: the scores .* need about 0\.\d+ GB"):
         score(weights, "pk", "all", memory=200_000_000 + 60_000_000)  # 16 matrices of 1,024 × 1,024 are 67 MB
 
 
@@ -398,7 +398,7 @@ def test_memory_measured_from_outside_stays_within_what_was_given(tmp_path) -> N
     too_little = subprocess.run(
         [sys.executable, "-c", CHILD, "450MB", str(tmp_path / "s.safetensors")], capture_output=True, text=True
     )
-    assert "too little for this model" in too_little.stderr
+    assert "too little memory for this model" in too_little.stderr
 
 
 # ------------------------------------------------------------------------------ how factors are made

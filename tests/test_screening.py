@@ -228,7 +228,7 @@ def test_memory_of_screening_is_counted_before_it_is_used() -> None:
     needed = 300 * 10**6 + sketched + 2 * 4 * 32 * 24 * 2 + 6 * 8 * 64 * max(6 * 2, 3 * 4) + 12 * 4 * 24 * 12
     asked = weights, parse_pairings("OK"), (Role.O, Role.K), 32
     screening._check_memory(*asked, needed)
-    with pytest.raises(HeadspanError, match="too little for screening"):
+    with pytest.raises(HeadspanError, match="too little memory to screen"):
         screening._check_memory(*asked, needed - 1)
 
 
@@ -245,7 +245,7 @@ def test_little_memory_compares_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(screening, "_blocks", small)
     assert screen(weights, parse_pairings("flow"), "default", 9, memory=GB) == large
     assert max(blocks) <= 10 < sum(blocks)
-    with pytest.raises(HeadspanError, match=r"0.30 GB is too little for screening this model: about 0.3"):
+    with pytest.raises(HeadspanError, match=r"0.30 GB is too little memory .* needs about 0.3"):
         screen(weights, parse_pairings("flow"), "default", 9, memory=3 * 10**8)
 
 
@@ -271,16 +271,16 @@ def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metrics": "cs"}, "by pk, not by cs"),
-        ({"metrics": ["pk", "cs"]}, "by pk, not by pk, cs"),
-        ({"screen": 0}, "at least one pair"),
+        ({"metrics": "cs"}, "not with cs"),
+        ({"metrics": ["pk", "cs"]}, "not with pk, cs"),
+        ({"screen": 0}, "at least 1 pair"),
         ({"delta": 0.0}, "between 0 and 1"),
         ({"delta": 1.0}, "between 0 and 1"),
         ({"dask": "local"}, "leave out --dask"),
         ({"device": "torch:cpu"}, "leave out --dask and --device"),
         ({"route": "gram"}, "leave out --route"),
         ({"seed": -1}, "whole number from 0"),
-        ({"screen": None, "seed": 1}, "only used by screening"),
+        ({"screen": None, "seed": 1}, "only screening uses a seed"),
     ],
 )
 def test_what_screening_cannot_do(options: dict, sentence: str) -> None:

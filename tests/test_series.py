@@ -110,7 +110,7 @@ def test_half_time_of_an_edge_that_overshoots_is_the_first_crossing() -> None:
 def test_the_command_prints_its_table_without_a_file(folders: list[Path], tmp_path: Path) -> None:
     inside = set(tmp_path.rglob("*"))
     result = CliRunner().invoke(app, ["track", *map(str, folders), "-k", "3", "--json"])
-    assert result.exit_code == 0 and "nothing is kept" in result.stderr
+    assert result.exit_code == 0 and "nothing is saved" in result.stderr
     assert set(tmp_path.rglob("*")) == inside
     kept = CliRunner().invoke(
         app, ["track", *map(str, folders), "-k", "3", "--json", "--out", str(tmp_path / "run.safetensors")]
@@ -410,8 +410,8 @@ def test_command_line(folders: list[Path], tmp_path: Path) -> None:
     text = runner.invoke(app, ["track", str(out)]).stdout
     assert "birth" in text and max(map(len, text.splitlines())) <= 80
     for arguments, sentence in [
-        (["track", str(out), "--table", "x"], "there is no listing 'x'"),
-        (["track", *map(str, folders), "--steps", "a", "--out", str(out)], "'a' are no step numbers"),
+        (["track", str(out), "--table", "x"], "unknown table 'x'"),
+        (["track", *map(str, folders), "--steps", "a", "--out", str(out)], "'a' is not a list of step numbers"),
     ]:
         assert sentence in str(runner.invoke(app, arguments).exception)
     assert os.path.exists(out)

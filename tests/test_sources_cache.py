@@ -28,7 +28,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def test_looking_and_clearing(hub: Hub, home: Path) -> None:
-    assert "nothing of the hub" in run(hub, home, "cache").stderr
+    assert "nothing is cached" in run(hub, home, "cache").stderr
     assert run(hub, home).returncode == 0
     (row,) = json.loads(run(hub, home, "cache", "--json").stdout)
     assert row["file"] == f"{REPO}/model.safetensors" and 0 < row["mb"] < row["of_mb"] and row["days_unused"] < 1
@@ -49,7 +49,7 @@ def test_looking_and_clearing(hub: Hub, home: Path) -> None:
 def test_the_title_counts_in_words_and_units_that_fit(hub: Hub, home: Path) -> None:
     assert run(hub, home).returncode == 0
     listed = run(hub, home, "cache", HEADSPAN_CACHE_LIMIT="")
-    assert re.match(r"1 file of the hub in part, \d\.\d+ MB; the limit is 50 GB", listed.stdout)
+    assert re.match(r"partial hub files: 1 file, \d\.\d+ MB; the limit is 50 GB", listed.stdout)
 
 
 def test_what_a_killed_run_left_is_counted_and_removed(hub: Hub, home: Path) -> None:

@@ -156,7 +156,7 @@ def judge(words: list[str], code: int, out: str, err: str) -> None:
     text = f"exit code {code}: {err[-300:]}"
     if code not in ((0, 1, 2) if words[0] == "reproduce" else (0, 2)):
         raise Finding(text)
-    if "Traceback (most recent" in err or "this should not have happened" in err:
+    if "Traceback (most recent" in err or "internal error" in err:
         raise Finding(text)
     for shown in (*out.split("\n"), *err.split("\n")):
         if not shown.isprintable():

@@ -18,7 +18,7 @@ from headspan import __version__
 from headspan.cli.common import Command, note
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning, message, remember_text
 
-# The class of wrong arguments, which typer keeps in different places from version to version.
+# The base class of typer's usage errors; typer moves it between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _STOPPED = 130
 _MODULES = (
@@ -39,7 +39,7 @@ _MODULES = (
 
 
 class _App(typer.Typer):
-    """Every command is a `Command`, which knows old spellings of options."""
+    """Registers every command as a `Command`, which accepts old spellings of options."""
 
     def command(self, *args: Any, **options: Any) -> Any:
         return super().command(*args, **{"cls": Command, **options})
@@ -47,7 +47,7 @@ class _App(typer.Typer):
 
 app = _App(
     name="headspan",
-    help="Which attention heads talk to which, judged by weights alone.",
+    help="Find which attention heads communicate, from their weights alone.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,7 +67,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Which attention heads talk to which, judged by weights alone."""
+    """Find which attention heads communicate, from their weights alone."""
 
 
 for _module in _MODULES:
@@ -75,13 +75,13 @@ for _module in _MODULES:
 
 
 def main() -> None:
-    """Run the command line; bad input is one sentence on stderr and exit code 2."""
+    """Run the command line; bad input prints one message to stderr and exits with code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may have no θ and →
+            stream.reconfigure(errors="backslashreplace")  # some terminals cannot print θ or →
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the signal
             signal.signal(number, _stop)
     sys.exit(_run(sys.argv[1:] or ["--help"]))
 
@@ -90,7 +90,7 @@ _stopped_by: list[int] = []
 
 
 def _stop(number: int, frame: object) -> None:
-    """Clean up as after Ctrl-C; a second signal does not wait for that."""
+    """Clean up as after Ctrl-C; a second signal ends the process at once."""
     _stopped_by.append(number)
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt
@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """A `HeadspanWarning` is one line for the person at the terminal, once a command; others stay as they are."""
+    """Print each distinct `HeadspanWarning` once, as one line on stderr; leave other warnings alone."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", HeadspanWarning)
@@ -126,13 +126,13 @@ def _code_of(arguments: list[str]) -> int:
     try:
         code = app(arguments, prog_name="headspan", standalone_mode=False)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk can still be told
+            sys.stdout.flush()  # here, so that a full disk is still reported
     except HeadspanError as error:
         return _fail(str(error))
     except _UsageError as error:
         return _fail(_usage(error))
     except MemoryError:
-        return _fail("there is not enough memory for this: give a smaller --memory or fewer pairings")
+        return _fail("not enough memory. Give a smaller --memory or fewer pairings")
     except BrokenPipeError:
         return _reader_left()
     except OSError as error:
@@ -146,7 +146,7 @@ def _code_of(arguments: list[str]) -> int:
         return _unforeseen(error)
     if code == _STOPPED:
         code = 128 + _stopped_by[0] if _stopped_by else _STOPPED
-        kept = "; what was finished is kept, the same command goes on from there" if arguments[0] == "score" else ""
+        kept = ". Finished work is kept: run the same command again to continue" if arguments[0] == "score" else ""
         return _fail(f"stopped{kept}", code)
     return code if isinstance(code, int) else 0
 
@@ -159,26 +159,26 @@ def _fail(sentence: str, code: int = 2) -> int:
 
 
 def _reader_left() -> int:
-    """The reader of our output (head, less) went away before it had all."""
+    """The program that read our output (head, less) closed the pipe early."""
     _drop_output()
     return _fail("the output was closed before all of it was written", 128 + 13)
 
 
 def _unforeseen(error: Exception) -> int:
-    """A fault of ours: said in a sentence, and whole for those who mend it."""
+    """Report a bug in headspan in one line; with HEADSPAN_DEBUG set, raise it with its traceback."""
     if os.environ.get("HEADSPAN_DEBUG"):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return _fail(f"this should not have happened ({what}): please report it, HEADSPAN_DEBUG=1 shows where", 70)
+    return _fail(f"internal error ({what}). Please report it; HEADSPAN_DEBUG=1 prints the traceback", 70)
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the arguments, and which help to read, in one line."""
+    """One line: what is wrong with the arguments, and which --help to read."""
     command = error.ctx.command_path if error.ctx is not None else "headspan"
     return f"{' '.join(error.format_message().split()).rstrip('.')}: see {command} --help"
 
 
 def _drop_output() -> None:
-    """Let what is still buffered for stdout go nowhere, so that Python does not complain about it at exit."""
+    """Discard what is still buffered for stdout, so that Python reports no error about it at exit."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

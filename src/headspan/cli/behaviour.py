@@ -42,23 +42,25 @@ def register(app: typer.Typer) -> None:
 
 def behaviour(
     model: ModelRef,
-    sequences: Annotated[int, typer.Option(min=1, help="How many random sequences.")] = 128,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence before it is said again.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
+    sequences: Annotated[int, typer.Option(min=1, help="Number of random sequences.")] = 128,
+    length: Annotated[int, typer.Option(min=2, help="Tokens in a random sequence before it is repeated.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed for the random tokens.")] = 0,
     text: Annotated[
-        list[Path] | None, typer.Option("--text", help="Measure on this text file instead; repeatable.")
+        list[Path] | None, typer.Option("--text", help="Measure on this text file instead; may be repeated.")
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", help="Measure on this text instead; repeatable.")
+        list[str] | None, typer.Option("--prompt", help="Measure on this text instead; may be repeated.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences at a time (default: by memory).")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per batch (default: chosen by memory).")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to run on, for example cuda (default: cpu).")] = None,
     k: Annotated[int, k_option("Heads of each kind in the table.")] = 10,
     out: Annotated[Path | None, out_option("Write all scores to this JSON file.")] = None,
-    into: Annotated[Path | None, typer.Option(help="Store the scores in this result of headspan score.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Store the scores in this result file (from headspan score).")
+    ] = None,
     labels_out: Annotated[Path | None, typer.Option(help="Write the best heads of each kind as a label file.")] = None,
     best: Annotated[int | None, typer.Option(min=1, help="Heads of each kind in the label file (default 10).")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Label all heads at or above this score instead.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Instead, label every head at or above this score.")] = None,
     bos: Bos = "auto",
     dtype: Dtype = "float32",
     force: Force = False,
@@ -70,16 +72,16 @@ def behaviour(
     from headspan.system.outputs import check_outputs, writing
 
     if best is not None and threshold is not None:
-        raise HeadspanError("--best and --threshold are two ways to choose labels: give one of them")
+        raise HeadspanError("--best and --threshold both choose labels. Give only one of them")
     if (best is not None or threshold is not None) and labels_out is None:
-        raise HeadspanError("--best and --threshold choose the heads of a label file: name it with --labels-out")
+        raise HeadspanError("--best and --threshold need a label file. Add --labels-out FILE")
     if into is not None:
         check_store(into)
     outputs = [(into, "result"), (out, "json"), (labels_out, "csv")]
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(text_of, text or []), *(prompt or [])] or None
     check_dtype(dtype)
-    result = _load_result(into, model) if into is not None else None  # before the long run: a bad file is told at once
+    result = _load_result(into, model) if into is not None else None  # report a bad file before the long run
     with progress("running the model") as update:
         scores = measure(
             model,
@@ -107,14 +109,14 @@ def behaviour(
 
 
 def text_of(path: Path) -> str:
-    """A text file, or one sentence on why it cannot be read."""
+    """Read a text file; raise an error that says why if it cannot be read."""
     from headspan.system.inputs import read_text
 
-    return read_text(path, f"there is no file {path}: --text takes a text file", "text in UTF-8")
+    return read_text(path, f"there is no file {path}. --text takes a text file", "text in UTF-8")
 
 
 def _load_result(path: Path, model: str) -> Any:
-    """The result that head scores will be put into, once it is sure that it is one of this model."""
+    """Load the result that will hold the head scores, after checking that it belongs to this model."""
     from headspan.models.opening import open
     from headspan.results.scores import Scores
     from headspan.running.opening import identity_of
@@ -125,7 +127,7 @@ def _load_result(path: Path, model: str) -> Any:
         with open(model) as weights:
             heads = weights.ports.query
     except HeadspanError:
-        return result  # what can be run may still be something whose weights cannot be read
+        return result  # a model can be runnable although headspan cannot read its weights
     _check_heads(heads, result, path, model)
     return result
 
@@ -134,13 +136,13 @@ def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -
     theirs = result.ports.query
     if set(heads) != set(theirs):
         raise HeadspanError(
-            f"{path} is a result of another model: it has {len(theirs)} query heads where {model} has {len(heads)}, "
-            "or others; give the model it was made from"
+            f"{path} is a result of another model: it has {len(theirs)} query heads, {model} has {len(heads)}, "
+            "or their names differ. Give the model that it was made from"
         )
 
 
 def check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
-    """Refuse a result of another model, and say so where nobody can tell."""
+    """Refuse a result of another model; print a note where the two cannot be compared."""
     from headspan.results.identity import same_model
 
     doubt = same_model(made, ran, result, "this model")
@@ -149,9 +151,9 @@ def check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
 
 
 def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
-    """Put head scores into a result of the same model and write it back whole."""
+    """Add head scores to a result of the same model and save it."""
     _check_heads(scores.heads, result, path, model)
-    scores.doubt(result)  # the model may have changed since it was looked at first
+    scores.doubt(result)  # the model may have changed since the first check
     result.annotations["behaviour"] = scores.to_annotation()
     result.annotations["behaviour_protocol"] = scores.protocol
     result.save(path)

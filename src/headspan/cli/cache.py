@@ -1,4 +1,4 @@
-"""The command cache: what was read from the hub and is kept."""
+"""``headspan cache``: list and remove the cached parts of hub models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ def register(app: typer.Typer) -> None:
 
 
 def cache(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only files whose name contains this.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove what is listed.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="List only files whose name contains this text.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the listed files.")] = False,
 ) -> Listing:
-    """Parts of hub models that are kept on this machine, and how to be rid of them.
+    """List the cached parts of hub models; with --clear, delete them.
 
-    They stay under HEADSPAN_CACHE_LIMIT (50GB if it is not set), in HEADSPAN_CACHE_DIR or the usual place for caches;
-    what was not used for longest goes first. Whole files that were downloaded are in the hub's own cache.
+    The cache is in HEADSPAN_CACHE_DIR, or in the system's cache folder. It holds at most HEADSPAN_CACHE_LIMIT (default
+    50GB) and drops the least recently used files first. Files downloaded whole are in the hub's own cache.
 
     \b
     Examples:
@@ -33,10 +35,10 @@ def cache(
     rows = [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in found]
     total = size_text(sum(content.bytes for content in found))
     files = "1 file" if len(found) == 1 else f"{len(found)} files"
-    title = f"{files} of the hub in part, {total}; the limit is {size_text(cache_limit())}"
+    title = f"partial hub files: {files}, {total}; the limit is {size_text(cache_limit())}"
     if clear:
         title = f"removed: {title}"
         remove(found)
     if not found:
-        note("nothing of the hub is kept" + ("" if name is None else f" whose name contains {name!r}"))
+        note("nothing is cached" + ("" if name is None else f" whose name contains {name!r}"))
     return Listing(rows, title, {"mb": ",.1f", "of_mb": ",.1f", "days_unused": ".1f"})

@@ -1,4 +1,4 @@
-"""Commands for change: diff (two models), track (a series of checkpoints)."""
+"""``headspan diff`` (two models) and ``headspan track`` (a series of checkpoints)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ _FORMATS = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
+    """Register the commands of this module."""
     app.command("diff")(listing(diff))
     app.command("track")(listing(track))
 
 
 def diff(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="The model before: directory, file, hub id or 'demo'.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="First model: directory, file, hub id or 'demo'.")],
     other: Annotated[
-        str, typer.Argument(metavar="OTHER", help="The model after, of the same shape, or a LoRA adapter directory.")
+        str, typer.Argument(metavar="OTHER", help="Second model, of the same shape, or a LoRA adapter directory.")
     ],
     fold: Fold = False,
-    k: Annotated[int, k_option("How many weights, and edges a pairing, to list.")] = 20,
+    k: Annotated[int, k_option("Number of weights, and of edges per pairing, to list.")] = 20,
     out: Annotated[
-        list[Path] | None, out_option("A page (.html), a figure (.png) or all of it (.safetensors); may be repeated.")
+        list[Path] | None,
+        out_option("Write a page (.html), a figure (.png) or the data (.safetensors); may be repeated."),
     ] = None,
     effects: Annotated[
-        bool, typer.Option("--effects", help="Also run both models: the effect of each listed edge before and after.")
+        bool, typer.Option("--effects", help="Also run both models and measure the effect of each listed edge in both.")
     ] = False,
-    table: Annotated[str, typer.Option(help="Which listing: drift, edge, hub or all.")] = "all",
-    memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    table: Annotated[str, typer.Option(help="Table to print: drift, edge, hub or all.")] = "all",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit, for example 2GB. [default: half of free memory]")
+    ] = None,
     force: Force = False,
 ) -> Listing:
-    """Compare two models of one shape, or a model and its LoRA adapter: drift of every head, edges and hubs.
+    """Compare two models of the same shape, or a model and its LoRA adapter: head drift, edges and hubs.
 
     \b
     Examples:
@@ -54,7 +57,7 @@ def diff(
     from headspan.vocabulary.errors import HeadspanError
 
     if table != "all" and table not in TABLES:
-        raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
+        raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
     outputs = _outputs(out or [], "diff", [base, other], force)
     with progress("comparing") as update:
         change = run(base, other, fold=fold, k=k, effects=effects, memory=memory, progress=update)
@@ -66,19 +69,19 @@ def diff(
 
 
 def _tables(change: Diff, table: str, k: int) -> list[Table]:
-    """One table after the other, each with the columns it has."""
+    """The tables, each with its own columns."""
     moved = sum(line.moved for line in change.drift)
     titles = {
-        "drift": f"weights that moved farthest ({moved} of {len(change.drift)} above the rounding floor)",
-        "edge": f"edges: entered or left the top {change.k}, and largest other changes (pk)",
-        "hub": "hubs that rose or fell",
+        "drift": f"weights that changed most ({moved} of {len(change.drift)} above the rounding floor)",
+        "edge": f"edges that entered or left the top {change.k}, and the largest other changes (pk)",
+        "hub": "hubs whose rank changed",
     }
     rows = {name: [_short(row) for row in change.records(name)] for name in titles if table in ("all", name)}
     return [(titles[name], r[:k] if name == "drift" else r, _FORMATS) for name, r in rows.items()]
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """A record that fits a terminal: both ranks in one column."""
+    """A row narrow enough for a terminal: both ranks share one column."""
     ranks = f"{row['rank_before']} → {row['rank_after']}"
     hidden = {"table", "rank_before", "rank_after"} | {
         key for key, value in row.items() if key[:6] == "effect" and value is None
@@ -93,27 +96,29 @@ def track(
     ],
     out: Annotated[
         list[Path] | None,
-        out_option("The series (.safetensors), a page (.html), a figure (.png); may be repeated."),
+        out_option("Write the series (.safetensors), a page (.html) or a figure (.png); may be repeated."),
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only these steps, like 0,1,2,4.")] = None,
-    last: Annotated[int | None, typer.Option(help="Only so many checkpoints from the end.", min=1)] = None,
+    steps: Annotated[str | None, typer.Option(help="Use only these steps, for example 0,1,2,4.")] = None,
+    last: Annotated[int | None, typer.Option(help="Use only the last N checkpoints.", min=1)] = None,
     fold: Fold = False,
-    k: Annotated[int, k_option("Keep edges that are ever among so many.")] = 20,
-    run: Annotated[bool, typer.Option("--run", help="Also run every checkpoint for its head scores.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave downloaded files in the cache of the hub.")] = False,
+    k: Annotated[int, k_option("Follow every edge that is in the top K at some step.")] = 20,
+    run: Annotated[bool, typer.Option("--run", help="Also run every checkpoint to measure head scores.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep downloaded files in the hub's cache.")] = False,
     allow_duplicates: Annotated[
-        bool, typer.Option("--allow-duplicates", help="Take equal checkpoints under two names for two steps.")
+        bool, typer.Option("--allow-duplicates", help="Accept identical checkpoints under different names.")
     ] = False,
     table: Annotated[
-        str, typer.Option(help="Which listing: trajectory, edge, drift, hub, head or all.")
+        str, typer.Option(help="Table to print: trajectory, edge, drift, hub, head or all.")
     ] = "trajectory",
-    memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit, for example 2GB. [default: half of free memory]")
+    ] = None,
     force: Force = False,
 ) -> Listing:
-    """Follow a training run: when edges form, how far heads move, hubs and head scores step by step.
+    """Follow a training run: when edges form, how far heads move, and hubs and head scores at each step.
 
-    With --out run.safetensors finished steps are kept, and the same command goes on after a stop; without it the table
-    is printed and nothing is kept.
+    With --out run.safetensors, finished steps are saved, and the same command continues an interrupted run. Without it,
+    the table is printed and nothing is saved.
 
     \b
     Examples:
@@ -127,14 +132,14 @@ def track(
     from headspan.vocabulary.errors import HeadspanError
 
     if table != "all" and table not in TABLES:
-        raise HeadspanError(f"there is no listing {table!r}: choose {', '.join(TABLES)} or all")
+        raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
     outputs, home = _outputs(out or [], "series", references, force), None
     if len(references) == 1 and is_result(references[0]):
         series = Series.load(references[0])
     else:
         home = next((path for path, kind in outputs if kind == "series"), None)
         if home is None:
-            note("without --out run.safetensors nothing is kept: a run that is stopped begins anew")
+            note("without --out run.safetensors nothing is saved; an interrupted run starts again from the first step")
         with progress("tracking") as update:
             series = follow(
                 references, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
@@ -143,7 +148,7 @@ def track(
     for sentence in series.notes:
         note(sentence)
     for path, kind in outputs:
-        if path == home:  # written when it was complete
+        if path == home:  # already written, when the series was complete
             note(f"{path}: {series!r}")
         else:
             _write(series, path, kind, force)
@@ -156,21 +161,21 @@ def track(
 
 
 def _outputs(paths: list[Path], own: str, inputs: list[str], force: bool) -> list[tuple[Path, str]]:
-    """What is to be written where, refused before any work if it cannot or must not be."""
+    """Check the output paths before any work."""
     from headspan.system.outputs import check_outputs
     from headspan.vocabulary.errors import HeadspanError
 
     kinds = {".safetensors": own, **_KINDS}
     wrong = next((path for path in paths if path.suffix.lower() not in kinds), None)
     if wrong is not None:
-        raise HeadspanError(f"cannot write {wrong}: its name must end in {', '.join(kinds)}")
+        raise HeadspanError(f"cannot write {wrong}. Its name must end in {', '.join(kinds)}")
     outputs = [(path, kinds[path.suffix.lower()]) for path in paths]
     check_outputs(outputs, inputs=inputs, force=force)
     return outputs
 
 
 def _write(change: Diff | Series, path: Path, kind: str, force: bool) -> None:
-    """One of the forms that a comparison or a series can be kept in."""
+    """Write a comparison or a series in one of its formats."""
     if kind in ("diff", "series"):
         change.save(path, force=force)
     elif kind == "page":
@@ -193,4 +198,4 @@ def _numbers(text: str | None) -> list[int] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise HeadspanError(f"{text[:80]!r} are no step numbers: write them like 0,1,2,4") from None
+        raise HeadspanError(f"{text[:80]!r} is not a list of step numbers. Write for example 0,1,2,4") from None

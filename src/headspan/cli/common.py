@@ -1,8 +1,8 @@
 """What every command shares, and how a new command is written.
 
-A command is a function in a module of this folder that has ``register(app)``; the module's name stands in
-``_MODULES`` of ``cli/__init__.py``, the command in ``COMMANDS`` of tests/test_cli.py, and ``make docs`` puts its help
-into docs/cli.md. It parses, calls one public function that does the work (so that Python can do the same), and prints.
+A command is a function in a module of this folder that has ``register(app)``. List the module in ``_MODULES`` of
+``cli/__init__.py`` and the command in ``COMMANDS`` of tests/test_cli.py; ``make docs`` writes its help into
+docs/cli.md. It parses, calls one public function that does the work (so that Python can do the same), and prints.
 
 A command that lists something returns a `Listing` and is registered as ``app.command("hubs")(listing(hubs))``::
 
@@ -16,17 +16,17 @@ A command that lists something returns a `Listing` and is registered as ``app.co
         ...
         return Listing(rows, title="hubs by pk", formats={"score": ".2f"})
 
-`listing` adds ``--json`` and ``--csv``. Rows are flat: the same keys in every row, each value a number, a text or None.
-JSON and CSV show all of them in full; the table shows ``shown`` (or all) of them, or the command's own ``tables``.
+`listing` adds ``--json`` and ``--csv``. Rows are flat: the same keys in every row; values are numbers, strings or None.
+JSON and CSV contain every column; the table shows the columns in ``shown`` (or all), or the command's ``tables``.
 
-Options that several commands take are spelled once, here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
-`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; those that name nodes
-in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work and are not shown. What a reference, a
-label list or a file stands for is known by `headspan.scoring.inputs`.
+Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
+`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; options that name nodes
+are in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
+lists and files are resolved by `headspan.scoring.inputs`.
 
-A command that writes calls `headspan.system.outputs.check_output` before any work, with what it reads and ``force``.
+A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.
 
-Long work goes under ``with progress("scoring") as update``; remarks for the reader through `note`, never `print`.
+Long work runs inside ``with progress("scoring") as update``; remarks go through `note`, never `print`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ModelRef = Annotated[
 ]
 ResultRef = Annotated[
     str,
-    typer.Argument(metavar="RESULT|MODEL", help="A saved result, or a model reference to score on the spot."),
+    typer.Argument(metavar="RESULT|MODEL", help="A saved result, or a model to score now."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -68,45 +68,41 @@ Metric = Annotated[
 ]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option("--metric", "-m", help="Similarities: {metrics}, or all; may be repeated."),
+    typer.Option("--metric", "-m", help="Similarity: {metrics}, or all; may be repeated."),
 ]
 Pairings = Annotated[
     list[str] | None,
-    typer.Option("--pairing", "-p", help="Like OK; flow for OQ, OK and OV; or all. May be repeated."),
+    typer.Option("--pairing", "-p", help="Pairing, for example OK; flow (OQ, OK and OV); or all. May be repeated."),
 ]
 LabelsOption = Annotated[
     str | None,
     typer.Option(
         "--labels",
-        help="Head classes: gpt2, gpt2-ioi, gpt2-identity, a CSV file head,label, or behaviour for head scores ≥ 0.3.",
+        help="Head classes: gpt2, gpt2-ioi, gpt2-identity, a CSV file (head,label), or behaviour (head scores ≥ 0.3).",
     ),
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option("--weights", help="With a RESULT: the model it was made from, for tokens, angles and norms."),
+    typer.Option("--weights", help="For a RESULT: the model it was made from; needed for tokens, angles and norms."),
 ]
 BehaviourOption = Annotated[
     str | None, typer.Option("--behaviour", help="Head scores written by headspan behaviour --out.")
 ]
 Fold = Annotated[bool, typer.Option("--fold", help="Fold the norms into the weights first.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Replace a file that headspan did not make; never one that is read.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that headspan did not make (never an input).")]
 Bos = Annotated[
-    str, typer.Option(help="Beginning-of-sequence token in front: auto (as the tokenizer does), yes or no.")
+    str, typer.Option(help="Prepend a beginning-of-sequence token: auto (as the tokenizer does), yes or no.")
 ]
-Dtype = Annotated[
-    str, typer.Option(help="Compute in float32, bfloat16, float16, or the type the weights are stored in (stored).")
-]
+Dtype = Annotated[str, typer.Option(help="Compute in float32, bfloat16, float16, or the weights' own type (stored).")]
 NullOption = Annotated[
     str | None,
     typer.Option(
         "--null",
-        help="random subspaces; reversed: pairs in the direction no information can flow; within: other heads of the "
+        help="random: random subspaces; reversed: pairs in which no information can flow; within: other heads of the "
         "same two layers. [default: random]",
     ),
 ]
-# Spellings of version 0.1 that still work, where a command does not use the word for something else.
+# Spellings of version 0.1 that still work, unless the command uses the word for something else.
 ALIASES = {"--metrics": "--metric", "--pairings": "--pairing", "--used": "--large-effect"}
 
 
@@ -121,7 +117,7 @@ def out_option(what: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command that understands the spellings in ``ALIASES``, and whose help names the similarities of the table."""
+    """A command that accepts the spellings in ``ALIASES`` and fills the names of the similarities into its help."""
 
     def get_help(self, ctx: Any) -> str:
         from headspan.subspaces.metrics import METRICS, PK
@@ -138,7 +134,7 @@ class Command(TyperCommand):
 
 
 def _modern(argument: str, known: set[str]) -> str:
-    """An option in today's spelling.
+    """The current spelling of an option.
 
     >>> _modern("--metrics=pk", {"--metric"}), _modern("--metrics", {"--metrics"})
     ('--metric=pk', '--metrics')
@@ -158,12 +154,12 @@ Table = tuple[str | None, Sequence[Row], Mapping[str, str]]  # title, rows, form
 class Listing:
     """What a listing command prints.
 
-    rows: flat records, for JSON, CSV and the table; ``columns`` are their names, needed where there may be no rows.
-    shown: the columns of the table where it has fewer; formats: a format spec per column, for the table only.
-    tables: other tables (title, rows, formats) to show a reader instead of the one of ``rows``.
+    rows: flat records, for JSON, CSV and the table; ``columns`` are their names, needed if there may be no rows.
+    shown: the columns of the table, if not all; formats: a format spec per column, for the table only.
+    tables: tables (title, rows, formats) to print instead of the one made from ``rows``.
     head, remarks: lines above and below the table; with --json and --csv remarks go to stderr.
-    tail: lines about the table itself, below it, which --json and --csv do without.
-    code: the exit code. written: all of it went to files, so that a table would only be in the way.
+    tail: lines about the table, below it; left out with --json and --csv.
+    code: the exit code. written: everything went to files, so no table is printed.
     """
 
     rows: Sequence[Row]
@@ -201,9 +197,9 @@ class Listing:
 def with_options(
     run: Callable[..., Any], command: Callable[..., Any], added: Mapping[str, tuple[Any, Any]], instead_of: str = ""
 ) -> None:
-    """Let ``run`` take the parameters of ``command`` and some more (annotation, default), the way Typer asks for them.
+    """Give ``run`` the parameters of ``command`` and some more (annotation, default), in the form Typer expects.
 
-    instead_of: the parameter whose place the new ones take; behind all others without one.
+    instead_of: the parameter that the new ones replace; without it they come last.
     """
     hints = get_type_hints(command, include_extras=True)
     own = [p.replace(annotation=hints[n]) for n, p in inspect.signature(command).parameters.items()]
@@ -216,12 +212,12 @@ def with_options(
 
 
 def listing(command: Callable[..., Listing]) -> Callable[..., None]:
-    """Give a command that returns a `Listing` the options --json and --csv, and print what it returns."""
+    """Add --json and --csv to a command that returns a `Listing`, and print what it returns."""
 
     @functools.wraps(command)
     def run(*args: Any, as_json: bool, as_csv: bool, **options: Any) -> None:
         if as_json and as_csv:
-            raise HeadspanError("--json and --csv are two ways to print one list: give one of them")
+            raise HeadspanError("--json and --csv exclude each other. Give only one of them")
         found = command(*args, **options)
         found.print(as_json, as_csv)
         if found.code:
@@ -231,11 +227,11 @@ def listing(command: Callable[..., Listing]) -> Callable[..., None]:
     return run
 
 
-# ---------------------------------------------------------------------------------------------- opening, telling
+# ------------------------------------------------------------------------------------------------ opening, notes
 
 
 def open_model(reference: str, fold: bool = False, tell: bool = False, download: bool = False) -> AttentionWeights:
-    """The weights of a model, folded if asked for; ``tell`` prints what is remarkable about it."""
+    """Open the weights of a model, folded if asked for; ``tell`` prints the notes about it."""
     from headspan.scoring.inputs import given_weights
 
     weights = given_weights(reference, fold, download)
@@ -245,14 +241,14 @@ def open_model(reference: str, fold: bool = False, tell: bool = False, download:
 
 
 def check_store(path: Path) -> None:
-    """Something can only be stored in a result that is there: told before --out's rules for new files are applied."""
+    """Check that --into names an existing result, before the rules for new output files are applied."""
     from headspan.results.scores import Scores, is_result
 
     if not is_result(path):
-        Scores.load(path)  # says what it is instead
+        Scores.load(path)  # its error says what the file is
 
 
 def note(text: str) -> None:
-    """A remark for the person at the terminal, on stderr so that it never mixes with the output."""
+    """Print a note to stderr, so that it never mixes with the output."""
     if sys.stderr is not None:
         print(message(text), file=sys.stderr)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
 _HABITS = {"identity": "id", "previous_token": "prev", "duplicate_token": "dup", "induction": "ind"}
 _ALWAYS = ("pairing", "source", "target", "score", "rank", "effect")
-_MEASURED, _SHOWN = 200, 20  # edges per pairing, unless -k or --all says otherwise
+_MEASURED, _SHOWN = 200, 20  # edges per pairing, without -k and --all
 _STOPPED = 130
 
 
@@ -40,49 +40,52 @@ def register(app: typer.Typer) -> None:
 def effects(
     model: ModelRef,
     result: Annotated[
-        Path | None, typer.Argument(metavar="[RESULT]", help="Measure only the best PK edges of this result.")
+        Path | None,
+        typer.Argument(metavar="[RESULT]", help="Measure only the edges with the largest PK in this result."),
     ] = None,
     pairing: Pairings = None,
-    k: Annotated[
-        int | None, k_option("Edges per pairing. [default: 200 are measured, the table shows 20 of them]")
-    ] = None,
+    k: Annotated[int | None, k_option("Edges per pairing. [default: measure 200, print 20]")] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure and list every edge.")] = False,
-    text: Annotated[list[Path] | None, typer.Option("--text", help="Run on this text file; repeatable.")] = None,
-    random: Annotated[bool, typer.Option("--random", help="Run on random tokens said twice.")] = False,
-    sequences: Annotated[int, typer.Option(min=1, help="How many random sequences.")] = 4,
+    text: Annotated[list[Path] | None, typer.Option("--text", help="Run on this text file; may be repeated.")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Run on random sequences repeated twice.")] = False,
+    sequences: Annotated[int, typer.Option(min=1, help="Number of random sequences.")] = 4,
     length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a random sequence before it is said again. [default: 42]")
+        int | None, typer.Option(min=2, help="Tokens in a random sequence before it is repeated. [default: 42]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
-    ablate: Annotated[str, typer.Option(help="What replaces a head's write: resample, mean or zero.")] = "resample",
+    seed: Annotated[int, typer.Option(help="Seed for the random tokens.")] = 0,
+    ablate: Annotated[str, typer.Option(help="What replaces a head's output: resample, mean or zero.")] = "resample",
     shared: Annotated[
-        int | None, typer.Option(metavar="R", help="Exchange only the part along R shared principal directions.")
+        int | None, typer.Option(metavar="R", help="Patch only the component along R shared principal directions.")
     ] = None,
     frozen_norm: Annotated[
-        bool, typer.Option("--frozen-norm", help="Keep the norm's division of the clean run.")
+        bool, typer.Option("--frozen-norm", help="Keep the normalisation scale of the clean run.")
     ] = False,
     floor: Annotated[
         float | None,
-        typer.Option(help="Least large effect, in its unit. [default: 0.05 for OQ and OK, 0.1 for OV]"),
+        typer.Option(help="Smallest effect that counts as large. [default: 0.05 for OQ and OK, 0.1 for OV]"),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, help="Random writes that an effect at or above the floor is compared with.")
+        int, typer.Option(min=0, help="Random outputs to compare each effect at or above the floor with.")
     ] = 8,
     bos: Bos = "auto",
-    into: Annotated[Path | None, typer.Option(help="Store the effects in this result of headspan score.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Store the effects in this result file (from headspan score).")
+    ] = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Say how well weights predict the effects, instead of listing edges.")
+        bool,
+        typer.Option("--summary", help="Report how well the weights predict the effects, instead of listing edges."),
     ] = False,
     metric: Metrics = None,
-    memory: Annotated[str | None, typer.Option(help="Most memory beside the model, like 2GB.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run, for example cuda (default: cpu).")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory limit in addition to the model, for example 2GB.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to run on, for example cuda (default: cpu).")] = None,
     dtype: Dtype = "float32",
 ) -> Listing:
     """Run MODEL and measure edges: patch one head's output as seen by one Q, K or V input of a later head.
 
-    By default on random tokens said twice and on a short text; the effect is the larger one. Needs headspan[torch].
-    An effect is large if it is at least the floor and 1.5 times that of a write of the same length in a random
-    direction. --summary says how well similarities (--metric, pk and cs by default) predict effects.
+    By default it runs random sequences repeated twice and a short text, and reports the larger effect. An effect is
+    large if it is at least the floor and at least 1.5 times the effect of an output of the same length in a random
+    direction. --summary reports how well similarities (--metric; default: pk and cs) predict effects.
+    Needs headspan[torch].
 
     \b
     Examples:
@@ -108,7 +111,7 @@ def effects(
     pairings = parse_pairings(pairing or "flow")
     scores = Scores.load(result) if result is not None else None
     store = Scores.load(into) if into is not None else None
-    with open(model) as weights:  # before the long run: a result of another model is told at once
+    with open(model) as weights:  # report a result of another model before the long run
         for one, path in ((scores, result), (store, into)):
             if one is not None:
                 check_same_heads(weights.ports, one, model)
@@ -159,9 +162,9 @@ def _scored(model: str, found: Effects) -> Scores:
 
 
 def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, code: int) -> Listing:
-    """All edges for a program; for a reader the first ``most`` of each pairing, and how to see the others."""
+    """All edges as records; the table shows the first ``most`` of each pairing."""
     chosen = [row for pairing in found.pairings for row in [r for r in rows if r["pairing"] == str(pairing)][:most]]
-    left = f"{len(chosen)} of {len(rows)} edges are shown: --all lists every edge, -k how many of each pairing"
+    left = f"{len(chosen)} of {len(rows)} edges are shown: --all lists every edge, -k sets the number per pairing"
     formats = {"score": ".3f", "effect": ".4f", "ratio": ".1f"}
     title = f"Edges of {model}, measured on {found.measured_on}"
     remarks = [*_legend(found), *([left] if len(chosen) < len(rows) else [])]
@@ -169,7 +172,7 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, co
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A record that fits a terminal: of the head scores the one that changes most."""
+    """A row narrow enough for a terminal: of the head scores, only the one that changes most."""
     from headspan.results.large_effects import SHORT_UNITS
 
     shown = {_SHORT.get(key, key): row[key] for key in (*_ALWAYS, *_SHORT) if key in row}
@@ -186,17 +189,17 @@ def _legend(found: Effects) -> list[str]:
     """Units, floors and columns, below the table."""
     from headspan.results.large_effects import LEAST_RATIO
 
-    units = "Units: TV is total variation (0 to 1) of attention, norm the change of the output relative to it."
+    units = "Units: TV is the total variation (0 to 1) of attention; norm is the relative change of the output."
     if any(name in _HABITS for name, _ in found.arrays):
-        units += " change: of the head score that changes most."
+        units += " change: the head score that changes most."
     if not found.compared:
-        return [units, "Effects were not compared with random writes: none is called large or small."]
+        return [units, "Effects were not compared with random outputs, so none is marked as large."]
     floors = ", ".join(f"{found.floor(pairing):g} for {pairing}" for pairing in found.pairings)
     count = ", ".join(f"{int(found.large(p).sum())} of {int((found.of(p) >= 0).sum())} {p}" for p in found.pairings)
     return [
         units,
-        f"large: at least the floor ({floors}) and {LEAST_RATIO:g} times a random write of the same length (ratio). "
-        f"Below the floor an effect is small on this input. Large effects: {count}.",
+        f"large: at least the floor ({floors}) and {LEAST_RATIO:g} times a random output of the same length (ratio). "
+        f"An effect below the floor is small on this input. Large effects: {count}.",
     ]
 
 
@@ -221,7 +224,7 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of the summary that fits a terminal: every number together with its 95 % interval."""
+    """A row of the summary narrow enough for a terminal: each number with its 95 % interval."""
     told = {name: row[name] for name in ("pairing", "predictor", "spearman")}
     told |= {f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high"))) for name in ("within", "ap")}
     told["hits"] = row["hits"]

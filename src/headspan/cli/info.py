@@ -1,4 +1,4 @@
-"""``headspan info``: what a model is, what would be read of it, and whether its heads have full rank."""
+"""``headspan info``: a model's architecture, the tensors headspan would read, and the rank of every head."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def register(app: typer.Typer) -> None:
 def info(
     model: ModelRef,
     check: Annotated[
-        bool, typer.Option("--check", help="Read all weights: numbers finite, and the rank of every head.")
+        bool, typer.Option("--check", help="Read all weights; check that they are finite and report every head's rank.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a model is and which of its tensors would be read.
+    """Describe a model and the tensors that headspan would read.
 
-    Without --check only headers are read; with it every weight, for its fingerprint too.
+    Without --check only headers are read. --check reads every weight and also prints the model's fingerprint.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The options that name nodes, spelled once for every command that takes them: nodes, score, paths."""
+"""The options that name nodes, shared by the commands nodes, score and paths."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _OPTIONS: dict[str, Any] = {
     ],
     "tokens": Annotated[
         list[str] | None,
-        typer.Option("--tokens", help="Words that are one token, commas between, blanks kept; may be repeated."),
+        typer.Option("--tokens", help="Single-token words, comma-separated, spaces kept; may be repeated."),
     ],
 }  # fmt: skip
 
 
 class NodeWords(NamedTuple):
-    """What a command line says of nodes."""
+    """The nodes named on a command line."""
 
     add: list[str] | None = None
     sae: list[str] | None = None
@@ -48,7 +48,7 @@ class NodeWords(NamedTuple):
     tokens: str | None = None
 
     def inputs(self) -> list[Path]:
-        """The files and directories that are read for them."""
+        """The files and directories that they are read from."""
         from headspan.node_kinds.files import readings
         from headspan.node_kinds.saes import directory_and_features
 
@@ -56,7 +56,7 @@ class NodeWords(NamedTuple):
         return [*files, *(directory_and_features(given)[0] for given in self.sae or ()), *map(Path, self.adapter or ())]
 
     def given(self) -> dict[str, Any] | None:
-        """As functions take it; None where nothing was said."""
+        """The form that functions take; None if no node is named."""
         return {name: said for name, said in self._asdict().items() if said is not None} or None
 
 
@@ -69,7 +69,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:
         given = {name: options.pop(name) for name in _OPTIONS}
-        tokens = given.pop("tokens")  # in Python a list is one of whole words, here commas part them
+        tokens = given.pop("tokens")  # commas separate words here; in Python each list item is a word
         return command(*args, nodes=NodeWords(**given, tokens=",".join(tokens) if tokens else None), **options)
 
     with_options(run, command, {name: (option, None) for name, option in _OPTIONS.items()}, instead_of="nodes")

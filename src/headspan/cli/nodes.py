@@ -28,17 +28,21 @@ def register(app: typer.Typer) -> None:
 def nodes(
     model: ModelRef,
     nodes: NodeWords = NO_NODES,
-    embedding: Annotated[bool, typer.Option("--embedding", help="What all rows of the embedding write.")] = False,
-    unembedding: Annotated[bool, typer.Option("--unembedding", help="What all rows of the unembedding read.")] = False,
+    embedding: Annotated[
+        bool, typer.Option("--embedding", help="Add the span of all embedding vectors, as a writer.")
+    ] = False,
+    unembedding: Annotated[
+        bool, typer.Option("--unembedding", help="Add the span of all unembedding vectors, as a reader.")
+    ] = False,
     fold: Fold = False,
-    k: Annotated[int, k_option("Writers and readers of each node.")] = 10,
+    k: Annotated[int, k_option("Writers and readers per node.")] = 10,
 ) -> Listing:
     """Find the heads that write what a node reads, and the heads that read what it writes.
 
     A node is a direction or a subspace of the residual stream: a probe, a feature, an adapter, a neuron, a token.
-    share: the part of it that lies in the head's subspace. p: exact, of a random direction. z: against random
+    share: the fraction of it in the head's subspace. p: exact, for a random direction. z: against random
     subspaces.
-    p_kind: the share of other nodes of its kind that do as well in that head.
+    p_kind: the fraction of other nodes of its kind with at least this share in the same head.
     """
     from headspan.reading.node_overlaps import COLUMNS
     from headspan.reading.node_overlaps import nodes as find
@@ -49,7 +53,9 @@ def nodes(
     for sentence in report.notes:
         note(sentence)
     chance = 1 / max(report.ports, 1)
-    remarks = [f"each p is of one pair: of {report.ports:,} ports the best has a p near {chance:.1g} by chance"]
+    remarks = [f"each p is for one pair: the smallest p among {report.ports:,} ports is about {chance:.1g} by chance"]
     if not report.listed_by_node:
-        remarks.append(f"{report.count:,} nodes are too many to list one by one: these are the best {k} of every head")
+        remarks.append(
+            f"{report.count:,} nodes are too many to list individually, so this is the top {k} of every head"
+        )
     return Listing(rows, report._headline(), FORMATS, columns=COLUMNS, shown=SHOWN, remarks=remarks)

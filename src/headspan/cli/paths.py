@@ -1,4 +1,4 @@
-"""``headspan paths``: the strongest ways through heads, from what one writes to what another reads."""
+"""``headspan paths``: the strongest paths through several heads."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def register(app: typer.Typer) -> None:
 def paths(
     reference: ResultRef,
     to: Annotated[
-        str | None, typer.Option("--to", help="The end: a head (L5H1), a port of it (L5H1.K) or a node.")
+        str | None, typer.Option("--to", help="End of the path: a head (L5H1), one of its ports (L5H1.K) or a node.")
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", help="The beginning: a head or a node.")] = None,
-    depth: Annotated[int, typer.Option(help="List paths of 2 to so many hops, at most 4; 1 lists single hops.")] = 3,
-    k: Annotated[int, k_option("Paths of every number of hops.")] = 10,
+    start: Annotated[str | None, typer.Option("--from", help="Start of the path: a head or a node.")] = None,
+    depth: Annotated[int, typer.Option(help="Largest number of hops (up to 4); 1 lists single hops.")] = 3,
+    k: Annotated[int, k_option("Paths per number of hops.")] = 10,
     pairing: Pairings = None,
     weights: WeightsOption = None,
     nodes: NodeWords = NO_NODES,
     fold: Fold = False,
-    memory: Annotated[str, typer.Option(help="Memory for partial paths.")] = "1GB",
-    out: Annotated[Path | None, out_option("Write the hops of all paths as a circuit, to a .json file.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory limit for partial paths.")] = "1GB",
+    out: Annotated[Path | None, out_option("Write the hops of all paths as a circuit to this .json file.")] = None,
     force: Force = False,
 ) -> Listing:
-    """List the strongest paths: a head writes, others carry it on by their values, a head reads it at last.
+    """List the strongest paths: one head writes, others pass it on through their values, and a last head reads it.
 
-    The score is that of the composed map, ‖U_bᵀ·M_a·U_s‖², and PK for one hop. Beside it stand what the PKs of the
-    hops alone make expect (product), its mean by chance, and how many standard deviations it lies above (z).
-    --pairing says what the last hop may be. Nodes are named as for score; a result does not hold their vectors, so name
-    those of a result again. A plain neuron and a feature of a transcoder carry on what they read, others are ends.
+    The score is that of the composed map, ‖U_bᵀ·M_a·U_s‖²; for one hop it is PK. product is the score expected from the
+    per-hop PKs, chance the mean for random subspaces, and z the distance from it in standard deviations.
+    --pairing restricts the last hop. Name nodes as for score; a result does not hold their vectors, so name them again
+    with a result. Plain neurons and transcoder features can be inside a path; other nodes can only start or end it.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def paths(
         check_output(out, "json", inputs=[reference, weights, *nodes.inputs()], force=force, ending=".json")
     saved = is_result(reference)
     if saved and fold:
-        raise HeadspanError("a saved result is folded or not already: give --fold with a model, or score it anew")
+        raise HeadspanError("--fold cannot change a saved result. Give a model instead, or score it again with --fold")
     model = reference if saved or weights is not None else open_model(reference, fold)
     with progress("following paths") as update:
         found = find(

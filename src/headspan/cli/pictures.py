@@ -1,4 +1,4 @@
-"""Commands that draw: wiring and figures."""
+"""``headspan wiring`` and ``headspan figures``: commands that draw."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def wiring(
     pairing: Pairings = None,
     metric: Metric = None,
     k: Annotated[int, k_option("Edges per pairing, or per target.", 0)] = 20,
-    rule: Annotated[str, typer.Option(help="top, top-per-target, significance or threshold.")] = "top",
-    q: Annotated[float | None, typer.Option(help="Largest q-value, for the rule significance. [default: 0.05]")] = None,
+    rule: Annotated[
+        str, typer.Option(help="How to choose edges: top, top-per-target, significance or threshold.")
+    ] = "top",
+    q: Annotated[float | None, typer.Option(help="With --rule significance: largest q-value. [default: 0.05]")] = None,
     null: NullOption = None,
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
@@ -54,13 +56,14 @@ def wiring(
         bool, typer.Option("--large-effect", help="Only edges with a large effect (headspan effects --into).")
     ] = False,
     circuit: Annotated[
-        str | None, typer.Option(help="A JSON file of edges, saved by the page or headspan paths, to show instead.")
+        str | None,
+        typer.Option(help="Show the edges of this JSON file instead (saved by the page or by headspan paths)."),
     ] = None,
     out: Annotated[
         list[Path] | None, out_option("Write to .graphml, .json, .csv, .png, .pdf or .svg; may be repeated.")
     ] = None,
     ellipse: Annotated[
-        bool, typer.Option("--ellipse", help="Draw labelled heads in an ellipse, not the grid.")
+        bool, typer.Option("--ellipse", help="Draw labelled heads in an ellipse instead of the grid.")
     ] = False,
     dpi: DpiOption = 160,
     force: Force = False,
@@ -108,15 +111,15 @@ def wiring(
 
 
 def _kind(path: Path) -> str:
-    """What to write, by the file's name."""
+    """The format to write, from the file's name."""
     if path.suffix.lower() not in (*_EXPORTS, *_DRAWINGS):
         known = ", ".join((*_EXPORTS, *_DRAWINGS))
-        raise HeadspanError(f"cannot tell from {path} what to write: its name must end in one of {known}")
+        raise HeadspanError(f"unknown format: {path}. Its name must end in one of {known}")
     return path.suffix.lower().lstrip(".")
 
 
 def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float, force: bool) -> None:
-    """Write a wiring in the format that the file's name ends with."""
+    """Write a wiring in the format given by the file's name."""
     ending = path.suffix.lower()
     if ending in _EXPORTS:
         getattr(chosen, _EXPORTS[ending])(path, force=force)
@@ -132,24 +135,26 @@ def figures(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Comma-separated: wiring, grid, two-layer, scatter, use, identity, head-scores, kl, norms, "
+            help="Figures, comma-separated: wiring, grid, two-layer, scatter, use, identity, head-scores, kl, norms, "
             "unembedding, random, folded-wiring, mse; may be repeated. [default: all]"
         ),
     ] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", help="png, pdf, svg or a list of them; may be repeated. [default: png]"),
+        typer.Option("--format", help="png, pdf or svg, comma-separated; may be repeated. [default: png]"),
     ] = None,
     k: Annotated[int, k_option("Edges per pairing in wiring diagrams.")] = 20,
     labels: LabelsOption = None,
     weights: WeightsOption = None,
     behaviour: BehaviourOption = None,
-    run: Annotated[bool, typer.Option("--run", help="Run the model for head scores (needs headspan[torch]).")] = False,
-    text: Annotated[str | None, typer.Option(help="The text for attention patterns.")] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the model to measure head scores (needs headspan[torch]).")
+    ] = False,
+    text: Annotated[str | None, typer.Option(help="Text for the attention patterns.")] = None,
     dpi: DpiOption = 160,
     force: Force = False,
 ) -> None:
-    """Draw the paper's figures for any model; what cannot be drawn is left out, with the reason.
+    """Draw the paper's figures for any model; report each figure that cannot be drawn, with the reason.
 
     \b
     Examples:
@@ -160,7 +165,7 @@ def figures(
     from headspan.plotting import draw, file_names, parse_formats, parse_names
     from headspan.system.outputs import check_folder
 
-    # A wrong name must not wait for the scores.
+    # Report a wrong name before scoring.
     names, endings = parse_names(",".join(only or ["all"])), parse_formats(",".join(formats or ["png"]))
     check_folder(out, file_names(names, k, endings), inputs=[reference, labels, weights, behaviour], force=force)
     context = _context(reference, weights, behaviour, labels, run)
@@ -174,7 +179,7 @@ def figures(
     for remark in drawn.notes:
         note(remark)
     if not drawn.files:
-        raise HeadspanError(f"none of the figures could be drawn ({', '.join(drawn.skipped)}): the reasons are above")
+        raise HeadspanError(f"no figure could be drawn ({', '.join(drawn.skipped)}). The reasons are above")
 
 
 def _context(reference: str, weights: str | None, behaviour: str | None, labels: str | None, run: bool) -> Context:
@@ -192,7 +197,9 @@ def _context(reference: str, weights: str | None, behaviour: str | None, labels:
         opened = weights_of(scores, weights, note) if weights else None
     else:
         if weights is not None:
-            raise HeadspanError("--weights names the model of a saved result: here the model itself is given")
+            raise HeadspanError(
+                f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
+            )
         opened = open_model(reference, tell=True)
         with progress("scoring") as update:
             scores = score(opened, progress=update)

@@ -1,4 +1,4 @@
-"""``headspan tokens`` and ``headspan pair``: read one head, and what two heads share."""
+"""``headspan tokens`` and ``headspan pair``: the tokens of one head, and what two heads share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Examples:
 
 Preprocess = Annotated[
     str,
-    typer.Option(help="What is done to a token's vector first: centre-normalise, centre, normalise or identity."),
+    typer.Option(help="Preprocessing of token vectors: centre-normalise, centre, normalise or identity."),
 ]
 
 
@@ -57,17 +57,18 @@ def tokens(
     role: Annotated[
         str | None, typer.Option(help="Q, K, V or O (default: O for one head, all four with --all).")
     ] = None,
-    all_heads: Annotated[bool, typer.Option("--all", help="Every head at once.")] = False,
+    all_heads: Annotated[bool, typer.Option("--all", help="List all heads.")] = False,
     norms: Annotated[
-        bool, typer.Option("--norms", help="How far vector lengths decide the scores, for each preprocessing.")
+        bool,
+        typer.Option("--norms", help="Instead, report how far vector lengths determine the scores, per preprocessing."),
     ] = False,
     k: Annotated[int, k_option("Tokens per head.")] = 10,
     preprocess: Preprocess = "centre-normalise",
     fold: Fold = False,
 ) -> Listing:
-    """List the tokens whose unembedding vectors lie most in a head's subspace."""
+    """List the tokens whose unembedding vectors lie closest to a head's subspace."""
     if (head is not None) + all_heads + norms != 1:
-        raise HeadspanError("say what to read: one head such as L10H6, --all for every head, or --norms for the table")
+        raise HeadspanError("give exactly one of: a head such as L10H6, --all, or --norms")
     with open_model(model, fold) as weights:
         if norms:
             found = _norms(weights)
@@ -76,7 +77,7 @@ def tokens(
         else:
             found = _one_head(weights, head, role, k, preprocess)
         if weights.vocabulary() is None and not norms:
-            note("no tokenizer was found beside the weights, so tokens are shown by their ids")
+            note("no tokenizer was found with the weights, so tokens are shown as ids")
     return found
 
 
@@ -111,7 +112,7 @@ def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: 
 
 
 def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
-    """The preprocessing and, where tokens have length 1, the score to compare with."""
+    """The preprocessing and, if token vectors have length 1, the score to compare with."""
     from headspan.reading.token_lengths import parse_preprocess
     from headspan.reading.tokens import parse_role, random_best
     from headspan.statistics.dimension import dimension_between
@@ -125,7 +126,7 @@ def _explain(weights: AttentionWeights, role: str, preprocess: str) -> str:
 
 
 def _norms(weights: AttentionWeights) -> Listing:
-    """Two tables of correlations and cosines; as records, one per number, told apart by ``quantity``."""
+    """Two tables of correlations and cosines; as records, one per number, distinguished by ``quantity``."""
     from headspan.reading.tokens import norm_correlations, unembedding_cosines
 
     with progress("correlating lengths") as update:
@@ -153,19 +154,20 @@ def pair(
     model: ModelRef,
     source: Annotated[str, typer.Argument(help="A head and its role, for example L4H11.O.")],
     target: Annotated[str, typer.Argument(help="A head and its role, for example L5H1.K.")],
-    k: Annotated[int, k_option("Leading directions to show.")] = 10,
+    k: Annotated[int, k_option("Number of leading directions to show.")] = 10,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens for each sign of a direction.")] = 5,
     preprocess: Preprocess = "centre-normalise",
     fold: Fold = False,
     effects: Annotated[
-        bool, typer.Option("--effects", help="Run the model: how much of the edge flows through shared directions.")
+        bool,
+        typer.Option("--effects", help="Run the model and measure the edge's effect through the shared directions."),
     ] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Show what two heads share: PK, principal angles, and the tokens along the shared directions.
 
-    --json prints one object with everything, --csv the directions.
+    --json prints one object with everything; --csv prints the directions.
     """
     from headspan.reading.pair import pair as compare
 
@@ -193,8 +195,8 @@ def _effect_curve(model: str, source: str, target: str) -> Listing:
     for sentence in curve.notes:
         note(sentence)
     title = (
-        f"effect of {curve.source} on {curve.target} through some directions ({curve.unit}); "
-        f"the whole is {curve.whole:.4f}"
+        f"effect of {curve.source} on {curve.target} through the leading directions ({curve.unit}); "
+        f"the full effect is {curve.whole:.4f}"
     )
     shown = ("directions", "shared", "random", "random_largest")
     return Listing(curve.rows(), title, dict.fromkeys(shown[1:], ".4f"), shown=shown)
@@ -204,22 +206,24 @@ def _pair_lines(report: PairReport) -> list[str]:
     m, m2 = report.dimensions
     z = "" if report.z is None else f", z = {report.z:.1f}"
     forced = (
-        f" ({report.forced_directions} more must be shared in so small a space)" if report.forced_directions else ""
+        f" ({report.forced_directions} more are shared by any two subspaces of this size)"
+        if report.forced_directions
+        else ""
     )
     angles = report.to_dict()["principal_angles_degrees"]
     return [
         f"{report.source} → {report.target}: subspaces of {m} and {m2} dimensions in {report.d_model}",
         f"PK {report.pk:.4f}, normalised {report.pk_normalised:.4f}; "
         f"random subspaces: {report.random_mean:.4f} ± {report.random_sd:.4f}{z}",
-        f"shared directions: {report.shared_directions} with cos² above {report.shared_threshold:.3f}, which "
-        f"{report.shared_level:.0%} of random pairs never exceed{forced}",
+        f"shared directions: {report.shared_directions} with cos² above {report.shared_threshold:.3f}, a value that "
+        f"{report.shared_level:.0%} of random pairs do not exceed{forced}",
         f"participation ratio: {report.participation_ratio:.1f} directions",
         f"principal angles (degrees): {' '.join(f'{angle:.1f}' for angle in angles)}",
     ]
 
 
 def _direction_rows(report: PairReport) -> list[dict[str, Any]]:
-    """The directions for a reader, with the tokens of either sign below each other."""
+    """The directions as a table, with the tokens of the two signs on separate lines."""
     rows = []
     for direction in report.directions:
         first, last = direction.block[0], direction.block[-1]

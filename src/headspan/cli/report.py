@@ -1,4 +1,4 @@
-"""``headspan report``: one HTML file to explore."""
+"""``headspan report``: one interactive HTML file."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def report(
     behaviour: BehaviourOption = None,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
     force: Force = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser when it is ready.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML file: wiring diagram, heat maps, hubs, tokens and all numbers to explore.
+    """Write one self-contained interactive HTML file: wiring diagram, heat maps, hubs, tokens and all scores.
 
     \b
     Examples:
@@ -59,17 +59,21 @@ def report(
 
     check_output(out, "page", inputs=[reference, labels, weights, behaviour], force=force)
     if labels is not None and labels != "behaviour":
-        Labels.load(labels)  # a wrong name must not wait for the scores
+        Labels.load(labels)  # report a wrong name before scoring
     habits = BehaviourScores.load(behaviour) if behaviour else None
     if is_result(reference):
         scores, opened = Scores.load(reference), weights
         if fold and scores.provenance.get("folding", "none") == "none":
-            raise HeadspanError("a saved result is folded or not already: give --fold with a model, or score it anew")
+            raise HeadspanError(
+                "--fold cannot change a saved result. Give a model instead, or score it again with --fold"
+            )
     else:
         if weights is not None:
-            raise HeadspanError("--weights names the model of a saved result: here the model itself is given")
+            raise HeadspanError(
+                f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
+            )
         opened = open_model(reference, fold)
-        check_output(out, "page", force=force)  # now that the files of a model on the hub are known
+        check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:
             scores = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
     if habits is not None and (doubt := habits.doubt(scores)):
@@ -87,6 +91,6 @@ def report(
         )
     for remark in page.payload["notes"]:
         note(remark)
-    note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB, open it in any browser")
+    note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB. Open it in a browser")
     if show:
         typer.launch(str(out.resolve()))

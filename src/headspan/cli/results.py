@@ -1,4 +1,4 @@
-"""Commands that make and read result files: score, top, compare."""
+"""``headspan score``, ``top`` and ``compare``: commands that make and read result files."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def score(
     metric: Metrics = None,
     pairing: Pairings = None,
     pairs: Annotated[
-        str, typer.Option(help="default (forward, and same-type for QQ KK VV OO), forward, same-type or all.")
+        str,
+        typer.Option(help="Pairs to score: default (forward; same-type for QQ KK VV OO), forward, same-type or all."),
     ] = "default",
     screen: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="K",
-            help="Only the K strongest pairs of each pairing by pk, for very large models.",
+            help="Keep only the K strongest pairs of each pairing by pk, for very large models.",
         ),
     ] = None,
     delta: Annotated[
@@ -62,14 +63,16 @@ def score(
     ] = None,
     nodes: NodeWords = NO_NODES,
     fold: Fold = False,
-    memory: Annotated[str | None, typer.Option(help="Most memory to use, like 2GB. [default: half of free]")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit, for example 2GB. [default: half of free memory]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps; cuda+bf16 multiplies in bfloat16.")] = "cpu",
     route: Annotated[str | None, typer.Option(help="gram or direct. [default: the cheaper one]")] = None,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Of a hub model bring whole files, not only the attention tensors.")
+        bool, typer.Option("--download", help="Download whole files of a hub model, not only the attention tensors.")
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an unfinished run of the same plan.")] = True,
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted run of the same command.")] = True,
     force: Force = False,
 ) -> None:
     """Score all pairs of heads and write a result file.
@@ -91,7 +94,7 @@ def score(
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
-        raise HeadspanError(f"unknown route {route!r}: choose gram or direct")
+        raise HeadspanError(f"unknown route {route!r}. Choose gram or direct")
     for name, value in (("delta", delta), ("seed", seed)):
         if value is not None and screen is None:
             raise HeadspanError(f"--{name} is only used with --screen. Add it, for example --screen 100")
@@ -125,24 +128,22 @@ def score(
 
 
 def check_result_name(path: Path) -> None:
-    """A result is known by the end of its name: a file called otherwise could not be read again."""
+    """Check the file's ending: results are recognised by it when they are read."""
     if path.suffix != ".safetensors":
-        raise HeadspanError(f"a result is a file whose name ends in .safetensors, not {path.name!r}: name it so")
+        raise HeadspanError(f"the name of a result file must end in .safetensors, not {path.name!r}")
 
 
 def top(
     reference: ResultRef,
     pairing: Pairings = None,
-    k: Annotated[int, k_option("How many pairs per pairing.", 0)] = 20,
+    k: Annotated[int, k_option("Pairs per pairing.", 0)] = 20,
     metric: Metric = None,
-    head: Annotated[
-        str | None, typer.Option(help="Only pairs of this head (L5H1) or port (L5H1.K): who feeds it, whom it feeds.")
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="Only pairs that contain this head (L5H1) or port (L5H1.K).")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Only pairs with a head of this layer.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pairs with a head of this class of --labels.")] = None,
     labels: LabelsOption = None,
 ) -> Listing:
-    """List the pairs of heads with the largest scores, with z against random subspaces for pk.
+    """List the pairs of heads with the largest scores; for pk, with z against random subspaces.
 
     \b
     Examples:
@@ -159,7 +160,7 @@ def top(
     from headspan.vocabulary.heads import parse_pairings
 
     if head is not None and (layer is not None or label is not None):
-        raise HeadspanError("--head lists all pairs of one head: leave out --layer and --label")
+        raise HeadspanError("--head cannot be combined with --layer or --label. Leave them out")
     (name,) = parse_metrics(metric or PK)[:1]
     scores = given_scores(reference, [name], parse_pairings(pairing or "flow"))
     classes = given_labels(labels, scores, note)
@@ -182,7 +183,7 @@ def top(
 
 
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
-    """Rows of edges with their distance from chance; None where the random baseline is not known."""
+    """Rows of edges with their z against random subspaces; None if the random baseline is unknown."""
     from headspan.statistics.significance import z_scores
     from headspan.subspaces.metrics import metric_of
 
@@ -204,11 +205,11 @@ def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
 def compare(
     first: ResultRef,
     second: ResultRef,
-    k: Annotated[int, k_option("How many top edges to compare.", 0)] = 20,
+    k: Annotated[int, k_option("Number of top edges to compare.", 0)] = 20,
     metric: Metrics = None,
     pairing: Pairings = None,
 ) -> Listing:
-    """Compare two results of one shape: shared top edges, mean squared difference (PK normalised), Spearman.
+    """Compare two results of the same shape: shared top edges, mean squared difference (PK normalised), Spearman.
 
     \b
     Examples:

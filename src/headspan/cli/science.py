@@ -1,4 +1,4 @@
-"""Commands for the paper's science: hubs, baseline, evaluate, reproduce."""
+"""``headspan hubs``, ``baseline``, ``evaluate`` and ``reproduce``: the paper's analyses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from headspan.paper.evaluation import Estimate, Evaluation
     from headspan.paper.reproduction import Reproduction
 
-_SIDE_BY_SIDE = 2  # similarities whose areas with intervals fit beside each other
+_SIDE_BY_SIDE = 2  # similarities whose areas and intervals fit in one table
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
+    """Register the commands of this module."""
     for command in (hubs, baseline, evaluate, reproduce):
         app.command(command.__name__)(listing(command))
 
@@ -50,7 +50,7 @@ def hubs(
     ] = False,
     labels: LabelsOption = None,
 ) -> Listing:
-    """Heads that many others write to (inlets) or read from (outlets).
+    """List heads that many others write to (inlets) or read from (outlets).
 
     \b
     Examples:
@@ -79,15 +79,15 @@ def baseline(
     reference: ResultRef,
     pairing: Pairings = None,
     null: NullOption = None,
-    k: Annotated[int, k_option("Pairs to list of each --pairing; 0 lists all.", 0)] = 20,
+    k: Annotated[int, k_option("Pairs to list per --pairing; 0 lists all.", 0)] = 20,
     q: Annotated[float, typer.Option(help="False-discovery rate for counting significant pairs.", min=0, max=1)] = 0.05,
     kl: Annotated[
-        bool, typer.Option("--kl", help="Add the paper's KL(random ‖ observed), where it means something.")
+        bool, typer.Option("--kl", help="Add the paper's KL(random ‖ observed), where it is defined.")
     ] = False,
 ) -> Listing:
-    """How far are Projection Kernels from chance?
+    """Compare Projection Kernels with chance.
 
-    One line per pairing: the shift of the mean in random standard deviations, and the share of pairs above the 99.9 %
+    One row per pairing: the shift of the mean in random standard deviations, and the fraction of pairs above the 99.9 %
     point of random subspaces. With --pairing: z, p and q of its pairs.
 
     \b
@@ -99,13 +99,14 @@ def baseline(
     from headspan.statistics.baseline import remarks
 
     if pairing and kl:
-        raise HeadspanError("--kl is one number per pairing and has no place in a list of pairs: leave out --pairing")
+        raise HeadspanError(
+            "--kl gives one number per pairing, so it cannot be shown in a list of pairs. Leave out --pairing"
+        )
     if pairing:
         return _pairs_against(reference, pairing, null or "random", k, q)
     if null is not None:
         raise HeadspanError(
-            f"--null {null} chooses the null for the pairs of a pairing, and the table of all pairings counts all: "
-            "add --pairing, for example --pairing OK"
+            f"--null {null} needs --pairing; without it the table shows every null. Add, for example, --pairing OK"
         )
     with progress("scoring") as update:
         found = summary(reference, q, kl, update)
@@ -114,10 +115,10 @@ def baseline(
     formats |= {"shift": "+.2f", "above": ".1%"}
     formats |= dict.fromkeys(("pairs", "random", "reversed", "within"), ",d")
     title = (
-        "pk of forward pairs against chance; how many are significant at a false-discovery rate of "
-        f"{q:g} against random subspaces, reversed pairs, and within their two layers"
+        "pk of forward pairs against chance; number significant at a false-discovery rate of "
+        f"{q:g} against random subspaces, reversed pairs and pairs of the same two layers"
     )
-    wide = ("sd", "random_sd", "both_significant", "direction_p")  # the table must fit a terminal
+    wide = ("sd", "random_sd", "both_significant", "direction_p")  # left out so that the table fits a terminal
     shown = [{n.removesuffix("_significant"): v for n, v in row.items() if n not in wide} for row in rows]
     return Listing(rows, tables=[(title, shown, formats)], remarks=remarks(found))
 
@@ -145,9 +146,9 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
         remarks += [result.agreement(q)] if result.count(q) and result.agreement(q) else []
         remarks += [] if result.count(q) else [result.nothing(q)]
     if not rows:
-        raise HeadspanError(f"{chosen[0]} has no pairs in this result: the baseline needs heads in two layers")
+        raise HeadspanError(f"{chosen[0]} has no pairs in this result. The baseline needs heads in at least two layers")
     title = f"pk against the {null} null: {', '.join(counts)} at a false-discovery rate of {q:g}"
-    tail = ["a p of 0 is one too small for a number of double precision"] if any(r["p"] == 0 for r in rows) else []
+    tail = ["p = 0 means a value below the range of double precision"] if any(r["p"] == 0 for r in rows) else []
     return Listing(
         rows,
         title,
@@ -161,10 +162,10 @@ def evaluate(
     reference: ResultRef,
     labels: LabelsOption = None,
     metric: Metrics = None,
-    bootstrap: Annotated[int, typer.Option(help="Draws for the 95 % intervals; 0 for none.", min=0)] = 500,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.", min=0)] = 0,
+    bootstrap: Annotated[int, typer.Option(help="Bootstrap draws for the 95 % intervals; 0 for none.", min=0)] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", min=0)] = 0,
 ) -> Listing:
-    """How well similarities find labelled heads and tell classes of heads apart.
+    """Measure how well similarities find labelled heads and separate classes of heads.
 
     \b
     Examples:
@@ -174,7 +175,9 @@ def evaluate(
     from headspan.paper.evaluation import evaluate as run
 
     if labels is None:
-        raise HeadspanError("which heads are known? Give --labels with gpt2-ioi, behaviour or a CSV file head,label")
+        raise HeadspanError(
+            "evaluate needs labelled heads. Add --labels gpt2-ioi, --labels behaviour or a CSV file (head,label)"
+        )
     with progress("scoring and drawing heads") as update:
         result = run(reference, labels, metric, bootstrap=bootstrap, seed=seed, say=note, progress=update)
     return Listing(result.rows(), tables=_evaluation_tables(result))
@@ -183,13 +186,15 @@ def evaluate(
 def reproduce(
     model: ModelRef,
     out: Annotated[Path | None, out_option("Folder for the tables as CSV, Markdown and JSON.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="List every number, not only those to look at.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List every number, not only those that need attention.")
+    ] = False,
     force: Force = False,
 ) -> Listing:
-    """Compute the paper's numbers for GPT-2 small again and compare them with the published ones.
+    """Recompute the paper's numbers for GPT-2 small and compare them with the published ones.
 
-    Numbers that agree to the printed digit are counted apart from those that agree only within a stated room, which are
-    named. Exit code 1 if a number differs.
+    Numbers that agree to the printed digit are counted separately from those that agree only within a stated tolerance,
+    which are listed. The exit code is 1 if a number differs.
 
     \b
     Examples:
@@ -215,7 +220,7 @@ def reproduce(
 
 
 def _reproduction_tables(result: Reproduction, everything: bool) -> list[Table]:
-    """How many numbers of each section agree, and section by section those to look at."""
+    """The number of matches per section, and the numbers of each section that need attention."""
     from headspan.paper.reproduction import DIFFERS, WITHIN_ROOM
 
     tables: list[Table] = [("published numbers, by section", result.by_section(), {})]
@@ -227,7 +232,7 @@ def _reproduction_tables(result: Reproduction, everything: bool) -> list[Table]:
         if not any(row.note for row in rows):
             lines = [{n: v for n, v in line.items() if n != "note"} for line in lines]
         if lines:
-            tables.append((section if everything else f"look at these of {section}", lines, {}))
+            tables.append((section if everything else f"{section}: numbers that need attention", lines, {}))
     return tables
 
 
@@ -245,7 +250,7 @@ def _evaluation_tables(result: Evaluation) -> list[Table]:
     for title, first_column, by_metric in found:
         names = next(iter(by_metric.values()))
         if len(by_metric) <= _SIDE_BY_SIDE:
-            # Chance is the same for all of them, but for ties between scores.
+            # Chance is the same for all of them, except for ties between scores.
             rows = [
                 {first_column: n, **{m: _with_interval(e[n]) for m, e in by_metric.items()}, "chance": first.chance}
                 for n, first in names.items()

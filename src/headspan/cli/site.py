@@ -15,21 +15,21 @@ def register(app: typer.Typer) -> None:
 
 
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder, or an earlier gallery.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder, or an existing gallery.")],
     references: Annotated[
-        list[str], typer.Argument(metavar="RESULT|MODEL…", help="Saved results, or models to score on the spot.")
+        list[str], typer.Argument(metavar="RESULT|MODEL…", help="Saved results, or models to score now.")
     ],
     weights: Annotated[
         list[str] | None,
         typer.Option("--weights", help="The model of a RESULT, for tokens and angles; may be repeated, in any order."),
     ] = None,
-    title: Annotated[str, typer.Option(help="The headline of the index.")] = "headspan gallery",
+    title: Annotated[str, typer.Option(help="Title of the index page.")] = "headspan gallery",
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
     force: Force = False,
 ) -> None:
-    """Build a static gallery: an index with pictures and key facts, and one page for every model.
+    """Build a static gallery: an index with pictures and key facts, and one page per model.
 
-    Nothing in it needs a server: copy the folder anywhere.
+    The gallery needs no server: copy the folder anywhere.
 
     \b
     Examples:
@@ -48,4 +48,4 @@ def site(
             force=force,
             progress=update,
         )
-    note(f"{made.folder / 'index.html'}: {len(made.pages)} models, open it in any browser")
+    note(f"{made.folder / 'index.html'}: {len(made.pages)} models. Open it in a browser")

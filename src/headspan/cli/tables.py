@@ -1,4 +1,4 @@
-"""Rows as a table for a reader, or as JSON or CSV for a program."""
+"""Print rows as a table, as JSON or as CSV."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headspan.vocabulary.errors import visible
 
 Row = Mapping[str, Any]
 
-_PIPE = 200  # columns where the output has no width of its own
-_GAP = 2  # blanks between columns
-_WORD = 16  # text up to this length is a name, which is never folded
-_FOLDED = 12  # longer text is folded to no less than this
+_PIPE = 200  # columns if the output has no width
+_GAP = 2  # spaces between columns
+_WORD = 16  # text up to this length is treated as a name and never wrapped
+_FOLDED = 12  # longer text is wrapped at this width or more
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout, NaN as null so that every reader accepts it."""
+    """Print JSON to stdout, with NaN as null so that every parser accepts it."""
     text = json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False)
     print("\n".join(line if line.isprintable() else _json_visible(line) for line in text.split("\n")))
 
@@ -31,15 +31,15 @@ def _json_visible(line: str) -> str:
 
 
 def print_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> None:
-    """CSV with full precision on stdout; ``columns`` head an empty list."""
+    """Print CSV with full precision to stdout; ``columns`` is the header of an empty list."""
     names = list(rows[0]) if rows else list(columns)
     print(csv_text(({name: plain(row[name]) for name in names} for row in rows), names), end="")
 
 
 def print_lines(lines: Iterable[str], indent: int = 0) -> None:
-    """Lines of text; those longer than the terminal is wide are broken between words, never inside a number.
+    """Print lines of text, wrapped between words at the terminal's width, never inside a number.
 
-    indent: blanks in front of what goes on in another line.
+    indent: spaces before the continuation lines.
     """
     for line in lines:
         whole, rest = visible(line), " " * indent
@@ -48,10 +48,10 @@ def print_lines(lines: Iterable[str], indent: int = 0) -> None:
 
 
 def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[str, str] | None = None) -> None:
-    """Rows as a table; its columns are the keys of the first row, ``formats`` gives a format spec per column.
+    """Print rows as a table; the columns are the keys of the first row, ``formats`` has a format spec per column.
 
-    Numbers and names are never cut. Where the terminal is too narrow, column heads go over several lines, then long
-    texts are folded; if that is not enough, lines are longer than the terminal is wide.
+    Numbers and names are never cut. In a narrow terminal, headings wrap first, then long text; if that is not
+    enough, lines exceed the terminal's width.
     """
     if title:
         print_lines([title])
@@ -82,7 +82,7 @@ def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[
 
 
 def _shrunk(needed: Mapping[str, int], least: Mapping[str, int], room: int) -> dict[str, int]:
-    """Widths of columns that fit the room, as far as folding allows: the widest ones are folded first."""
+    """Column widths that fit the available width as far as wrapping allows; the widest columns wrap first."""
     widths = dict(needed)
     while sum(widths.values()) > room:
         foldable = [name for name in widths if widths[name] > least[name]]
@@ -93,7 +93,7 @@ def _shrunk(needed: Mapping[str, int], least: Mapping[str, int], room: int) -> d
 
 
 def _table_row(cells: Mapping[str, str], widths: Mapping[str, int], right: set[str]) -> list[str]:
-    """The lines of one row; cells of several lines begin at the top."""
+    """The lines of one row; cells of several lines are aligned at the top."""
     folded = [_folded(cells[name], width) for name, width in widths.items()]
     height = max(map(len, folded))
     lines = [
@@ -108,7 +108,7 @@ def _table_row(cells: Mapping[str, str], widths: Mapping[str, int], right: set[s
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    """The lines of a cell: broken between words, and inside a word only where it is longer than the column."""
+    """The lines of a cell, wrapped between words, and inside a word only if it is longer than the column."""
     lines: list[str] = []
     for line in cell.split("\n"):
         if _width(line) <= width:
@@ -130,7 +130,7 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 def _columns() -> int:
-    """The width to print for: of the terminal, or what COLUMNS says; a pipe has none of its own."""
+    """The width to print for: COLUMNS or the terminal's width; a pipe has none."""
     if os.environ.get("COLUMNS", "").isdigit():
         return max(20, int(os.environ["COLUMNS"][:6]))
     if sys.stdout is None or not sys.stdout.isatty():
@@ -141,7 +141,7 @@ def _columns() -> int:
 
 
 def _width(text: str) -> int:
-    """Cells that the longest line of a text takes: letters of some scripts are two cells wide."""
+    """The width of the longest line in terminal cells; letters of some scripts take two."""
     from rich.cells import cell_len
 
     if text.isascii() and "\n" not in text:

@@ -1,1 +1,1 @@
-"""Weights become scores of all pairs."""
+"""Compute the scores of all pairs of heads from their weights."""

@@ -1,4 +1,4 @@
-"""In which order heads stand in a contraction, so that the needed pairs are a few large products.
+"""Order the heads of a contraction so that a few large products cover the needed pairs.
 
 >>> steps = np.triu(np.ones((4, 4), dtype=bool), 1)
 >>> found = rectangles(np.kron(steps, np.ones((100, 100), dtype=bool)))
@@ -15,9 +15,9 @@ import numpy as np
 
 Key = Hashable
 
-_EDGE = 24  # what a row or a column of a product costs besides, in entries of it: reading it, and narrow products
-_TRIANGLE = 1024  # rows of a product of an array with itself: BLAS computes one half, so nothing is wasted
-_MOST = 1024  # rows and columns of one product, so that what it makes stays small
+_EDGE = 24  # extra cost of a row or column of a product, in entries: reading it, and narrow products
+_TRIANGLE = 1024  # rows of a product of an array with itself, of which BLAS computes only one half
+_MOST = 1024  # rows and columns of one product, to bound its memory
 
 
 class Job(NamedTuple):
@@ -38,14 +38,14 @@ class Rectangle(NamedTuple):
 def rectangles(needed: np.ndarray, most_rows: int = _MOST, most_columns: int = _MOST) -> list[Rectangle]:
     """Rectangles that cover the needed entries, each once, and few others.
 
-    One that holds too much besides is cut into two halves, again and again, as long as what is saved is more than what
-    more edges cost: a staircase becomes one large rectangle, two of half its size, four of a quarter.
+    A rectangle with too many other entries is halved repeatedly, as long as the saving is larger than the cost of
+    more edges: a staircase becomes one large rectangle, two of half its size, four of a quarter.
     """
     return _cover(needed, Rectangle(slice(0, needed.shape[0]), slice(0, needed.shape[1])), most_rows, most_columns)[1]
 
 
 def _cover(needed: np.ndarray, area: Rectangle, most_rows: int, most_columns: int) -> tuple[int, list[Rectangle]]:
-    """The cheapest rectangles that cover what is needed in an area, and their cost in entries."""
+    """The cheapest rectangles that cover the needed entries of an area, and their cost in entries."""
     inside = needed[area]
     r, c = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
     if not r.size:
@@ -68,7 +68,7 @@ def _cover(needed: np.ndarray, area: Rectangle, most_rows: int, most_columns: in
 
 
 def _middle(needed: np.ndarray, axis: int) -> int:
-    """Where to cut: at the step of a staircase that is nearest to the middle of what is needed."""
+    """Where to cut: at the step of the staircase nearest to the middle of the needed entries."""
     counts = needed.sum(axis=axis)
     used = np.flatnonzero(counts)
     half = int(used[0] + used[-1] + 1) // 2
@@ -77,10 +77,10 @@ def _middle(needed: np.ndarray, axis: int) -> int:
 
 
 class Arrangement(NamedTuple):
-    """The heads of all factors in one order, in which the needed pairs lie in few and large rectangles.
+    """An order of the heads of all factors in which a few large rectangles cover the needed pairs.
 
-    places: where the heads of each factor array stand in that order.
-    pieces: rectangles of pairs in it; a pair may be needed either way round.
+    places: the positions of each factor array's heads in that order.
+    pieces: rectangles of pairs in it; a pair may be needed in either order.
     """
 
     places: dict[Key, np.ndarray]
@@ -88,7 +88,7 @@ class Arrangement(NamedTuple):
 
     @property
     def runs(self) -> Iterator[tuple[Key, slice, slice]]:
-        """Heads of one factor array that stand next to each other, and where; without heads that have no pairs."""
+        """Runs of adjacent heads of one factor array and their positions; heads without pairs are left out."""
         used = np.zeros(sum(map(len, self.places.values())), dtype=bool)
         for rows, columns in self.pieces:
             used[rows] = used[columns] = True
@@ -102,9 +102,9 @@ class Arrangement(NamedTuple):
 def arrange(counts: Mapping[Key, int], jobs: Sequence[Job]) -> Arrangement:
     """Put heads in order for the pairs of these jobs.
 
-    Where two groups of roles are compared with each other (what is written with what is read), each group is sorted by
-    how many partners a head has: forward pairs become one staircase for all roles. Otherwise nearly all pairs are
-    needed, of each the one above the diagonal.
+    If two groups of roles are compared (writers with readers), each group is sorted by the
+    number of a head's partners, so that forward pairs form one staircase for all roles. Otherwise nearly all pairs are
+    needed, and only the entries above the diagonal are computed.
     """
     firsts, seconds = (
         list(dict.fromkeys(keys)) for keys in zip(*((job.first, job.second) for job in jobs), strict=True)
@@ -127,7 +127,7 @@ def arrange(counts: Mapping[Key, int], jobs: Sequence[Job]) -> Arrangement:
 
 
 def _triangle(needed: np.ndarray, part: slice) -> list[Rectangle]:
-    """Squares on the diagonal, which cost half, and rectangles that cover what is needed beside them."""
+    """Squares on the diagonal, which cost half, and rectangles that cover the other needed entries."""
     if length(part) <= _TRIANGLE:
         return [Rectangle(part, part)] if needed[part, part].any() else []
     middle = (part.start + part.stop) // 2

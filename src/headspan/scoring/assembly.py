@@ -1,4 +1,4 @@
-"""Finished tiles become the matrices of a result, one tile at a time, so that no tile is held longer than needed."""
+"""Assemble finished tiles into the matrices of a result, one tile at a time to save memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from headspan.vocabulary.heads import ROLES, Pairing, Port, Role
 
 
 def pair_name(first: Panel, second: Panel) -> str:
-    """The name under which a tile holds the values of two panels."""
+    """The key of the values of two panels in a tile."""
     return f"{first.role}{first.block}-{second.role}{second.block}"
 
 
 def rank_name(panel: Panel) -> str:
-    """The name under which a tile holds the ranks of a panel's heads."""
+    """The key of the ranks of a panel's heads in a tile."""
     return f"rank-{panel.role}{panel.block}"
 
 
 def is_whole(plan: Plan, tile: Tile, jobs: Sequence[Job], arrays: dict[str, np.ndarray]) -> bool:
-    """Whether a kept tile has every array it must have, with numbers that can be scores; or it is computed again."""
+    """Whether a saved tile has all its arrays with valid scores; if not, it is computed again."""
     largest: dict[Panel, float] = {}
     for panel in tile.panels:
         rows, ranks = plan.rows(tile.metric, panel), arrays.get(rank_name(panel), np.empty(0))
@@ -61,7 +61,7 @@ class Assembly:
         self._ranks = {role: np.full(len(weights.heads(role)), -1, dtype=np.int32) for role in plan.roles}
 
     def add(self, tile: Tile, arrays: dict[str, np.ndarray]) -> None:
-        """Put the values of a tile where its one or two pairings have them, and the ranks of its heads."""
+        """Store a tile's values in the matrices of its one or two pairings, and the ranks of its heads."""
         for first, second in tile.pairs:
             values = arrays[pair_name(first, second)]
             for pairing in self._plan.pairings_of(tile.metric):
@@ -78,7 +78,7 @@ class Assembly:
         np.copyto(self._arrays[metric, pairing][rows, columns], values, casting="same_kind", where=chosen)
 
     def scores(self) -> Scores:
-        """The finished result; weights that were in no tile are read for their ranks."""
+        """The finished result; weights that are in no tile are read to find their ranks."""
         store = FactorStore(self._weights, self._plan)
         for role, ranks in self._ranks.items():
             for layer in self._weights.places:
@@ -91,7 +91,7 @@ class Assembly:
     def _provenance(self) -> dict[str, Any]:
         plan, weights = self._plan, self._weights
         return {
-            **plan.identity["model"],  # as it was when the run began: what changes meanwhile is an error
+            **plan.identity["model"],  # as it was when the run began; a change during the run is an error
             "headspan": headspan.__version__,
             "pairs": plan.pairs,
             "routes": dict(plan.routes),

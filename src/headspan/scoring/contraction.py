@@ -1,20 +1,20 @@
 """‖F_AᵀF_B‖_F² for all pairs of factors at once, by the cheaper of two routes.
 
-*Direct*: multiply the factors, square, and sum each block: 2·p·q·q' operations a pair for factors of p×q and p×q'.
+*Direct*: multiply the factors, square, and sum each block: 2·p·q·q' operations per pair for factors of p×q and p×q'.
 
 *Gram*: ‖F_AᵀF_B‖_F² = ⟨F_AF_Aᵀ, F_BF_Bᵀ⟩, so all pairs are one matrix product of flattened Gram matrices. They are
-symmetric: half of each is enough, p² operations a pair, and q·p² for making one. They are never held whole: one block
-of entries of all of them is made, multiplied, added up and forgotten, while another core does the next block. Blocks
+symmetric, so half of each is enough: p² operations per pair, and q·p² to make one. They are never held whole: one block
+of entries of all of them is made, multiplied, added and discarded while another core does the next block. Blocks
 on the diagonal count once, those above it twice.
 
-Factors are kept transposed, (n, q, p): that is how BLAS makes Gram matrices fastest, and the direct route copies none.
+Factors are stored transposed, (n, q, p): BLAS makes Gram matrices fastest this way, and the direct route copies none.
 
-Products are float32, sums over blocks float64: all but exact, so that their order does not show. Arrays may be of numpy
-or of torch on any device; there they stay, sums too, until all is done. (A device without float64 sums in float32.)
+Products are float32; sums over blocks are float64, nearly exact, so that their order does not matter. Arrays may be
+numpy arrays, or torch tensors that stay on their device until the end. (A device without float64 sums in float32.)
 
-A torch device can multiply in bfloat16 ("cuda+bf16"), whose numbers are off by a share of at most u = 2⁻⁹. With two
-numbers and their sum rounded, a kernel K of factors with Gram matrices G is off by at most 3u‖G_A‖‖G_B‖ by the Gram
-route, which is 0.006·√(m·m') for PK, and by about 6u·√K·‖F_A‖‖F_B‖ by the direct one; at random it is far less.
+A torch device can multiply in bfloat16 ("cuda+bf16"), which has a relative error of at most u = 2⁻⁹. With two
+numbers and their sum rounded, a kernel K of factors with Gram matrices G has an error of at most 3u‖G_A‖‖G_B‖ by the
+Gram route (0.006·√(m·m') for PK), and of about 6u·√K·‖F_A‖‖F_B‖ by the direct route; typical errors are far smaller.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from headspan.vocabulary.errors import HeadspanError, missing_extra
 
 Route = Literal["gram", "direct"]
 
-_BLOCK = 256, 256  # most rows and columns of a block of Gram entries: larger ones fall out of the cache
-_PADDING = 16  # numbers between heads: rows that lie a power of two apart push each other out of the cache
+_BLOCK = 256, 256  # largest block of Gram entries, rows and columns; larger ones do not fit in the cache
+_PADDING = 16  # numbers between heads: rows at a power-of-two distance evict each other from the cache
 _FEWEST_ROWS = 8
-_DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is made for nothing
-_BLOCKS_A_CORE = 4  # rows of blocks, at least, so that no core waits long for another at the end
-_SMALL_KERNEL = 1e-5  # above it, an error of 6e-8 in a kernel is at most 1e-5 in its square root
-_HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads of one piece of work by the direct route
+_DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is not needed
+_BLOCKS_A_CORE = 4  # at least so many rows of blocks, so that the cores finish at about the same time
+_SMALL_KERNEL = 1e-5  # above it, an error of 6e-8 in a kernel is an error of at most 1e-5 in its square root
+_HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads per task of the direct route
 
 
 def route_cost(shapes: Mapping[Key, tuple[int, int, int]], jobs: Iterable[Job]) -> dict[Route, float]:
@@ -78,12 +78,12 @@ def contract(
 ) -> list[np.ndarray]:
     """The kernel matrix of each job, float64, NaN outside its needed entries.
 
-    factors: (n, p, q) arrays; two that are compared share p, q may differ.
-    work_bytes: memory for intermediate arrays, besides factors and results.
-    device: ``cpu`` works in numpy; anything else names a torch device ("cuda", "mps", "torch:cpu"), with "+bf16" behind
-        it for products in bfloat16.
+    factors: (n, p, q) arrays; arrays that are compared have the same p; q may differ.
+    work_bytes: memory for intermediate arrays, in addition to factors and results.
+    device: ``cpu`` uses numpy; anything else names a torch device ("cuda", "mps", "torch:cpu"), followed by "+bf16"
+        for products in bfloat16.
     rooted: scores are square roots of the kernels, and factors have norm 1; small kernels then need relative accuracy.
-    tick: told the share of the work done since the last call.
+    tick: called with the fraction of the work done since the last call.
     """
     for first, second, needed in jobs:
         a, b = factors[first].shape, factors[second].shape
@@ -93,7 +93,7 @@ def contract(
     if route is None:
         route = cheaper_route(shapes, jobs)  # type: ignore[arg-type]
     run = _gram_route if route == "gram" else _direct_route
-    sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, but for Linear CKA of unequal heads
+    sizes = sorted({factors[job.first].shape[1] for job in jobs})  # one, except for Linear CKA of unequal heads
     totals: dict[int, np.ndarray] = {}
     with _backend(device) as backend:
         for size in sizes:
@@ -143,7 +143,7 @@ def _gram_route(
     sums = [backend.zeros((length(rows), length(columns))) for rows, columns in arrangement.pieces]
     blocks = _blocks(size, work_bytes // ((4 + backend.extra) * max(1, heads) * backend.workers), backend.workers)
     entries = max((length(rows) * length(columns) for rows, columns in blocks), default=0)
-    buffers: SimpleQueue[Any] = SimpleQueue()  # one for each core
+    buffers: SimpleQueue[Any] = SimpleQueue()  # one per core
     for _ in range(backend.workers):
         buffers.put(xp.empty(heads * (entries + _PADDING), dtype=one.dtype, device=one.device))
     adding = threading.Lock()
@@ -156,7 +156,7 @@ def _gram_route(
             buffers.put(mine)
 
     def add_with(mine: Any, rows: slice, columns: slice) -> float:
-        """Inner products of these Gram entries for all pairs; the share of all entries that they are."""
+        """Add the inner products of these Gram entries for all pairs; return their fraction of all entries."""
         shape, times = (length(rows), length(columns)), 1 if rows == columns else 2
         count = math.prod(shape)
         grams = xp.reshape(mine[: heads * (count + _PADDING)], (heads, -1))[:, :count]
@@ -178,9 +178,9 @@ def _gram_route(
 
 
 def _blocks(size: int, entries: int, workers: int) -> list[tuple[slice, slice]]:
-    """Blocks of at most so many entries that cover the upper triangle of a Gram matrix, the largest first.
+    """Blocks of limited size that cover the upper triangle of a Gram matrix, the largest first.
 
-    The triangle is halved again and again: two smaller ones, and a square between them that is cut to size.
+    The triangle is halved recursively: two smaller triangles, and a square between them that is cut to size.
     """
     most_rows, most_columns = _BLOCK
     height = max(1, min(most_rows, max(_FEWEST_ROWS, size // (_BLOCKS_A_CORE * workers)), math.isqrt(entries)))
@@ -209,7 +209,7 @@ def _direct_route(
         job, total, (r, c) = piece
         first, second = factors[job.first][r], factors[job.second][c]
         q, q2, p = first.shape[1], second.shape[1], first.shape[2]
-        # Columns of all the target heads side by side, times the columns of one source head after another.
+        # The columns of all target heads side by side, times the columns of each source head in turn.
         right = backend.rounded(xp.reshape(second, (-1, p)).T)
         step = max(1, share // ((12 + backend.extra) * q * right.shape[1]))
         for part in _parts(first.shape[0], step):
@@ -234,15 +234,15 @@ def _parts(stop: int, size: int, start: int = 0) -> list[slice]:
 
 
 class Backend(NamedTuple):
-    """An array namespace, the ways to its device and back, and how to run independent pieces of work."""
+    """An array namespace, the transfers to its device and back, and how to run independent tasks."""
 
     xp: Any
     zeros: Callable[[tuple[int, ...]], Any]
     to_device: Callable[[np.ndarray], Any]
     to_numpy: Callable[[Any], np.ndarray]
     map: Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-    workers: int  # pieces that are under way at once
-    rounded: Callable[[Any], Any] = lambda a: a  # to what products are made of
+    workers: int  # tasks that run at the same time
+    rounded: Callable[[Any], Any] = lambda a: a  # to the type that products use
     widened: Callable[[Any], Any] = lambda a: a  # and back
     extra: int = 0  # bytes of a rounded number
 
@@ -252,11 +252,11 @@ def _backend(device: str) -> Iterator[Backend]:
     name, *precision = device.removeprefix("torch:").split("+")
     if precision not in ([], ["bf16"]) or device == "cpu+bf16":
         raise HeadspanError(
-            f"{device!r} is no device: choose cpu, cuda or mps; cuda+bf16 multiplies in bfloat16 (torch:cpu+bf16 on "
+            f"unknown device {device!r}. Choose cpu, cuda or mps; cuda+bf16 multiplies in bfloat16 (torch:cpu+bf16 on "
             "the processor)"
         )
     if device == "cpu":
-        with team() as pool:  # numpy 2 speaks the array API itself
+        with team() as pool:  # numpy 2 implements the array API
             yield Backend(np, np.zeros, lambda a: a, lambda a: a, pool.map, cores())
         return
     try:
@@ -266,11 +266,11 @@ def _backend(device: str) -> Iterator[Backend]:
         raise missing_extra("torch", "torch", f"the device {device}") from None
     try:
         place = torch.device(name)
-        torch.zeros(1, device=place).cpu()  # there and back: "meta" holds no numbers
+        torch.zeros(1, device=place).cpu()  # there and back: "meta" tensors have no data
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0][:120]
-        raise HeadspanError(f"the device {device!r} cannot be used here ({reason}): choose cpu, cuda or mps") from None
-    # The device is parallel by itself: one piece after another.
+        raise HeadspanError(f"the device {device!r} cannot be used here ({reason}). Choose cpu, cuda or mps") from None
+    # The device is parallel itself, so tasks run one after another.
     dtype = torch.float32 if place.type == "mps" else torch.float64
     backend = Backend(
         xp,

@@ -1,7 +1,7 @@
-"""Tiles on a Dask cluster: workers open the model themselves, and a tile whose worker dies is done again elsewhere.
+"""Tiles on a Dask cluster: workers open the model themselves, and the tile of a dead worker is run again elsewhere.
 
-Every worker says which headspan it runs, with every tile, and one that runs another is refused. Whatever happens to
-the cluster ends in a sentence within a minute; the tiles that came in are kept by the run, which can go on later.
+Every worker reports its version of headspan with every tile, and other versions are refused. If the cluster fails,
+the run ends with a message within a minute; the run keeps the finished tiles and can continue later.
 ``local`` is a cluster inside this process, so it needs no ``if __name__ == "__main__"`` around the script.
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from headspan.scoring.factors import Ranks
     from headspan.scoring.plan import Plan, Tile
 
-_PATIENCE = 30.0  # seconds without a sign of life from scheduler or workers
-_RETRIES = 2  # of a tile that raised an error; a tile whose worker died is not counted here
-_KEPT = "finished tiles are kept if the run has an output file, and the same command goes on from there"
+_PATIENCE = 30.0  # seconds without a heartbeat from the scheduler or workers
+_RETRIES = 2  # for a tile that raised an error; the death of a worker is not counted here
+_KEPT = "With an output file, finished tiles are kept: run the same command again to continue"
 
 
 class Done(NamedTuple):
-    """What a worker sends back: the tile's arrays, and the headspan that made them."""
+    """What a worker returns: the tile's arrays, and the version of headspan that made them."""
 
     arrays: dict[str, np.ndarray]
     build: str
@@ -56,7 +56,7 @@ def run_on_dask(
         raise missing_extra("distributed", "dask", "running on a cluster") from None
     if not weights.reopenable:
         raise HeadspanError(
-            "a cluster needs a reference that its workers can open: give a path or hub id, not arrays or a live model"
+            "a cluster's workers must be able to open the model. Give a path or hub id, not arrays or a live model"
         )
     with ExitStack() as stack:
         stack.enter_context(_quiet())
@@ -66,7 +66,7 @@ def run_on_dask(
         added = weights.added if isinstance(weights, WithNodes) else None
 
         def submit(tile: Tile) -> Any:
-            # Only its own tile goes with a task: a plan that is kept on workers is lost with them.
+            # A task carries only its own tile: a plan stored on a worker would be lost with it.
             mine = replace(plan, tiles=[tile])
             return client.submit(_work, *about, mine, device, added, retries=_RETRIES, pure=False)
 
@@ -86,25 +86,25 @@ def _connect(distributed: Any, address: str, stack: ExitStack) -> Any:
         client = distributed.Client(where, timeout=_PATIENCE / 2, set_as_default=False)
     except (OSError, ValueError, TimeoutError, TypeError, RuntimeError, ImportError) as error:
         raise HeadspanError(
-            f"no Dask scheduler answers at {address!r} ({error}): start one with dask scheduler, or use local"
+            f"no Dask scheduler answers at {address!r} ({error}). Start one with dask scheduler, or use local"
         ) from None
     stack.callback(_close, client)
     return client
 
 
 def _close(client: Any) -> None:
-    with suppress(Exception):  # nothing that goes wrong now matters to the result
+    with suppress(Exception):  # an error here does not affect the result
         client.close(timeout=5)
 
 
 def _check_workers(client: Any, address: str) -> None:
-    """At least one worker, and all of those there run this headspan."""
+    """Check that there is at least one worker and that all workers run this version of headspan."""
     pulse = _Pulse(client, address)
     while not pulse.workers():
         pulse.check()
         time.sleep(0.2)
 
-    def ask() -> str:  # travels by value, so that a worker without this module can answer too
+    def ask() -> str:  # pickled by value, so that a worker without this module can answer
         try:
             from headspan.scoring.dask import build
         except ImportError:
@@ -117,7 +117,7 @@ def _check_workers(client: Any, address: str) -> None:
 
     try:
         answers = client.run(ask, on_error="return")
-    except Exception as error:  # a worker that dies at this moment; tiles bring their own answer
+    except Exception as error:  # a worker died just now; tiles report their version themselves
         answers = {}
         if client.status != "running":
             raise _lost(address) from error
@@ -131,15 +131,15 @@ def _check_build(found: str, worker: str) -> None:
         version = found.split("+")[0]
         same = ", of the same version but with other source code" if version == headspan.__version__ else ""
         raise HeadspanError(
-            f"the worker {worker} runs headspan {version} and here is {headspan.__version__}{same}: "
-            f"install the same on all machines; {_KEPT}"
+            f"the worker {worker} runs headspan {version}, this machine {headspan.__version__}{same}: "
+            f"install the same version everywhere. {_KEPT}"
         )
 
 
 def _collect(
     client: Any, address: str, submit: Callable[[Tile], Any], tiles: Sequence[Tile]
 ) -> Iterator[tuple[Tile, dict[str, np.ndarray]]]:
-    """Keep the cluster busy with a few tiles more than it has threads, and hand on what comes back."""
+    """Submit a few more tiles than the cluster has threads, and yield the results as they arrive."""
     pulse, waiting = _Pulse(client, address), list(reversed(tiles))
     done: Queue[Any] = Queue()
     running: dict[Any, Tile] = {}
@@ -169,15 +169,15 @@ def _result(future: Any, address: str) -> dict[str, np.ndarray]:
         raise
     except KilledWorker as error:
         raise HeadspanError(
-            f"several workers died on one tile, the last at {error.last_worker.address}: they may have too little "
-            f"memory (see --memory); {_KEPT}"
+            f"several workers died on one tile, the last at {error.last_worker.address}; they may have too little "
+            f"memory (see --memory). {_KEPT}"
         ) from None
     except (CancelledError, TimeoutError, OSError):
         raise _lost(address) from None
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise HeadspanError(
-            f"a worker could not do a tile ({what}): all machines need the same headspan and packages; {_KEPT}"
+            f"a worker failed on a tile ({what}); all machines need the same headspan and packages. {_KEPT}"
         ) from None
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], str)):
         _check_build("of an older version", "that did a tile")
@@ -186,11 +186,11 @@ def _result(future: Any, address: str) -> dict[str, np.ndarray]:
 
 
 def _lost(address: str) -> HeadspanError:
-    return HeadspanError(f"the Dask scheduler at {address!r} went away during the run: start it again; {_KEPT}")
+    return HeadspanError(f"the Dask scheduler at {address!r} stopped answering during the run: start it again. {_KEPT}")
 
 
 class _Pulse:
-    """When the cluster was last heard of. A worker counts while its last sign of life changes."""
+    """When the cluster last answered. A worker counts as alive while its last heartbeat changes."""
 
     def __init__(self, client: Any, address: str) -> None:
         self._client, self._address = client, address
@@ -199,16 +199,16 @@ class _Pulse:
         self.threads = 1
 
     def workers(self) -> dict[str, Any]:
-        """What the scheduler says of its workers; nothing when it does not answer."""
+        """What the scheduler reports about its workers; nothing if it does not answer."""
         try:
             found = self._client.sync(self._client.scheduler.identity, callback_timeout=_PATIENCE / 3)["workers"]
-        except Exception:  # it comes as any of a dozen kinds, and all of them mean that nobody answered
+        except Exception:  # many kinds of exception, all of which mean that nobody answered
             return {}
         self.threads = sum(worker.get("nthreads", 1) for worker in found.values()) or 1
         return found
 
     def check(self) -> None:
-        """Raise when nobody has been heard of for too long."""
+        """Raise if nobody has answered for too long."""
         if self._client.status not in ("running", "connecting"):
             raise _lost(self._address)
         found = self.workers()
@@ -220,13 +220,13 @@ class _Pulse:
             if found:
                 why = "its workers do not answer"
             else:
-                why = "it has no workers: start some with dask worker ADDRESS, and see their logs if they die"
-            raise HeadspanError(f"the Dask cluster at {self._address!r} does nothing, {why}; {_KEPT}")
+                why = "it has no workers (start some with dask worker ADDRESS, and read their logs if they die)"
+            raise HeadspanError(f"the Dask cluster at {self._address!r} makes no progress: {why}. {_KEPT}")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the cluster's own messages from the terminal: what matters is said in a sentence of ours."""
+    """Hide the cluster's own log messages; headspan reports what matters."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -240,7 +240,7 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def build() -> str:
-    """Version and hash of the source of this headspan: what has to be the same for tiles to be the same."""
+    """Version and source hash of this headspan: equal if two machines compute equal tiles."""
     digest = hashlib.sha256()
     home = Path(headspan.__file__).parent
     for path in sorted(path for part in ("sources", "models", "scoring") for path in (home / part).rglob("*.py")):
@@ -258,7 +258,7 @@ def _work(
         weights, ranks = _open_here(reference, folding, fingerprint)
         if added is None:
             store = FactorStore(weights, plan, ranks)
-        else:  # the ranks of nodes are those of this run
+        else:  # ranks of nodes belong to one run
             weights = WithNodes(weights, added)
             store = FactorStore(weights, plan)
         return Done(compute_tile(weights, plan, plan.tiles[0], device, store=store), build())
@@ -269,14 +269,14 @@ def _work(
     except HeadspanError:
         if _open_here.cache_info().misses > before:
             raise
-        # A worker outlives runs: the file may have been touched, or written again with the same content, since.
+        # A worker outlives runs: the file may have been touched or rewritten with the same content.
         _open_here.cache_clear()
         return compute()
 
 
 @lru_cache(maxsize=1)
 def _open_here(reference: str, folding: str, fingerprint: str) -> tuple[AttentionWeights, Ranks]:
-    """The model, opened once per worker process, if it is the same there, and the ranks that its tiles have found."""
+    """The model, opened once per worker process and checked to be the same there, and the ranks found by its tiles."""
     from headspan.models.folding import fold
     from headspan.models.opening import open
 
@@ -284,5 +284,5 @@ def _open_here(reference: str, folding: str, fingerprint: str) -> tuple[Attentio
     if folding != "none":
         weights = fold(weights)
     if weights.provenance["fingerprint"] != fingerprint:
-        raise HeadspanError(f"{reference} on a worker differs from the one here: all machines must see the same files")
+        raise HeadspanError(f"{reference} on a worker differs from the one here. All machines must see the same files")
     return weights, {}

@@ -1,7 +1,7 @@
-"""Factors of a model's weights, each made once for as long as the memory allows.
+"""Factors of a model's weights, each made once if memory allows.
 
-A tensor is read once for all the factors that are made of it: for all similarities and all roles when the factors of a
-whole run fit into the memory, otherwise for those of one tile. Layers are read one after the other, all roles of a
+A tensor is read once for all factors made from it: for all similarities and roles if the factors of a
+whole run fit into memory, otherwise for those of one tile. Layers are read one after the other, all roles of a
 layer together, because a fused or quantised tensor holds several of them.
 """
 
@@ -30,17 +30,17 @@ Ranks: TypeAlias = dict[tuple[Role, int], np.ndarray]  # by role and layer
 
 
 class Work(NamedTuple):
-    """What is made of one role in one layer: the factors of some panels, each into its rows of their array."""
+    """The factors to make from one role in one layer, and the rows of the panels' arrays that they fill."""
 
     role: Role
     layer: int
     weight: LayerWeight
-    places: list[tuple[str, np.ndarray]]  # similarity, and where its factors go, (n, p, q)
-    ranks: np.ndarray | None  # where they are known
+    places: list[tuple[str, np.ndarray]]  # similarity, and the array for its factors, (n, p, q)
+    ranks: np.ndarray | None  # if they are known
 
 
 class FactorStore:
-    """The factors that tiles need, and the ranks of every weight that was read for them.
+    """The factors that tiles need, and the rank of every weight read for them.
 
     ranks: those found before, for the same weights; new ones are added.
     """
@@ -84,7 +84,7 @@ class FactorStore:
         self._kept = {item: array for item, array in self._kept.items() if item in items}
 
     def _layers(self, item: Item) -> list[int]:
-        """The layers of a panel in which its role has anything."""
+        """The layers of a panel in which its role has heads."""
         role, layers = item.panel.role, self._plan.blocks[item.metric][item.panel.block]
         return [layer for layer in layers if self._plan.ports.span(role, layer).stop]
 
@@ -115,9 +115,9 @@ class FactorStore:
                 yield Work(role, layer, layer_weight, places, self._ranks.get((role, layer)))
 
     def _place_of(self, item: Item, layer: int) -> np.ndarray:
-        """A layer's part of the array of a panel, which is made when the first of them is asked for.
+        """A layer's part of a panel's array, which is allocated at the first request.
 
-        Columns lie one after the other in memory, as the contraction wants them.
+        Columns are contiguous in memory, as the contraction expects.
         """
         whole = self._plan.rows(item.metric, item.panel)
         if item not in self._kept:
@@ -129,12 +129,12 @@ class FactorStore:
 
 
 def _make_factors(work: Work) -> tuple[Role, int, np.ndarray]:
-    """Put the factors of one role in one layer into their places, some heads after the others; the ranks."""
+    """Write the factors of one role in one layer into their arrays, a few heads at a time; return the ranks."""
     ranks = []
     for heads, weight in work.weight.parts():
         for name, place in work.places:
             factor = METRICS[name].factor(weight)
-            place[heads, : factor.shape[1], : factor.shape[2]] = factor  # narrower heads stay zero beyond
+            place[heads, : factor.shape[1], : factor.shape[2]] = factor  # zeros beyond the columns of narrower heads
         if work.ranks is None:
             ranks.append(weight.ranks)
     return work.role, work.layer, np.concatenate(ranks) if work.ranks is None else work.ranks

@@ -1,4 +1,4 @@
-"""What a caller may give to an analysis: the thing itself, or the word that a command would take for it."""
+"""Resolve the arguments of an analysis: an object, or the string that a command would accept for it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def given_scores(
     *,
     whole: str | None = None,
 ) -> Scores:
-    """Scores as they are, those of a result file, or those of a model that is scored on the spot.
+    """Scores as given, loaded from a result file, or computed now for a model.
 
-    whole: what needs every pair, so that a screened result is refused.
+    whole: what needs every pair; with it a screened result is refused.
 
     >>> given_scores("demo", "pk", "OK").metrics
     ('pk',)
@@ -56,7 +56,7 @@ def _scores(
 
 
 def given_weights(weights: WeightsLike, fold: bool = False, download: bool = False) -> AttentionWeights:
-    """Weights as they are, or those of a model reference; ``download`` brings whole files from the hub."""
+    """Weights as given, or those of a model reference; ``download`` fetches whole files from the hub."""
     from headspan.models.folding import fold as folded
     from headspan.models.opening import open
 

@@ -1,4 +1,4 @@
-"""The model that a result came from: opened as it was scored, and refused if it is another one."""
+"""Open the model that a result was made from, with the same folding; refuse any other model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headspan.vocabulary.ports import shape_text
 def weights_of(
     scores: Scores, reference: WeightsLike, say: Callable[[str], None] = lambda sentence: None
 ) -> AttentionWeights:
-    """The weights a result was made from, folded if the result is; any others are refused."""
+    """The weights that a result was made from, folded if the result is; others are refused."""
     weights = open(reference)
     if scores.provenance.get("folding", "none") != "none" and weights.folding == "none":
         weights = fold(weights)
@@ -27,9 +27,9 @@ def weights_of(
 
 
 def check_same_model(scores: Scores, weights: AttentionWeights) -> str | None:
-    """Refuse weights that are not those of the result: pictures and pages would mix two models.
+    """Refuse weights that are not those of the result, so that figures and pages never mix two models.
 
-    A sentence where nobody can tell, as with results of version 0.1.
+    Returns a message if this cannot be checked, as with results of version 0.1.
     """
     if not weights.ports.same_heads(scores.ports) or weights.d_model != scores.d_model:
         raise HeadspanError(
@@ -40,7 +40,7 @@ def check_same_model(scores: Scores, weights: AttentionWeights) -> str | None:
     made = scores.provenance.get("folding", "none")
     if made != weights.folding:
         raise HeadspanError(
-            f"{weights.reference} is not the model of this result: it was made from another folding ({made}, these "
-            f"weights have {weights.folding}); give the weights it was made from, or score these"
+            f"{weights.reference} is not the model of this result: the folding differs (result: {made}, "
+            f"weights: {weights.folding}). Give the weights that it was made from, or score these"
         )
     return same_model(scores.provenance, weights.provenance, "the result", "these weights")

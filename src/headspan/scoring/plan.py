@@ -1,7 +1,7 @@
-"""What a run computes, cut into tiles that fit the memory and can be done in any order, anywhere.
+"""Plan a run: cut the work into tiles that fit into memory and can run in any order, on any machine.
 
-The layers are cut into blocks, and a tile is one similarity between some of them. Which pairs of panels make a tile is
-chosen so that the least is made twice: those of two blocks, or of one block and everything before it, or of two roles.
+The layers are cut into blocks, and a tile is one similarity between some of them. The pairs of panels of a tile are
+chosen to repeat the least work: those of two blocks, or of one block and everything before it, or of two roles.
 A tile needs the factors of its panels and nothing else. Each kernel value is computed once: ⟨O of h, Q of h'⟩ serves
 OQ and, transposed, QO.
 """
@@ -27,14 +27,14 @@ from headspan.vocabulary.heads import NODE_ROLES, ROLES, Pairing, PairSet, Role,
 from headspan.vocabulary.ports import PortTable
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
-_SMALL_TILE = 2  # layers, where each pair costs a factorisation
-_FACTOR_COST = 12  # operations for a factor of p×q, in p·q², at the rate of a large product
-_ALL_PAIRS_COST = 40  # operations for a singular value decomposition of m×m, in m³, at the rate of a large product
-_MOST_WORK = 2**30  # bytes of intermediate arrays: more does not make a product faster
+_SMALL_TILE = 2  # layers, if each pair costs a factorisation
+_FACTOR_COST = 12  # operations for a factor of p×q, in p·q², at the speed of a large product
+_ALL_PAIRS_COST = 40  # operations for a singular value decomposition of m×m, in m³, at the speed of a large product
+_MOST_WORK = 2**30  # bytes of intermediate arrays; more does not make a product faster
 
 
 class Panel(NamedTuple):
-    """The heads of one role in one block of layers: what one factor array holds."""
+    """The heads of one role in one block of layers: the content of one factor array."""
 
     role: Role
     block: int
@@ -56,8 +56,8 @@ class Tile(NamedTuple):
         return f"{self.metric}-{self.number:05d}"
 
 
-# Which pairs of panels make a tile. Where the memory does not hold everything, tiles of one grouping may share more
-# than those of another: with few roles on one side, all of it with one block of the other at a time.
+# Which pairs of panels make a tile. If memory does not hold everything, tiles of one grouping may share more
+# than those of another: with few roles on one side, that whole side with one block of the other at a time.
 _GROUPINGS: dict[str, Callable[[Panel, Panel], Any]] = {
     "blocks": lambda a, b: (min(a.block, b.block), max(a.block, b.block)),
     "before": lambda a, b: max(a.block, b.block),
@@ -67,30 +67,30 @@ _GROUPINGS: dict[str, Callable[[Panel, Panel], Any]] = {
 
 @dataclass
 class Plan:
-    """All tiles of a run, with what decides their values."""
+    """All tiles of a run, and everything that determines their values."""
 
     metrics: tuple[str, ...]
     pairings: tuple[Pairing, ...]
     pairs: PairSet
     ports: PortTable
-    identity: dict[str, Any] = field(default_factory=dict)  # of the model, and whatever else changes the numbers
+    identity: dict[str, Any] = field(default_factory=dict)  # of the model and of all that changes the numbers
     routes: dict[str, Route] = field(default_factory=dict)
     blocks: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)  # per metric: layers of each block
     groupings: dict[str, str] = field(default_factory=dict)  # per metric: which pairs of panels make a tile
     work_bytes: int = 0
-    workers: int = 1  # layers whose factors are made at once
-    together: bool = False  # whether the factors of all tiles fit into the memory at once
+    workers: int = 1  # layers whose factors are made at the same time
+    together: bool = False  # whether the factors of all tiles fit into memory at once
     tiles: list[Tile] = field(default_factory=list)
-    operations: float = 0.0  # floating-point operations of all tiles, about
-    left_out: dict[str, dict[Pairing, str]] = field(default_factory=dict)  # per metric: pairings without it, and why
+    operations: float = 0.0  # approximate number of floating-point operations of all tiles
+    left_out: dict[str, dict[Pairing, str]] = field(default_factory=dict)  # per metric: pairings left out, and why
 
     def pairings_of(self, metric: str) -> tuple[Pairing, ...]:
-        """The pairings that a similarity is computed for: all, but for nodes that it says nothing about."""
+        """The pairings that a similarity is computed for: all, except those of nodes for which it is not defined."""
         without = self.left_out.get(metric, {})
         return tuple(pairing for pairing in self.pairings if pairing not in without)
 
     def remarks(self) -> list[str]:
-        """One sentence per reason for which a similarity has no scores of some nodes."""
+        """One message per reason why a similarity has no scores for some nodes."""
         grouped: dict[tuple[str, str], list[str]] = {}
         for metric, without in self.left_out.items():
             for pairing, reason in without.items():
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A hash that is equal exactly when a finished tile of one run can serve another."""
+        """A hash that is equal if and only if one run can use the finished tiles of another."""
         parts = {
             "metrics": self.metrics,
             "pairings": [str(p) for p in self.pairings],
@@ -122,7 +122,7 @@ class Plan:
         return {role: positions_of(self.ports.of(role)) for role in self.roles}
 
     def rows(self, metric: str, panel: Panel) -> slice:
-        """Where the heads of a panel stand in the list of their role."""
+        """The indices of a panel's heads in the list of their role."""
         return _rows(self.ports, panel.role, self.blocks[metric][panel.block])
 
     def mask(self, metric: str, pairing: Pairing, source: Panel, target: Panel) -> np.ndarray:
@@ -135,9 +135,9 @@ class Plan:
         return chosen & other_node(self.ports.of(pairing.source)[rows], self.ports.of(pairing.target)[columns])
 
     def jobs(self, tile: Tile) -> list[Job]:
-        """What to compute for a tile: kernel matrices, and which of their entries some pairing asks for.
+        """What to compute for a tile: kernel matrices, and the entries that some pairing needs.
 
-        A same-role kernel is symmetric, so what is asked for below its diagonal is computed above it.
+        A same-role kernel is symmetric, so entries needed below its diagonal are computed above it.
         """
         jobs = []
         for first, second in tile.pairs:
@@ -162,14 +162,14 @@ def make_plan(
     memory: int,
     route: Route | None = None,
 ) -> Plan:
-    """Cut the work into as few tiles as the memory allows, or say how much memory is needed."""
+    """Cut the work into as few tiles as memory allows, or raise an error with the memory needed."""
     _check_dimensions(weights, metrics, pairings)
     plan = Plan(metrics, pairings, pairs, weights.ports)
     plan.left_out = {name: left for name in metrics if (left := _left_out(weights, METRICS[name], pairings))}
     size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
     per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
-    # Of a layer whose factors are made there are its weights, those of its partners, and what folding makes of them.
-    # One layer more than there are workers is under way; what is made in float64 is a few heads at a time.
+    # While the factors of a layer are made, memory holds its weights, those of its partners, and their folded copies.
+    # One layer more than there are workers is in progress; float64 copies are made for a few heads at a time.
     making = 3 * max(per_layer.values())
     held = _BASE_BYTES + result_bytes(weights.ports, metrics, pairings) + sum(per_layer.values()) + weights.held_bytes
     plan.workers = max(1, min(cores(), (memory - held) // 4 // making - 1))
@@ -181,8 +181,8 @@ def make_plan(
         if spare - plan.work_bytes < least:
             needed = memory - spare + least * 3 // 2
             raise HeadspanError(
-                f"{memory / 1e9:.2f} GB is too little for this model: the scores and two layers at a time need about "
-                f"{needed / 1e9:.2f} GB; give more with --memory, or choose fewer similarities or pairings"
+                f"{memory / 1e9:.2f} GB is too little memory for this model: the scores and two layers need about "
+                f"{needed / 1e9:.2f} GB. Allow more with --memory, or choose fewer similarities or pairings"
             )
         plan.blocks[metric], plan.groupings[metric] = _cut(weights, plan, METRICS[metric], spare - plan.work_bytes)
     for metric in metrics:
@@ -213,7 +213,7 @@ def _rows(ports: PortTable, role: Role, layers: Sequence[int]) -> slice:
 
 
 def _cut(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> tuple[list[tuple[int, ...]], str]:
-    """Blocks of layers and the grouping of their panels into tiles that fit and make the least work twice."""
+    """Blocks of layers, and the grouping of their panels into tiles that fit and repeat the least work."""
     if metric.all_pairs is not None:
         most = min(_SMALL_TILE, len(weights.places))
         return _blocks(weights, plan, metric, spare, "blocks", most) or _even_blocks(weights.places, 1), "blocks"
@@ -229,7 +229,7 @@ def _cut(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> t
 def _blocks(
     weights: AttentionWeights, plan: Plan, metric: Metric, spare: int, grouping: str, most: int
 ) -> list[tuple[int, ...]] | None:
-    """The largest blocks of layers whose tiles fit, found by halving: tiles of larger blocks are larger."""
+    """The largest blocks of layers whose tiles fit, found by bisection."""
     fits, too_large, size = 0, most + 1, most
     while too_large - fits > 1:
         blocks = _even_blocks(weights.places, size)
@@ -244,7 +244,7 @@ def _blocks(
 def _making_cost(
     weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]], grouping: str
 ) -> float:
-    """Operations for the Gram matrices of all tiles, and for the factors that the tile before did not have."""
+    """Operations for the Gram matrices of all tiles, and for factors that the previous tile did not have."""
     cost, before = 0.0, set()
     for pairs in _tile_pairs(plan, metric.key, blocks, grouping):
         panels = {panel for pair in pairs for panel in pair}
@@ -264,7 +264,7 @@ def _even_blocks(layers: Sequence[int], largest: int) -> list[tuple[int, ...]]:
 def _tile_bytes(
     weights: AttentionWeights, plan: Plan, metric: Metric, blocks: Sequence[tuple[int, ...]], grouping: str
 ) -> Iterator[int]:
-    """Bytes that each tile holds with these blocks: factors of its panels, and its values."""
+    """Bytes of each tile with these blocks: the factors of its panels, and its values."""
     for pairs in _tile_pairs(plan, metric.key, blocks, grouping):
         panels = dict.fromkeys(panel for pair in pairs for panel in pair)
         rows = {panel: _rows(plan.ports, panel.role, blocks[panel.block]) for panel in panels}
@@ -278,7 +278,7 @@ def _factor_bytes(weights: AttentionWeights, metric: Metric, role: Role, rows: s
 
 
 def _value_bytes(ports: PortTable, blocks: Sequence[tuple[int, ...]], pairs: Sequence[tuple[Panel, Panel]]) -> int:
-    """Kernel values in float64, which pairs are needed, and a copy while they are saved."""
+    """Kernel values in float64, a mask of the needed pairs, and a copy while they are saved."""
     rows = [[_rows(ports, panel.role, blocks[panel.block]) for panel in pair] for pair in pairs]
     return sum(17 * (a.stop - a.start) * (b.stop - b.start) for a, b in rows)
 
@@ -286,7 +286,7 @@ def _value_bytes(ports: PortTable, blocks: Sequence[tuple[int, ...]], pairs: Seq
 def _tile_pairs(
     plan: Plan, metric: str, blocks: Sequence[tuple[int, ...]], grouping: str
 ) -> list[tuple[tuple[Panel, Panel], ...]]:
-    """The pairs of panels between which some pairing has a pair, those of a tile together."""
+    """The pairs of panels between which some pairing has a pair, grouped by tile."""
     kernels = [(first, second) for i, first in enumerate(plan.roles) for second in plan.roles[i:]]
     pairings = plan.pairings_of(metric)
     asked = {kernel: [p for p in pairings if set(p) == set(kernel)] for kernel in kernels}
@@ -304,7 +304,7 @@ def _tile_pairs(
 def _has_pairs(
     plan: Plan, pairing: Pairing, rows: dict[tuple[Role, int], slice], first: tuple[Role, int], second: tuple[Role, int]
 ) -> bool:
-    """Whether a pairing has a pair between two panels, in either direction where both have one role."""
+    """Whether a pairing has a pair between two panels, in either direction if both have the same role."""
     directions = [(first, second)] if pairing.source is first[0] else []
     directions += [(second, first)] if pairing.source is second[0] else []
     for source, target in directions:
@@ -346,18 +346,18 @@ def _check_dimensions(weights: AttentionWeights, metrics: Sequence[str], pairing
                 if len(widths) > 1:
                     raise HeadspanError(
                         f"{metric} compares weights column by column, but the {role} of this model have "
-                        f"{' and '.join(map(str, sorted(widths)))} columns: leave out {metric} or the pairing {pairing}"
+                        f"{' and '.join(map(str, sorted(widths)))} columns. Leave out {metric} or the pairing {pairing}"
                     )
             m, m2 = weights.d_head(pairing.source), weights.d_head(pairing.target)
             if m != m2:
                 raise HeadspanError(
                     f"{metric} compares weights column by column, but {pairing.source} has {m} columns and "
-                    f"{pairing.target} has {m2}: leave out {metric} or the pairing {pairing}"
+                    f"{pairing.target} has {m2}. Leave out {metric} or the pairing {pairing}"
                 )
 
 
 def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pairing]) -> dict[Pairing, str]:
-    """The pairings of nodes that a similarity has no scores for, with the reason."""
+    """The pairings of nodes for which a similarity has no scores, with the reason."""
     found: dict[Pairing, str] = {}
     for pairing in (p for p in pairings if p.of_nodes):
         widths = sorted({int(width) for role in pairing for width in weights.widths(role)})
@@ -367,7 +367,7 @@ def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pair
         elif metric.reads_partner:
             lacking = [name for role in pairing for name in weights.without_partner(role)]
             if lacking:
-                found[pairing] = f"it compares circuits, and {lacking[0]} has no second weight of as many columns"
+                found[pairing] = f"it compares circuits, and {lacking[0]} has no second weight of the same width"
     return found
 
 

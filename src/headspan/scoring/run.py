@@ -1,4 +1,4 @@
-"""Score all pairs of heads of a model: plan tiles, run them here or on a cluster, put the result together.
+"""Score all pairs of heads of a model: plan tiles, run them here or on a cluster, assemble the result.
 
 >>> import headspan as hs
 >>> scores = score(hs.open("demo"), metrics="pk", pairings="OK")
@@ -38,10 +38,10 @@ from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, Pai
 from headspan.vocabulary.ports import PortTable
 
 Progress = Callable[[int, int], None]
-_UNITS = 1000  # progress steps of a tile
-_LONG = 10.0  # minutes from which a shorter way is offered
-_SURELY_SHORT = 1e13  # operations that take less on any machine
-_OVERHEAD = 1.4  # time of a run over that of its arithmetic
+_UNITS = 1000  # progress steps per tile
+_LONG = 10.0  # minutes above which screening is suggested
+_SURELY_SHORT = 1e13  # operations that take less than that on any machine
+_OVERHEAD = 1.4  # time of a run relative to its arithmetic
 
 
 @checked
@@ -67,26 +67,26 @@ def score(
 ) -> Scores:
     """Similarities of all pairs of heads.
 
-    weights: an opened model (``headspan.open``), folded weights (``headspan.fold``), or whatever can be opened.
+    weights: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
     metrics: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
-    pairings: like "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
-        "nodes" means these alone, RR and WW are scored if they are named.
+    pairings: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
+        "nodes" means only these; RR and WW are scored only if named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
-    nodes: what else reads or writes the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
+    nodes: other readers and writers of the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
         ``{"neurons": "L3:17", "tokens": " Paris"}`` by the arguments of ``headspan.nodes``, or a list of these; at most
         2,000 nodes (``headspan.nodes`` takes any number).
-    screen: only the so many strongest pairs of every pairing, by pk, found by sketches and then computed exactly; the
-        provenance says how many of them are certified but for a probability of ``delta``.
-    seed: of the sketches of ``screen``; derived from the content of the model by default.
-    out: write the result there, and keep finished tiles in the cache folder until it is complete.
-    force: replace a file that is not a result; one that is read is never replaced.
-    resume: take over finished tiles of a run with the same plan and model.
-    memory: the most to use, like "2GB"; half of what is free by default.
-    route: "gram" or "direct"; the cheaper one by default.
-    device: "cpu", or a torch device for the large products ("cuda", "mps", "torch:cpu"); "cuda+bf16" makes them in
-        bfloat16, so that PK is off by at most 0.006·√(m·m').
+    screen: keep only this many strongest pairs of every pairing, by pk, found by sketches and computed exactly; the
+        provenance reports how many of them are certified, with error probability ``delta``.
+    seed: seed of the sketches of ``screen``; by default derived from the content of the model.
+    out: write the result to this file; finished tiles stay in the cache folder until it is complete.
+    force: overwrite a file that is not a result (never an input).
+    resume: use the finished tiles of an interrupted run with the same plan and model.
+    memory: memory limit, for example "2GB"; by default half of the free memory.
+    route: "gram" or "direct"; by default the cheaper one.
+    device: "cpu", or a torch device for the large products ("cuda", "mps", "torch:cpu"); "cuda+bf16" multiplies in
+        bfloat16, with an error of PK of at most 0.006·√(m·m').
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
-    progress: called with (done, total); a bar in a terminal or notebook by default.
+    progress: called with (done, total); by default a bar in a terminal or notebook.
     """
     weights = open(weights)
     if out is not None:
@@ -94,29 +94,29 @@ def score(
     names = parse_metrics(metrics)
     if nodes is not None:
         if screen is not None:
-            raise HeadspanError("screening looks for pairs of heads: leave out nodes, or ask headspan nodes about them")
+            raise HeadspanError("screening compares heads only. Leave out the nodes, or use headspan nodes for them")
         weights = _with_nodes(weights, nodes, say)
     chosen = _chosen(weights.ports, pairings, pairs)
     if not names or not chosen:
-        raise HeadspanError("nothing to score: choose at least one similarity and one pairing that has pairs")
+        raise HeadspanError("nothing to score. Choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
     if screen is not None:
         if route is not None:
-            raise HeadspanError("screening chooses its own way of computing: leave out --route")
+            raise HeadspanError("screening has no route. Leave out --route")
         scores = _screened(weights, names, chosen, pairs, screen, delta, seed, budget, device, dask, progress, say)
         if out is not None:
             scores.save(out, force=force)
         return scores
     if seed is not None:
-        raise HeadspanError("a seed is only used by screening: add screen, or leave out the seed")
-    plan = make_plan(weights, names, chosen, pairs, budget, route)  # refuses what does not fit, before anything is read
+        raise HeadspanError("only screening uses a seed. Add screen, or leave out the seed")
+    plan = make_plan(weights, names, chosen, pairs, budget, route)  # raises if the model does not fit
     for sentence in plan.remarks():
         say(sentence)
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     if (minutes := _minutes(plan)) > _LONG:
         say(
-            f"this may take about {minutes:.0f} minutes: --screen 100 finds the 100 strongest pairs of every pairing "
-            "in a fraction of that, with exact values and a certificate"
+            f"this may take about {minutes:.0f} minutes. --screen 100 finds the 100 strongest pairs of every pairing "
+            "in a fraction of that time, with exact values and a certificate"
         )
     result = Assembly(weights, plan)
     with (
@@ -151,7 +151,7 @@ def _with_nodes(weights: AttentionWeights, nodes: Any, say: Callable[[str], None
 
 
 def _chosen(ports: PortTable, pairings: str | Pairing | Sequence[str | Pairing], pairs: PairSet) -> tuple[Pairing, ...]:
-    """The pairings to score: those asked for, and with nodes those of nodes that have pairs."""
+    """The pairings to score: those requested, and those of the nodes that have pairs."""
     asked = [pairings] if isinstance(pairings, (str, Pairing)) else list(pairings)
     words = [word for text in asked for word in (text.split(",") if isinstance(text, str) else [text])]
     chosen, named = parse_pairings(words), [w for w in words if str(w).strip().lower() not in PAIRING_WORDS]
@@ -163,7 +163,7 @@ def _chosen(ports: PortTable, pairings: str | Pairing | Sequence[str | Pairing],
         if pair_mask(pairing, sources, targets, pairs).any():
             continue
         if pairing in parse_pairings(named):
-            why = "they stand behind what they would be compared with" if sources and targets else "none has that role"
+            why = "the nodes come after all their partners" if sources and targets else "none has that role"
             raise HeadspanError(
                 f"{pairing} has no pairs: {why}" if ports.nodes else f"{pairing} compares nodes: give some with nodes"
             )
@@ -185,29 +185,29 @@ def _screened(
     progress: Progress | None,
     say: Callable[[str], None],
 ) -> Scores:
-    """The strongest pairs alone; see :mod:`headspan.scoring.screening`."""
+    """Find only the strongest pairs; see :mod:`headspan.scoring.screening`."""
     if k < 1 or not 0 < delta < 1:
-        raise HeadspanError(f"screening needs at least one pair and a δ between 0 and 1, not {k} and {delta:g}")
+        raise HeadspanError(f"screening needs at least 1 pair and a delta between 0 and 1, not {k} and {delta:g}")
     if seed is not None and not 0 <= seed < 2**64:
-        raise HeadspanError(f"the seed of a sketch is a whole number from 0 to 2**64 - 1, not {str(seed)[:40]}")
+        raise HeadspanError(f"the seed must be a whole number from 0 to 2**64 - 1, not {str(seed)[:40]}")
     if names != (PK,):
-        raise HeadspanError(f"screening finds the strongest pairs by pk, not by {', '.join(names)}: choose --metric pk")
+        raise HeadspanError(f"screening works with pk only, not with {', '.join(names)}. Choose --metric pk")
     if dask is not None or device != "cpu":
-        raise HeadspanError("screening runs on this machine's processor: leave out --dask and --device")
+        raise HeadspanError("screening runs on this machine's CPU only. Leave out --dask and --device")
     with progress_bar("screening", progress) as update:
         scores = find_strongest(weights, pairings, pairs, k, memory=memory, delta=delta, seed=seed, progress=update)
     for pairing in pairings:
         about = scores.provenance["screen"][str(pairing)]
         say(
-            f"{pairing}: {about['certified']} of the {about['found']} strongest pairs are certified (each stands at "
-            f"its true place but for a probability of {delta:g}); {about['compared']:,} of {about['pairs']:,} "
+            f"{pairing}: {about['certified']} of the {about['found']} strongest pairs are certified (each has "
+            f"its true rank, with error probability {delta:g}); {about['compared']:,} of {about['pairs']:,} "
             "pairs were compared exactly"
         )
     return scores
 
 
 def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[str], None]) -> set[str]:
-    """Put the tiles that an earlier run of this plan finished into the result; their names."""
+    """Load the tiles that an earlier run of this plan finished; return their names."""
     finished = set()
     for tile in plan.tiles:
         jobs = plan.jobs(tile)
@@ -216,11 +216,11 @@ def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[st
             result.add(tile, arrays)
             finished.add(tile.name)
         elif arrays is not None:
-            store.reject(tile.name, "its numbers cannot be scores")
+            store.reject(tile.name, "its values are not valid scores")
     if finished:
-        say(f"going on with an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
+        say(f"continuing an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
     elif store.other_runs():
-        say("an unfinished run to this file had another plan or model: starting anew")
+        say("an unfinished run to this file had another plan or model, so this run starts from the beginning")
     return finished
 
 
@@ -232,7 +232,7 @@ def scores_of(
     fold: bool = False,
     progress: Progress | None = None,
 ) -> Scores:
-    """The scores in a result file, or those of a model that is opened and scored on the spot."""
+    """The scores in a result file, or those of a model, which is opened and scored."""
     if is_result(reference):
         return Scores.load(reference)
     from headspan.models.folding import fold as folded
@@ -242,7 +242,7 @@ def scores_of(
 
 
 def _minutes(plan: Plan) -> float:
-    """How long a plan will take here, roughly, from the speed of one product; 0 for what is short anywhere."""
+    """Estimated minutes of a plan on this machine, from the speed of one product; 0 for a short plan."""
     if plan.operations < _SURELY_SHORT:
         return 0.0
     n = 1500
@@ -256,7 +256,7 @@ def _minutes(plan: Plan) -> float:
 
 
 class _Ticker:
-    """Progress in thousandths of a tile, told as whole numbers."""
+    """Progress in thousandths of a tile, as whole numbers."""
 
     def __init__(self, progress: Progress, tiles: int, done: int) -> None:
         self._progress, self._total, self._done = progress, tiles * _UNITS, float(done * _UNITS)

@@ -1,10 +1,10 @@
 """The strongest pairs of a very large model, without comparing all of them exactly.
 
-Sketches (:mod:`headspan.subspaces.sketches`) compare all pairs, and those that may be among the k strongest of a
-pairing again exactly. The certificate: let τ be the largest upper bound among the pairs that were not compared
+Sketches (:mod:`headspan.subspaces.sketches`) compare all pairs; those that may be among the k strongest of a
+pairing are then compared exactly. The certificate: let τ be the largest upper bound among the pairs not compared
 exactly, each bound wrong with a probability of at most δ/k. The k truly strongest pairs are fixed before the sketch is
-drawn, so but for a probability of δ all their bounds hold; then those of them above τ were all compared, and every
-found pair above τ stands at its true place.
+drawn, so with probability at least 1 − δ all their bounds hold; then those above τ were all compared, and every
+found pair above τ has its true rank.
 
 The proof needs weights that do not depend on the sketch: an edge in the null space of S has T = 0. The seed is
 therefore derived from the fingerprint of the model, a hash over every weight, so that changing a weight changes S.
@@ -32,17 +32,17 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, PairSet, Role, pair_mask
 
 DELTA = 0.01
-_COLUMNS, _LEAST_COLUMNS = 3, 64  # of the sketch, for every column of the widest head
-_EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly, for every pair that is asked for
-_MORE = 40  # times as many, where they make the certificate whole
-_AT_ONCE = 64  # sketches that one core makes orthonormal
+_COLUMNS, _LEAST_COLUMNS = 3, 64  # columns of the sketch per column of the widest head
+_EXACT, _LEAST_EXACT = 5, 250  # pairs compared exactly per pair requested
+_MORE = 40  # times as many, if that completes the certificate
+_AT_ONCE = 64  # sketches that one core orthonormalises at a time
 _BASE_BYTES = 300 * 10**6
-_ROUNDING = 1e-3  # T is off by less: by up to 2e-4 for the largest condition at which sketches are made in float32
-_SEED_DIGITS = 13  # hexadecimal ones, 52 bits: every reader of JSON keeps them
+_ROUNDING = 1e-3  # bound of the error of T: up to 2e-4 for the largest condition number at which sketches are float32
+_SEED_DIGITS = 13  # hexadecimal digits, 52 bits: every JSON parser keeps them
 
 Tick = Callable[[], None]
-Place: TypeAlias = tuple[Role, int]  # a head: its role and its place among the heads of that role
-Work: TypeAlias = tuple[Role, int, list[int], np.ndarray, str]  # role, place of the first head, which, weights, dtype
+Place: TypeAlias = tuple[Role, int]  # a head: its role and its index among the heads of that role
+Work: TypeAlias = tuple[Role, int, list[int], np.ndarray, str]  # role, index of first head, which, weights, dtype
 
 
 def sketch_size(weights: AttentionWeights, roles: Sequence[Role]) -> int:
@@ -70,15 +70,15 @@ def screen(
 ) -> Scores:
     """The k largest Projection Kernels of every pairing, exact, with a certificate in the provenance.
 
-    delta: the probability, over the draw of the sketch, that a certified pair of a pairing has a wrong place.
-    seed: of the sketch; derived from the content of the model by default.
+    delta: the probability, over the draw of the sketch, that a certified pair of a pairing has a wrong rank.
+    seed: seed of the sketch; by default derived from the content of the model.
     size: columns of the sketch.
-    exact: pairs of a pairing to compare exactly at first; up to 40 times as many where they make the certificate whole.
+    exact: pairs of a pairing to compare exactly at first; up to 40 times as many if that completes the certificate.
     """
     roles = tuple(dict.fromkeys(role for pairing in pairings for role in pairing))
     size = size or sketch_size(weights, roles)
     _check_memory(weights, pairings, roles, size, memory)
-    provenance = dict(weights.provenance)  # as it is when the run begins
+    provenance = dict(weights.provenance)  # as it is at the start of the run
     seed = sketch_seed(provenance["fingerprint"]) if seed is None else seed
     tick = _ticks(progress, 2 * len(weights.places) + len(pairings))
     based = _common_side(pairings)
@@ -105,7 +105,7 @@ def screen(
 
 
 class Search:
-    """One pairing: what the sketches say of its pairs, and which of them are known exactly."""
+    """One pairing: the sketch estimates of its pairs, and the exact values found so far."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Search:
         needed = pair_mask(pairing, sources, targets, pairs)
         self._shape = needed.shape
         self.rows, self.columns = np.nonzero(needed)
-        # Q_A of the one side, G_B of the other: the target's, unless only the source has it.
+        # Q_A of one side, G_B of the other: the target's, unless only the source has it.
         first, second, places = pairing.source, pairing.target, (self.rows, self.columns)
         if second not in based:
             first, second, places, needed = second, first, places[::-1], needed.T
@@ -132,7 +132,7 @@ class Search:
         t, size = t[places], sketches[first].shape[1]
         self.estimate, self.upper = np.zeros_like(t), np.zeros_like(t)
         m_of, m2_of = ranks[first][places[0]], ranks[second][places[1]]
-        for m in np.unique(m_of[m_of > 0]).tolist():  # a head of rank 0 overlaps with nothing
+        for m in np.unique(m_of[m_of > 0]).tolist():  # a head of rank 0 has no overlap
             for m2 in np.unique(m2_of[m2_of > 0]).tolist():
                 chosen = (m_of == m) & (m2_of == m2)
                 self.estimate[chosen] = estimates(t[chosen], m, m2, size)
@@ -140,16 +140,16 @@ class Search:
         self.exact = np.full(t.shape, np.nan)
 
     def candidates(self, most: int) -> np.ndarray:
-        """Pairs to compare exactly next: the first ``most``; later whatever may still be among the strongest."""
+        """Pairs to compare exactly next: first the best ``most``, later all that may still be among the strongest."""
         unknown = np.flatnonzero(np.isnan(self.exact))
         if len(unknown) < len(self.exact):
             unknown = unknown[self.upper[unknown] >= self._least()]
             if len(unknown) > most:
-                return unknown[:0]  # the certificate would stay in part
+                return unknown[:0]  # the certificate would stay incomplete
         return unknown[np.argsort(-self.estimate[unknown], kind="stable")[:most]]
 
     def certificate(self) -> dict[str, int]:
-        """How many pairs there are, were compared exactly, were found, and are certain."""
+        """The numbers of pairs: all, compared exactly, found, and certified."""
         strongest = np.sort(self.exact[self._best()])[::-1]
         doubt = self.upper[np.isnan(self.exact)].max(initial=-1.0)
         return {
@@ -177,9 +177,9 @@ class Search:
 
 
 def _common_side(pairings: Sequence[Pairing]) -> set[Role]:
-    """Roles whose sketches must be those of bases, one side of every pairing: as few as may be.
+    """The fewest roles that cover one side of every pairing; their sketches must be those of bases.
 
-    The span of a sketch is the same whatever the basis inside a head, so the other side needs none.
+    The span of a sketch does not depend on the basis inside a head, so the other side needs none.
     """
     shared = set.intersection(*(set(pairing) for pairing in pairings))
     return {min(shared)} if shared else {pairing.target for pairing in pairings}
@@ -190,7 +190,7 @@ def _sketch(
 ) -> tuple[dict[Role, np.ndarray], dict[Role, np.ndarray]]:
     """SᵀU of every head, (n, s, m) float32, and the ranks of U, by role; every layer is read once.
 
-    based: roles for which U is orthonormal; of the others it has the same span.
+    based: roles for which U is orthonormal; for other roles it has the same span.
     """
     sketch = gaussian_sketch(weights.d_model, size, seed)
     widths = {role: min(weights.d_head(role), weights.d_model) for role in roles}
@@ -232,16 +232,16 @@ def _orthonormal_part(sketches: np.ndarray) -> np.ndarray:
     grams = np.matmul(wide.transpose(0, 2, 1), wide)
     np.einsum("nii->ni", grams)[empty] = 1.0
     try:
-        inverse = lower_inverse(np.linalg.cholesky(grams))  # float64 can square the conditions that come here
+        inverse = lower_inverse(np.linalg.cholesky(grams))  # float64 can hold the squares of these condition numbers
         found = np.matmul(inverse, wide.transpose(0, 2, 1)).transpose(0, 2, 1)
-    except np.linalg.LinAlgError:  # heads made to vanish in this very sketch
+    except np.linalg.LinAlgError:  # heads constructed to vanish in this sketch
         found = np.where(empty[:, None], 0.0, np.linalg.qr(wide)[0])
     return np.ascontiguousarray(found.astype(np.float32).transpose(0, 2, 1)).transpose(0, 2, 1)
 
 
 def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most: int, memory: int, tick: Tick) -> None:
-    """Fill in the exact PK of the candidates of every search: a block of source layers after the other, each against
-    the target layers one by one, bases of the heads that are needed only."""
+    """Fill in the exact PK of the candidates of every search: blocks of source layers in turn, each against
+    the target layers one by one, with bases of the needed heads only."""
     wanted = [(search, search.candidates(most)) for search in searches]
     sources = {(s.pairing.source, int(i)) for s, chosen in wanted for i in np.unique(s.rows[chosen])}
     for block in _blocks(weights, sources, memory):
@@ -268,7 +268,7 @@ def _compare_exactly(weights: AttentionWeights, searches: Sequence[Search], most
 
 
 def _chosen(weights: AttentionWeights, heads: set[Place], tick: Tick = lambda: None) -> Iterator[Work]:
-    """The weights of some heads, those of one role in one layer together."""
+    """The weights of some heads, grouped by role and layer."""
     for layer in weights.places:
         for role in sorted({role for role, _ in heads}):
             span = weights.ports.span(role, layer)
@@ -286,7 +286,7 @@ def _bases(work: Work) -> list[tuple[Place, np.ndarray]]:
 
 
 def _blocks(weights: AttentionWeights, heads: set[Place], memory: int) -> Iterator[set[Place]]:
-    """Heads in the order of their layers, as many at a time as have room."""
+    """Heads in the order of their layers, as many at a time as fit in memory."""
     block: set[Place] = set()
     used = 0
     for role, i in sorted(heads, key=lambda head: (weights.heads(head[0])[head[1]].layer, head)):
@@ -307,13 +307,13 @@ def _check_memory(
     sketches = sum(len(weights.heads(role)) * per_head[role] for role in roles)
     orthonormal = max(len(weights.heads(p.source)) * per_head[p.source] for p in pairings)
     layer = max(len(weights.heads_in(r, i)) * weights.d_head(r) for r in roles for i in weights.places)
-    # Of every pair: its score in each pairing, T, and in turn an estimate, a bound, places and what is exact.
+    # Per pair: its score in each pairing, T, and in turn an estimate, a bound, indices and exact values.
     values = 12 * result_bytes(weights.ports, (PK,), tuple(pairings))
     needed = _BASE_BYTES + sketches + 2 * orthonormal + 48 * layer * weights.d_model + values
     if needed > memory:
         raise HeadspanError(
-            f"{memory / 1e9:.2f} GB is too little for screening this model: about {needed / 1e9:.2f} GB are needed; "
-            "give more with --memory, or choose fewer pairings"
+            f"{memory / 1e9:.2f} GB is too little memory to screen this model: it needs about {needed / 1e9:.2f} GB. "
+            "Allow more with --memory, or choose fewer pairings"
         )
 
 

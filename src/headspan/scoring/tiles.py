@@ -1,12 +1,12 @@
-"""Finished tiles on disk, so that a stopped run goes on where it was.
+"""Finished tiles on disk, so that an interrupted run can continue.
 
-They live in the user's cache folder, ``unfinished/OUTPUT-PLAN``: hashes of the output's path and of the plan, so that
-runs of different plans to one file never meet, and no folder of the user's is touched. Such a folder is born with its
-marker inside and goes with it, so a folder without one is not ours: it is neither used nor removed. A run holds a
-shared lock on the marker; what nobody holds may be removed by the run that finished it, or after a month by any.
+They are in the user's cache folder, ``unfinished/OUTPUT-PLAN``: hashes of the output's path and of the plan, so that
+runs of different plans to one file never conflict, and no other folder is touched. Such a folder is created with its
+marker inside and removed with it; a folder without a marker is neither used nor removed. A run holds a
+shared lock on the marker; an unlocked folder may be removed by the run that finished it, or after a month by any run.
 
-Every tile is a safetensors file that names its plan and itself and carries a hash of all its bytes. One that was
-damaged, moved or put there by somebody else is computed again. Two runs of one plan share a folder without harm.
+Every tile is a safetensors file that names its plan and itself and contains a hash of all its bytes. A tile that was
+damaged, moved or written by something else is computed again. Two runs of one plan can share a folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MARKER = "headspan-unfinished-run"
 _MAGIC = "An unfinished run of headspan: removed when the run is finished, or when it is a month old.\n"
 _TILE = re.compile(r"[a-z0-9_]+-\d+\.safetensors|\.headspan-[0-9a-f-]+\.tmp")
 _FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}|\.(new|old)-[0-9a-f]{16}")
-_STALE = 30 * 24 * 3600.0  # seconds after which nobody is expected to go on
+_STALE = 30 * 24 * 3600.0  # seconds after which an unfinished run is considered abandoned
 _TRIES = 100  # of 0.02 s
 _DIGEST = "0" * 64
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -42,7 +42,7 @@ _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr
 class TileStore:
     """The finished tiles of one plan for one output file; used in a ``with`` block.
 
-    Where the cache folder cannot be used ``say`` hears why, and nothing is kept.
+    If the cache folder cannot be used, ``say`` gets the reason and nothing is saved.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TileStore:
             return
         os.close(self._lock)
         self._lock = None
-        # A run that failed before there was anything to keep leaves nothing.
+        # A run that failed before its first tile leaves nothing.
         if kind is None or not any(self.folder.glob("*.safetensors")):
             _remove(self.folder)
         for folder in self._folders():
@@ -78,7 +78,7 @@ class TileStore:
                 if time.time() - os.lstat(folder).st_mtime > _STALE:
                     _remove(folder)
                     if folder.name.startswith(".new-"):
-                        folder.rmdir()  # killed before it had a marker: empty, or it stays
+                        folder.rmdir()  # killed before its marker was written: removed only if empty
 
     def other_runs(self) -> list[str]:
         """Names of unfinished runs to the same output whose plan or model differs."""
@@ -86,7 +86,7 @@ class TileStore:
         return sorted(name for name in mine if _open_marker(self._root / name, close=True) is not None)
 
     def save(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Keep a finished tile, if there is room."""
+        """Save a finished tile, if there is room."""
         path = self.folder / f"{name}.safetensors"
         if self._lock is None or not self._takes_tiles or path.is_dir():
             return
@@ -97,9 +97,9 @@ class TileStore:
             self._give_up(error.__cause__ or error)
 
     def load(self, name: str, most: int = 2**40) -> dict[str, np.ndarray] | None:
-        """A finished tile, or None when there is none that proves itself; ``say`` hears of one that does not.
+        """A finished tile, or None if there is no valid one; ``say`` gets a message about an invalid one.
 
-        most: bytes that its arrays can have; a file that is much larger is not read.
+        most: largest size of its arrays in bytes; a much larger file is not read.
         """
         if self._lock is None:
             return None
@@ -113,17 +113,17 @@ class TileStore:
             return None
 
     def reject(self, name: str, why: str) -> None:
-        """Say that a kept tile is not used."""
-        self._say(f"the kept tile {name} is not what this run wrote ({why}): it is computed again")
+        """Report that a saved tile is not used."""
+        self._say(f"the saved tile {name} is not valid ({why}), so it is computed again")
 
     def _give_up(self, error: BaseException) -> None:
-        """Go on without keeping more; what is kept already stays."""
+        """Continue without saving more tiles; those already saved stay."""
         reason = str(getattr(error, "strerror", None) or error)
-        self._say(f"unfinished work cannot be kept in {self._root} ({reason}): a run that is stopped starts anew")
+        self._say(f"unfinished work cannot be saved in {self._root} ({reason}): an interrupted run will start again")
         self._takes_tiles = False
 
     def _folders(self) -> list[Path]:
-        """Folders that are ours by name; the marker is asked before anything is done to one."""
+        """Folders with our kind of name; the marker is checked before anything is done to one."""
         with suppress(OSError):
             return [path for path in self._root.iterdir() if _FOLDER.fullmatch(path.name)]
         return []
@@ -134,7 +134,7 @@ class TileStore:
             marker = _open_marker(self.folder)
             if marker is None:
                 if os.path.lexists(self.folder):
-                    time.sleep(0.02)  # another run has just made it, or it is not ours
+                    time.sleep(0.02)  # another run has just made it, or headspan did not make it
                 else:
                     self._make()
                 continue
@@ -144,7 +144,7 @@ class TileStore:
                 fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.stat(self.folder / _MARKER).st_ino == os.fstat(marker).st_ino:
                     return marker
-            os.close(marker)  # the run that finished it is just removing it
+            os.close(marker)  # the run that finished is removing it
             time.sleep(0.02)
         raise OSError(0, f"{self.folder.name} was not made by headspan")
 
@@ -166,7 +166,7 @@ class TileStore:
 
 
 def _open_marker(folder: Path, *, close: bool = False) -> int | None:
-    """The marker of a folder of ours, open; None where there is none, or only something that looks like one."""
+    """The open marker of a folder made by headspan; None if there is no genuine marker."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return None
@@ -184,7 +184,7 @@ def _open_marker(folder: Path, *, close: bool = False) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder of ours that nobody holds: the files we wrote, one by one; what else is in it stays."""
+    """Remove an unlocked folder made by headspan: only the files that headspan wrote; others stay."""
     marker = _open_marker(folder)
     if marker is None:
         return
@@ -192,14 +192,14 @@ def _remove(folder: Path) -> None:
         if not try_lock(marker) or os.stat(folder / _MARKER).st_ino != os.fstat(marker).st_ino:
             return
         if all(path.name == _MARKER or _is_tile(path) for path in folder.iterdir()):
-            folder = folder.rename(folder.with_name(f".old-{secrets.token_hex(8)}"))  # who comes now makes a new one
+            folder = folder.rename(folder.with_name(f".old-{secrets.token_hex(8)}"))  # a new run makes its own
         for path in filter(_is_tile, list(folder.iterdir())):
             path.unlink()
         if [path.name for path in folder.iterdir()] == [_MARKER]:
             (folder / _MARKER).unlink()
             folder.rmdir()
     except OSError:
-        return  # somebody else is at it
+        return  # another run is removing it
     finally:
         os.close(marker)
 
@@ -209,11 +209,11 @@ def _is_tile(path: Path) -> bool:
 
 
 def _read(path: Path, most: int) -> bytes:
-    """The bytes of an ordinary file; anything else is refused, and a pipe does not make us wait."""
+    """The bytes of a regular file; anything else is refused, and a pipe does not block."""
     handle = os.open(path, os.O_RDONLY | _CAREFUL)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is no ordinary file")
+            raise ValueError("it is not a regular file")
         if os.fstat(handle).st_size > most:
             raise ValueError("it is too large")
         return file.read()
@@ -229,7 +229,7 @@ def _sealed(arrays: dict[str, np.ndarray], key: str, name: str) -> bytes:
 
 
 def _opened(content: bytes, key: str, name: str) -> dict[str, np.ndarray]:
-    """The arrays of a sealed tile, if it is the one that was asked for and not a bit of it has changed."""
+    """The arrays of a sealed tile, if it is the requested tile and unchanged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -256,7 +256,7 @@ def _digest(content: bytes) -> str:
 
 
 def is_sound(values: np.ndarray, needed: np.ndarray, largest: float) -> bool:
-    """Whether scores are numbers from 0 to the largest there is where they are needed, and nowhere else.
+    """Whether scores are between 0 and the largest possible value where they are needed, and NaN elsewhere.
 
     >>> is_sound(np.array([[0.5, np.nan]]), np.array([[True, False]]), 1.0)
     True
