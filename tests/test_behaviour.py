@@ -225,7 +225,7 @@ def test_model_without_attention(tmp_path: Path) -> None:
 
 
 def test_things_that_are_no_model() -> None:
-    with pytest.raises(HeadspanError, match="cannot be run here"):
+    with pytest.raises(HeadspanError, match="cannot be run"):
         head_scores(torch.nn.Linear(2, 2))
 
 

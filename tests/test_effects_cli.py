@@ -214,8 +214,8 @@ def test_the_curve_ends_at_the_whole_effect(capsys: pytest.CaptureFixture[str]) 
     assert curve.shared[2] > curve.random[2]
     rows = json.loads(printed(capsys, ["pair", "demo", "L0H3.O", "L1H0.K", "--effects", "--json"]))
     assert [row["directions"] for row in rows] == curve.directions
-    assert "no forward edge" in printed(capsys, ["pair", "demo", "L1H3.O", "L0H0.K", "--effects"], 2)
-    assert "is no edge" in printed(capsys, ["pair", "demo", "L0H3.Q", "L1H0.K", "--effects"], 2)
+    assert "not a forward edge" in printed(capsys, ["pair", "demo", "L1H3.O", "L0H0.K", "--effects"], 2)
+    assert "is not an edge" in printed(capsys, ["pair", "demo", "L0H3.Q", "L1H0.K", "--effects"], 2)
 
 
 def test_wiring_top_exports_and_figures_show_effects(

@@ -199,7 +199,7 @@ def test_the_frozen_scale_is_told_and_kept_in_the_result(tmp_path: Any) -> None:
     model = doubled("deepseek_v3")
     found = effects(model, tokens=TOKENS)
     assert found.protocol["frozen_latent_norms"] is True
-    assert any("kept as it was in the clean run" in note for note in found.notes)
+    assert any("kept from the clean run" in note for note in found.notes)
     scores = hs.score(hs.open(model), ["pk"], "flow")
     attach(scores, found)
     scores.save(tmp_path / "r.safetensors")
@@ -248,7 +248,7 @@ def test_command_page_and_wiring(tmp_path: Any, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert _run(["effects", model, "--into", result, "--all", "--json", *quick]) == 0
     out, err = capsys.readouterr()
-    assert "kept as it was in the clean run" in " ".join(err.split())
+    assert "kept from the clean run" in " ".join(err.split())
     rows = json.loads(out)
     assert sum(row["target"] == "L1KR" for row in rows) == N and len(rows) == N * (3 * N + 1)
     assert _run(["effects", model, "--summary", "--json", *quick]) == 0

@@ -424,7 +424,7 @@ def test_effects_of_dots_3_are_refused(uneven: Run) -> None:
     tokens = [[5, 10, 15, 20], [7, 3, 44, 3]]
     with pytest.raises(hs.HeadspanError, match="between layers of one shape only"):
         effects(uneven.model, tokens=tokens)
-    with pytest.raises(hs.HeadspanError, match="rotary keys have a norm of their own"):
+    with pytest.raises(hs.HeadspanError, match="rotary keys have their own norm"):
         effects(build(LATENT["dots3_note_text"]), tokens=tokens)
 
 

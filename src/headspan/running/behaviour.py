@@ -1,18 +1,18 @@
-"""Head scores: what a head does, read off its attention when the model runs.
+"""Head scores: what each head attends to, measured by running the model.
 
-Random tokens, said twice, separate four habits. Averaged over positions and sequences, a head's attention
+A random sequence repeated twice separates four patterns. Averaged over positions and sequences, a head's attention
 
 ==================  =====================================================================
 ``identity``        on the token itself
 ``previous_token``  on the token before
-``duplicate_token`` on the same token, where it stood before
-``induction``       on the token that came after the same token, where it stood before
+``duplicate_token`` on the earlier occurrence of the same token
+``induction``       on the token after the earlier occurrence of the same token
 ==================  =====================================================================
 
-On random tokens those are diagonals of the attention matrix. On a text of the user's own the first two are
-too; the others are measured at the positions whose token occurred before, as the total attention on all its
-earlier places (duplicate token) or on the places right after those (induction; a place right after an earlier
-occurrence counts only when it lies before the current position).
+On random tokens these are diagonals of the attention matrix. On the user's own text the first two are
+too; the others are measured at positions whose token occurred before, as the total attention on all its
+earlier positions (duplicate token) or on the positions right after those (induction; a position right after an earlier
+occurrence counts only if it is before the current position).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 
-ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps kept at a time
+ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 
 Progress = Callable[[int, int], None]
 
@@ -64,16 +64,16 @@ def behaviour(
     ----------
     ref : model reference, opened weights, live transformers model, or a `RunningModel`.
     sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
-        0…``vocab_limit`` and each sequence is said twice. A smaller vocabulary is used whole, without its special
-        tokens, and a note says so.
-    batch : sequences at a time; by default as many as keep the attention maps within 512 MiB.
+        0…``vocab_limit`` and each sequence is repeated twice. A smaller vocabulary is used whole, without its special
+        tokens, and a note reports this.
+    batch : sequences per batch; by default as many as keep the attention maps within 512 MiB.
     texts : measure on these texts instead of on random tokens.
-    special_ids : ids not to draw from a small vocabulary; by default those the tokenizer or config names.
-    bos : put the beginning-of-sequence token in front: ``"auto"`` where the tokenizer does so, ``"yes"`` or ``"no"``.
-    device : where to run a model that is loaded here.
-    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+    special_ids : ids not to draw from a small vocabulary; by default those named by the tokenizer or config.
+    bos : prepend the beginning-of-sequence token: ``"auto"`` if the tokenizer does so, ``"yes"`` or ``"no"``.
+    device : device for a model that is loaded here.
+    dtype : type to compute in: ``"float32"`` (for any stored type), ``"bfloat16"``, ``"float16"``, or
         ``"stored"``.
-    progress : called with (sequences done, sequences in all); by default a bar where somebody is looking.
+    progress : called with (sequences done, all sequences); by default a bar in a terminal or notebook.
     """
     ready = running(_runnable(ref), device=device, dtype=dtype)
     with progress_bar("running the model", progress) as update, ready as model:
@@ -91,17 +91,17 @@ def behaviour(
         heads, values = _measure(model, samples, batch, update)
     for kind in KINDS:
         if np.isnan(values[kind]).all():
-            notes.append(f"the text has no token that comes again, so {kind} could not be measured")
+            notes.append(f"no token occurs twice in the text, so {kind} could not be measured")
     return BehaviourScores(heads, values, protocol, notes, model.identity)
 
 
 def _runnable(ref: Any) -> Any:
-    """What can be run of a reference: opened weights are run by the reference they came from."""
+    """What to run: opened weights are run by the reference that they came from."""
     if not isinstance(ref, AttentionWeights):
         return ref
     if ref.folding != "none" or not ref.reopenable:
         raise HeadspanError(
-            f"{ref.reference} cannot be run as it is opened here (arrays, or folded weights): give the model itself, "
+            f"{ref.reference} cannot be run (arrays or folded weights). Give the model itself: "
             "its directory, file or hub id"
         )
     return ref.reference
@@ -110,10 +110,10 @@ def _runnable(ref: Any) -> Any:
 def _measure(
     model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
 ) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
-    """Mean attention on the places of every kind; no more than one batch of attention maps at a time."""
+    """Mean attention on the positions of every kind, with one batch of attention maps in memory at a time."""
     totals: dict[str, np.ndarray] = {}
     heads: tuple[Head, ...] = ()
-    done, size = 0, batch or 1  # the first run tells how large the maps are
+    done, size = 0, batch or 1  # the first run shows how large the maps are
     while done < len(samples):
         group = _same_length(samples, done, size)
         attentions = model.attentions(stack(group))
@@ -133,7 +133,7 @@ def _measure(
 
 
 def _same_length(samples: list[Sample], start: int, size: int) -> list[Sample]:
-    """Up to ``size`` samples from ``start`` on that can be stacked: padding would change the attention."""
+    """Up to ``size`` samples of equal length from ``start`` on: padding would change the attention."""
     n = len(samples[start].ids)
     group: list[Sample] = []
     for sample in samples[start : start + size]:
@@ -144,7 +144,7 @@ def _same_length(samples: list[Sample], start: int, size: int) -> list[Sample]:
 
 
 def _total(pattern: torch.Tensor, group: list[Sample], kind: str) -> np.ndarray:
-    """Attention of every head on the places of a kind, summed over places and sequences, in float64."""
+    """Attention of every head on the positions of a kind, summed over positions and sequences, in float64."""
     import torch
 
     total = np.zeros(pattern.shape[1])
@@ -169,9 +169,11 @@ def attention_patterns(
     with running(ref, device=device) as model:
         ids = model.encode(text)
         if not ids:
-            raise HeadspanError("the text has no tokens: there is no attention to show")
+            raise HeadspanError("the text has no tokens. Give a longer text")
         if model.context is not None and len(ids) > model.context:
-            raise HeadspanError(f"the text has {len(ids)} tokens, {model.reference} takes {model.context} at most")
+            raise HeadspanError(
+                f"the text has {len(ids)} tokens, and {model.reference} takes {model.context}. Give a shorter text"
+            )
         attentions = model.attentions(stack([Sample(np.array(ids), {}, {})]))
         assert model.vocabulary is not None  # encode would have refused
         tokens = [model.vocabulary.readable(i) for i in ids]

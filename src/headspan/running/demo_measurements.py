@@ -1,4 +1,4 @@
-"""What was measured by running the demo model, and comes with it: head scores and effects, for whoever has no torch."""
+"""Head scores and effects of the demo model, shipped with the package so that they can be shown without torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headspan.results.scores import Scores
 
 
 def with_shipped(scores: Scores) -> Scores:
-    """A result of the demo model with its head scores and effects, unless it has some; any other as it is.
+    """Add the shipped head scores and effects to a result of the demo model that has none; return others unchanged.
 
-    It must be of the very weights that they were measured on, by their fingerprint. ``docs/demo-model.md`` has the
+    The result must be of the same weights, by their fingerprint. ``docs/demo-model.md`` has the
     commands that made the files.
     """
     if scores.provenance.get("reference") != "demo":

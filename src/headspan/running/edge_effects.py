@@ -1,15 +1,15 @@
-"""Measure direct edges between heads: what one head writes is exchanged in the input of one port of another.
+"""Measure direct edges between heads: patch one head's output as seen by one Q, K or V input of a later head.
 
-For an edge from head s to port Q, K or V of head t, with x the stream in front of t's norm:
+For an edge from head s to port Q, K or V of head t, with x the stream before t's norm:
 
-1. w is what s adds to the stream (W_O z, with the gain and scale of a norm behind attention, without bias).
-2. t's port reads x − w + w̃ instead of x. w̃ is what s wrote at the same place of another sequence (``resample``),
-   its mean over sequences and places (``mean``), or nothing (``zero``).
-3. t's norm is applied anew, this port is computed anew, everything else stays (:mod:`headspan.running.replay`).
-4. Q and K: the total variation distance between t's attention rows before and after, mean over queries and
-   sequences. V: the change of what t writes, relative to what it writes, in Frobenius norms over all tokens.
+1. w is what s adds to the stream (W_O z, with the gain and scale of a norm after attention, without bias).
+2. t's port reads x − w + w̃ instead of x. w̃ is the output of s at the same position of another sequence (``resample``),
+   its mean over sequences and positions (``mean``), or zero (``zero``).
+3. t's norm and this port are recomputed; everything else stays (:mod:`headspan.running.replay`).
+4. Q and K: the total variation distance between t's attention rows before and after, averaged over queries and
+   sequences. V: the relative change of t's output, in Frobenius norms over all tokens.
 
-All heads of the target layer are measured at once for all heads of a source layer.
+All heads of the target layer are measured together for all heads of a source layer.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class EdgeReader:
 
     def __init__(self, replayer: Replayer, ablate: str = "resample", *, frozen_norm: bool = False) -> None:
         if ablate not in ABLATIONS:
-            raise HeadspanError(f"unknown ablation {ablate!r}: choose {', '.join(ABLATIONS)}")
+            raise HeadspanError(f"unknown ablation {ablate!r}. Choose {', '.join(ABLATIONS)}")
         self.replayer, self.weights = replayer, replayer.weights
         self.ablate, self.frozen_norm = ablate, frozen_norm
         self.samples: list[Sample] = []
         self.records: list[Recording] = []
 
     def record(self, samples: Sequence[Sample]) -> None:
-        """Run the model over these sequences and keep what edges need."""
+        """Run the model on these sequences and keep what edges need."""
         import torch
 
         if len(samples) == len(self.records) and all(a is b for a, b in zip(samples, self.samples, strict=True)):
-            return  # measured once more, in another way
+            return  # already recorded
         self.records.clear()
         self.samples = list(samples)
         for sample in self.samples:
@@ -76,13 +76,13 @@ class EdgeReader:
             if len(self.samples[(index + step) % n].ids) >= length:
                 return (index + step) % n
         raise HeadspanError(
-            f"resampling needs another sequence of {length} tokens or more: give more text, or ablate by mean"
+            f"resampling needs another sequence of {length} tokens or more. Give more text, or ablate by mean"
         )
 
     # -- one target layer ------------------------------------------------------------------------------------
 
     def reads(self, layer: int, record: LayerRecord, delta: torch.Tensor) -> torch.Tensor:
-        """What the ports of a layer read when ``delta`` (n, T, d) is taken out of the stream."""
+        """What the ports of a layer read after ``delta`` (n, T, d) is subtracted from the stream."""
         if not self.frozen_norm or self.replayer.layers[layer].norm is None:
             return self.replayer.read(layer, record.stream - delta)
         norm = self._norm(layer)
@@ -91,10 +91,10 @@ class EdgeReader:
     def keep_only(
         self, layer: int, record: LayerRecord, receiver: Receiver, delta: torch.Tensor, directions: torch.Tensor
     ) -> torch.Tensor:
-        """What to add to a port (n, T, heads, m) so that only the part of ``delta`` along ``directions`` was exchanged.
+        """What to add to a port (n, T, heads, m) to patch only the component of ``delta`` along ``directions``.
 
-        ``directions`` (n, heads of the port, d, r) have orthonormal columns. The norm divides as for all of ``delta``,
-        that of a latent as in the clean run.
+        ``directions`` (n, heads of the port, d, r) have orthonormal columns. The norm's scale is that for ``delta``;
+        that of a latent is kept from the clean run.
         """
         import torch
 
@@ -115,7 +115,7 @@ class EdgeReader:
 
 @dataclass(frozen=True)
 class _Norm:
-    """The norm in front of attention as a linear map and a scale."""
+    """The norm before attention as a linear map and a scale."""
 
     kind: str
     gain: np.ndarray | None
@@ -137,7 +137,7 @@ class _Norm:
         return weight - weight.mean(1, keepdim=True) if self.kind == "layer" else weight
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """What the norm multiplies each token by, (n, T, 1)."""
+        """The norm's scale per token, (n, T, 1)."""
         if self.gain is None:
             return x.new_ones(*x.shape[:-1], 1)
         x = x - x.mean(-1, keepdim=True) if self.kind == "layer" else x
@@ -145,12 +145,12 @@ class _Norm:
 
 
 def scaled_z(record: LayerRecord) -> torch.Tensor:
-    """z of every head, (T, heads, m), times what a norm behind attention multiplies the token by."""
+    """z of every head, (T, heads, m), times the token's scale of a norm after attention."""
     return record.z if record.scale is None else record.z * record.scale[:, :, None]
 
 
 def port_weights(weights: AttentionWeights, receiver: Receiver, layer: int) -> np.ndarray:
-    """(heads, d, m) of a receiver: the rotary key stands behind the other keys and has columns of its own number."""
+    """(heads, d, m) of a receiver: the rotary key comes after the other keys and has its own number of columns."""
     of_role = weights.read(receiver.role, layer)
     places = [i for i, h in enumerate(weights.heads_in(receiver.role, layer)) if (h.kind == "KR") == receiver.rotary]
     start = weights.ports.span(receiver.role, layer).start + places[0]
@@ -162,7 +162,7 @@ class SharedDirections:
 
     def __init__(self, weights: AttentionWeights, count: int) -> None:
         if count < 1:
-            raise HeadspanError(f"{count} shared directions carry nothing: give 1 or more")
+            raise HeadspanError(f"the number of shared directions is {count}. Give 1 or more")
         self.weights, self.count = weights, count
         self._kept: dict[tuple[Receiver, int], np.ndarray] = {}
 

@@ -1,4 +1,4 @@
-"""All wanted edges of a model on some sequences: sums over tokens, target layer by target layer, in bounded memory."""
+"""All requested edges of a model on some sequences: sums over tokens, one target layer at a time, in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Rows: TypeAlias = "slice | np.ndarray"
 
 @dataclass
 class EdgeMeasures:
-    """Measures of all edges by (name, receiver), (source heads, query heads of the target): NaN where not measured.
+    """Measures of all edges by (name, receiver), (source heads, query heads of the target): NaN if not measured.
 
-    Names: ``effect`` and, for Q and K on samples with places, the new value of each head score.
+    Names: ``effect`` and, for Q and K on samples with marked positions, the new value of each head score.
     """
 
     arrays: dict[tuple[str, Receiver], np.ndarray]
     clean: dict[str, np.ndarray]  # head scores of the clean run, by query head
-    write_norms: np.ndarray  # mean length of what a head writes
+    write_norms: np.ndarray  # mean length of a head's output
     measured: dict[int, int] = field(default_factory=dict)  # target layer -> sequences
     interrupted: bool = False
 
 
 class Measuring:
-    """All wanted edges of a model on some sequences, target layer by target layer, in bounded memory."""
+    """All requested edges of a model on some sequences, one target layer at a time, in bounded memory."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Measuring:
     ) -> None:
         """``wanted[receiver]`` is (source heads, layers): which heads to measure into which target layers.
 
-        With ``turn``, an orthogonal map of the stream (d, d), what is exchanged is turned by it first; only effects
-        are then measured, no head scores.
+        With ``turn``, an orthogonal map of the stream (d, d), the patch is rotated by it first; then only effects
+        are measured, not head scores.
         """
         import torch
 
@@ -104,7 +104,7 @@ class Measuring:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def _groups(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-        """Sequences that are recorded together: as many as fit in half of the memory."""
+        """Groups of sequences that are recorded together: as many as fit in half of the memory."""
         longest = max(len(sample.ids) for sample in samples)
         d, width = self.weights.d_model, self.n * self.weights.d_head(Role.O)
         each = 4 * longest * (len(self.layers) * (2 * d + 4 * width) + longest)
@@ -112,19 +112,19 @@ class Measuring:
         size = max(least, self.memory // 2 // each)
         if least * each > self.memory:
             raise HeadspanError(
-                f"{least} sequences of {longest} tokens need {least * each / 1e6:,.0f} MB to be recorded: "
-                "allow more memory, or give a shorter length or window"
+                f"{least} sequences of {longest} tokens need {least * each / 1e6:,.0f} MB to record. "
+                "Allow more memory, or give a shorter length or window"
             )
         if len(samples) <= size:
             return [samples]
-        ordered = sorted(samples, key=lambda sample: -len(sample.ids))  # companions of the same length together
+        ordered = sorted(samples, key=lambda sample: -len(sample.ids))  # sequences of the same length together
         groups = [ordered[first : first + size] for first in range(0, len(ordered), size)]
         if len(groups[-1]) < least:
             groups[-2] = [*groups[-2], *groups.pop()]
         return list(groups)
 
     def _chunk(self, length: int) -> int:
-        """Source heads that are exchanged at the same time."""
+        """Number of source heads patched at the same time."""
         d, width = self.weights.d_model, self.n * self.weights.d_head(Role.O)
         each = 4 * length * (4 * d + 6 * width + 4 * self.n * length)
         return int(max(1, min(self.n, self.memory // 2 // each)))
@@ -136,7 +136,7 @@ class Measuring:
         return _lengths(widened(z), self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
 
     def _edges_into(self, place: int, index: int, totals: Totals, scored: Totals) -> None:
-        """All wanted edges into one layer, in one sequence."""
+        """All requested edges into one layer, in one sequence."""
         if self.turn is not None and not any(wanted[:, place].any() for wanted in self.wanted.values()):
             return
         layer, sample = self.layers[place], self.reader.samples[index]
@@ -207,7 +207,7 @@ class Measuring:
 def by_port(
     material: str, measures: EdgeMeasures, pairing: Pairing, table: PortTable, forward: np.ndarray
 ) -> dict[tuple[str, Pairing], np.ndarray]:
-    """Measures of query heads as those of the port's heads: mean over a group, and the largest effect in it."""
+    """Measures of query heads as measures of the port's heads: the mean over a group, and its largest effect."""
     targets = table.of(pairing.target)
     receivers = [Receiver(pairing.target, "KR" if head.kind == "KR" else "H") for head in targets]
     groups = [[table.find(head, Role.O) for head in table.group_of(target)] for target in targets]
@@ -236,7 +236,7 @@ class Before:
     scale: torch.Tensor | None
 
     def change(self, z: torch.Tensor) -> torch.Tensor:
-        """Squared length of the change of what every head writes, (n, heads)."""
+        """Squared length of the change of every head's output, (n, heads)."""
         return self._square(z - self.z)
 
     def size(self) -> torch.Tensor:
@@ -248,7 +248,7 @@ class Before:
 
 
 def _lengths(z: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
-    """Squared lengths of writes from z (…, T, heads, m)."""
+    """Squared lengths of outputs from z (…, T, heads, m)."""
     import torch
 
     return (torch.einsum("...thm,hmk->...thk", z, grams) * z).sum(-1).clamp_min(0)
@@ -288,7 +288,7 @@ class Totals:
     def add_scores(
         self, key: tuple[int, Receiver], rows: Rows, sources: int, pattern: torch.Tensor, sample: Sample
     ) -> None:
-        """Attention on the places of every kind, and how many queries they are."""
+        """Attention on the positions of every kind, and the number of queries."""
         import torch
 
         for kind in self.kinds:
@@ -303,7 +303,7 @@ class Totals:
         return both
 
     def mean(self, name: str, key: tuple[int, Receiver], sources: int) -> np.ndarray:
-        """The measure that sums stand for; NaN where nothing was added."""
+        """The measure computed from the sums; NaN where nothing was added."""
         above, below = {"effect": ("change", "size") if key[1].role is Role.V else ("moved", "queries")}.get(
             name, (name, f"{name} queries")
         )

@@ -1,10 +1,10 @@
-"""Effects of edges between heads, measured by patching what one head writes as one port of another reads it.
+"""Effects of edges between heads: patch one head's output as seen by one Q, K or V input of a later head.
 
-One run of the model per sequence, then all edges (:mod:`headspan.running.edge_effects` defines what is measured). It is
-the direct edge alone: what reaches a head through other layers in between is not in it.
+The model runs once per sequence, then all edges are measured (:mod:`headspan.running.edge_effects` defines how). An
+effect is that of the direct edge: paths through layers in between are not included.
 
-By default a model is run on random tokens said twice *and* on a short text of our own. ``effect`` is the larger of the
-two, and both stand beside it. Which effects are large: :mod:`headspan.results.large_effects`.
+By default a model runs on random sequences repeated twice *and* on a short built-in text. ``effect`` is the larger of
+the two; both are reported. Which effects are large: :mod:`headspan.results.large_effects`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
     "with_effects",
 ]
 
-SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random tokens
+SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random sequences
 TEXT_WINDOW = 128
 Progress = Callable[[int, int], None]
 
@@ -81,29 +81,29 @@ def effects(
     Parameters
     ----------
     model : a model reference, a live transformers model, or a `RunningModel`.
-    scores, k : with both, only the layer pairs that hold one of the ``k`` best PK edges of each pairing are measured.
+    scores, k : with both, only the layer pairs with one of the ``k`` best PK edges of each pairing are measured.
     pairing : ``"flow"`` (OQ, OK and OV) or some of them.
-    text : run on these texts (in windows of 128 tokens at most). random : run on random tokens said twice,
-        ``sequences`` of 2·``length`` tokens. tokens : run on these token ids. By default: random tokens and our text.
-    ablate : what takes the place of a head's write: ``"resample"``, ``"mean"`` or ``"zero"``.
-    shared : exchange only the part along this many principal directions shared with the port (folded weights where
+    text : run on these texts (in windows of at most 128 tokens). random : run on random sequences repeated twice,
+        ``sequences`` of 2·``length`` tokens. tokens : run on these token ids. By default: random and a built-in text.
+    ablate : what replaces a head's output: ``"resample"``, ``"mean"`` or ``"zero"``.
+    shared : patch only the component along this many principal directions shared with the port (of folded weights, if
         the model can be folded).
-    frozen_norm : keep the norm's division from the clean run.
-    floor : the least large effect, in the unit of each pairing; by default 0.05 (total variation) for OQ and OK, 0.1
-        (relative norm) for OV. draws : random writes that an effect at or above it is compared with; 0 for none. With
-        ``shared`` there are none: what is exchanged is then only a part of the write.
-    bos : beginning-of-sequence token in front: ``"auto"``, ``"yes"`` or ``"no"``.
-    memory : bytes for recorded runs and exchanged inputs, beside the model itself: ``"2GB"`` …
-    dtype : what to compute in: ``"float32"`` (whatever the model is stored in), ``"bfloat16"``, ``"float16"``, or
+    frozen_norm : keep the normalisation scale of the clean run.
+    floor : the smallest large effect, in the unit of each pairing; by default 0.05 (total variation) for OQ and OK, 0.1
+        (relative norm) for OV. draws : random outputs to compare an effect at or above it with; 0 for none. With
+        ``shared`` there are none, because only a component of the output is patched.
+    bos : prepend the beginning-of-sequence token: ``"auto"``, ``"yes"`` or ``"no"``.
+    memory : memory limit for recorded runs and patched inputs, in addition to the model: ``"2GB"`` …
+    dtype : type to compute in: ``"float32"`` (for any stored type), ``"bfloat16"``, ``"float16"``, or
         ``"stored"``.
-    progress : called with (steps done, steps in all); a bar in a terminal or notebook by default.
+    progress : called with (steps done, all steps); by default a bar in a terminal or notebook.
     """
     pairings = parse_pairings(pairing)
     if draws < 0:
-        raise HeadspanError(f"{draws} random writes cannot be drawn: give 0 or more")
+        raise HeadspanError(f"draws is {draws}. Give 0 or more")
     if any(p not in FLOW_PAIRINGS for p in pairings):
         raise HeadspanError(
-            f"effects are measured for {', '.join(map(str, FLOW_PAIRINGS))}: what a head writes and another reads; "
+            f"effects are measured for {', '.join(map(str, FLOW_PAIRINGS))} only, "
             f"not for {', '.join(str(p) for p in pairings if p not in FLOW_PAIRINGS)}"
         )
     budget = default_memory() if memory is None else parse_memory(memory)
@@ -111,7 +111,7 @@ def effects(
     with progress_bar("measuring", progress) as update, running(model, device=device, dtype=dtype) as ready:
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
-            raise HeadspanError(f"{ready.reference} has one layer with attention: there are no edges between layers")
+            raise HeadspanError(f"{ready.reference} has one attention layer, so there are no edges between layers")
         check_same_heads(replayer.weights.ports, scores, ready.reference)
         notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
         if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
@@ -144,7 +144,7 @@ def _measured(
     budget: int,
     update: Progress,
 ) -> tuple[dict[str, EdgeMeasures], dict[tuple[str, Pairing], np.ndarray], bool]:
-    """By material: what was measured and what random writes do; True where Ctrl-C left some of it out."""
+    """By material: measured effects and those of random outputs; True if Ctrl-C ended the run early."""
     found: dict[str, EdgeMeasures] = {}
     turned: dict[tuple[str, Pairing], np.ndarray] = {}
     rounds, layers, done = 1 + writes.draws, len(reader.weights.layers), 0
@@ -157,7 +157,7 @@ def _measured(
             if found[name].interrupted:
                 return found, turned, True
             turned |= writes.on(name, samples, found[name], tell[1:])
-        except KeyboardInterrupt:  # before a layer was finished, or among the random writes
+        except KeyboardInterrupt:  # before a layer was finished, or during the random outputs
             if not found:
                 raise
             return found, turned, True
@@ -180,9 +180,9 @@ def _what_is_left(
     compared = {name for name, _ in turned}
     untested = [name for name in found if f"{name}_turned" not in compared]
     return (
-        f"stopped: measured were {', '.join(measured)}"
+        f"stopped early, after {', '.join(measured)}"
         + ("" if len(found) == len(materials) else f", none on {list(materials)[-1]}")
-        + (f"; on {' and '.join(untested)} they were not compared with random writes" if untested else "")
+        + (f"; on {' and '.join(untested)} effects were not compared with random outputs" if untested else "")
     )
 
 
@@ -211,7 +211,7 @@ def _materials(
     start = model.start_token(bos)
     if tokens is not None:
         if text is not None or random:
-            raise HeadspanError("tokens are run as they are given: give no text and no random tokens beside them")
+            raise HeadspanError("tokens cannot be combined with text or random. Give one of them")
         return {"tokens": [Sample(_checked_ids(model, ids), {}, {}) for ids in tokens]}
     found: dict[str, list[Sample]] = {}
     if random or (random is None and text is None):
@@ -225,9 +225,9 @@ def _materials(
         try:
             found["text"] = _text_windows(model, [shipped_text()], start)
         except HeadspanError as error:
-            notes.append(f"measured on random tokens only: {error}")
+            notes.append(f"measured on random sequences only: {error}")
     if not found:
-        raise HeadspanError("there is nothing to run the model on: give a text, or random tokens")
+        raise HeadspanError("there is nothing to run the model on. Give a text, or random sequences")
     return found
 
 
@@ -235,7 +235,7 @@ def _checked_ids(model: RunningModel, ids: Sequence[int]) -> np.ndarray:
     array = np.asarray(ids)
     rows = int(model.model.get_input_embeddings().weight.shape[0])
     if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
-        raise HeadspanError(f"a token sequence is a list of at least two ids from 0 to {rows - 1}")
+        raise HeadspanError(f"a token sequence must be a list of at least two ids from 0 to {rows - 1}")
     return array
 
 
@@ -246,14 +246,14 @@ def _text_windows(model: RunningModel, texts: Sequence[str], start: int | None) 
 
 
 def shipped_text() -> str:
-    """The short English text that a model is run on by default."""
+    """The short English text that models run on by default."""
     return (files("headspan") / "data" / "effects-text.txt").read_text(encoding="utf-8")
 
 
 def _wanted(
     replayer: Replayer, pairings: Sequence[Pairing], scores: Scores | None, k: int | None
 ) -> dict[Receiver, np.ndarray]:
-    """For each receiver, which source heads are measured into which target layers."""
+    """For each receiver, the source heads and target layers to measure."""
     layers = np.array(replayer.weights.layers)
     place = {layer: i for i, layer in enumerate(replayer.weights.layers)}
     wanted: dict[Receiver, np.ndarray] = {}

@@ -1,8 +1,8 @@
-"""How much of one edge flows through the directions that its two heads share most.
+"""The effect of one edge through the directions that its two heads share most.
 
-For r = 1, 2, 4, … directions: the effect when only the part of the source's write along the first r principal
-directions of the port is exchanged, beside the same with r random directions of what the source writes. Both end at
-the whole effect, the first exactly where the weights are folded.
+For r = 1, 2, 4, … directions: the effect of patching only the component of the source's output along the first r
+principal directions of the port, and for comparison along r random directions of the source's output. Both end at
+the full effect, the first exactly if the weights are folded.
 """
 
 from __future__ import annotations
@@ -62,16 +62,18 @@ def effect_curve(
     seed: int = 0,
     device: str | None = None,
 ) -> EffectCurve:
-    """The curve of one edge, from ``"L0H3.O"`` to ``"L1H0.K"``, on random tokens said twice."""
+    """The curve of one edge, from ``"L0H3.O"`` to ``"L1H0.K"``, on random sequences repeated twice."""
     start, end = (HeadRole.parse(name) for name in (source, target))
     if start.role is not Role.O or end.role not in {pairing.target for pairing in FLOW_PAIRINGS}:
-        raise HeadspanError(f"{start} → {end} is no edge: give what a head writes (.O) and what one reads (.Q, .K, .V)")
+        raise HeadspanError(f"{start} → {end} is not an edge. Give an output (.O) and an input (.Q, .K or .V)")
     with running(model, device=device) as ready:
         replayer = Replayer(ready)
         weights, notes = replayer.weights, list(ready.notes)
         place, port = weights.ports.find(start.head, Role.O), weights.ports.resolve(end.head, end.role)
         if start.head.layer >= port.layer:
-            raise HeadspanError(f"{start} → {end} is no forward edge: the source's layer must come before the target's")
+            raise HeadspanError(
+                f"{start} → {end} is not a forward edge. The source's layer must come before the target's"
+            )
         if not weights.foldable:
             notes.append(f"directions are those of the raw weights: {weights.not_foldable_reason}")
         folded = fold(weights) if weights.foldable else weights
@@ -107,7 +109,7 @@ def _measured(
     receiver: Receiver,
     directions: list[np.ndarray],
 ) -> Totals:
-    """Sums for the whole edge, then for each set of directions."""
+    """Sums for the full edge, then for each set of directions."""
     import torch
 
     replayer = reader.replayer

@@ -2,16 +2,16 @@
 
 For each pairing, and each material the model was run on:
 
-* ``spearman``: rank correlation of score and effect over all edges. Mostly it says that near layers talk more.
-* ``within``: the same with ranks taken among the edges between the same two layers, so that depth plays no part.
-* ``ap``: average precision of the ranking by score, where the largest 1 % of effects (``largest_edges``, whatever their
-  size) are to be found; a ranking by chance has about 0.01.
-* ``hits``: how many of those are among the ``k`` best-scored edges.
-* ``habit_ap``: average precision where edges are to be found without which the target loses more than a tenth of a
-  head score that it has (a clean score of 0.2 or more; only on random tokens, only Q and K).
+* ``spearman``: rank correlation of score and effect over all edges. It mostly reflects that close layers interact more.
+* ``within``: the same with ranks taken among the edges between the same two layers, which removes the effect of depth.
+* ``ap``: average precision of the ranking by score in finding the largest 1 % of effects (``largest_edges``, of any
+  size); a random ranking has about 0.01.
+* ``hits``: the number of those among the ``k`` edges with the highest scores.
+* ``habit_ap``: average precision in finding the edges without which the target loses more than a tenth of a
+  head score (a clean score of 0.2 or more; only on random sequences, only Q and K).
 
-Intervals are 95 % bootstrap intervals over source heads: edges of one source are not independent. Beside the
-similarities stand two foils that know nothing of any target: layer distance, and the length of what the source writes.
+Intervals are 95 % bootstrap intervals over source heads, because edges of one source are not independent. For
+comparison there are two baselines that do not use the target: layer distance, and the length of the source's output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headspan.vocabulary.heads import Pairing, layers_of
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
-LARGEST_SHARE = 0.01  # of the edges of a pairing are to be found, those with the largest effects
+LARGEST_SHARE = 0.01  # fraction of a pairing's edges that count as those with the largest effects
 MEASURES = ("spearman", "within", "ap", "hits", "habit_ap")
 FOILS = ("layer distance", "write norm")
 
@@ -52,7 +52,7 @@ def summarise_effects(
 ) -> EffectsSummary:
     """How well each predictor, by name and pairing an array like the effects', finds the largest 1 % of effects."""
     if k < 1 or resamples < 10:
-        raise HeadspanError(f"a summary needs k of 1 or more and 10 resamples or more, not {k} and {resamples}")
+        raise HeadspanError(f"a summary needs k of at least 1 and at least 10 resamples, not {k} and {resamples}")
     rows, differences = [], []
     for material in effects.materials:
         for pairing in effects.pairings:
@@ -71,7 +71,7 @@ def summarise_effects(
 
 
 def predictors_of(weights: AttentionWeights, metrics: Sequence[str], pairings: Sequence[Pairing]) -> Predictors:
-    """Scores of a model's raw weights and, where they can be folded, of the folded ones: ``"pk raw"`` …"""
+    """Scores of a model's raw weights and, if they can be folded, of the folded ones: ``"pk raw"`` …"""
     from headspan.models.folding import fold
     from headspan.scoring.run import score
 
@@ -145,7 +145,7 @@ def _interval(values: np.ndarray) -> tuple[float | None, float | None]:
 class _Edges:
     """The measured edges of a pairing, flat."""
 
-    rows: np.ndarray  # place of the source
+    rows: np.ndarray  # index of the source
     columns: np.ndarray
     block: np.ndarray  # number of the layer pair
     effect: np.ndarray
@@ -158,7 +158,7 @@ class _Edges:
         values = effects.arrays[material, pairing]
         rows, columns = np.nonzero(~np.isnan(values))
         if not len(rows):
-            raise HeadspanError(f"no {pairing} edge was measured: there is nothing to summarise")
+            raise HeadspanError(f"no {pairing} edge was measured, so there is nothing to summarise")
         source, target = (layers_of(effects.ports.of(role)) for role in pairing)
         block = np.unique(source[rows] * (target.max() + 1) + target[columns], return_inverse=True)[1]
         effect = values[rows, columns]
@@ -168,7 +168,7 @@ class _Edges:
         return cls(rows, columns, block, effect, largest, habit, len(values))
 
     def resampled(self, count: int, seed: int) -> np.ndarray:
-        """How often each edge counts: once in the first row, then as often as its source was drawn."""
+        """The weight of each edge: 1 in the first row, then the number of times its source was drawn."""
         rng = np.random.default_rng(seed)
         present = np.unique(self.rows)
         drawn = np.zeros((count + 1, self.n_sources))
@@ -218,7 +218,7 @@ def _correlation(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> 
 
 
 def _average_precision(positive: np.ndarray, weights: np.ndarray, scores: np.ndarray) -> float:
-    """Of edges in the order of their scores; equal scores share one threshold."""
+    """Average precision of edges sorted by score; equal scores share one threshold."""
     hits, seen = np.cumsum(weights * positive), np.cumsum(weights)
     if hits[-1] == 0:
         return float("nan")

@@ -1,7 +1,7 @@
-"""Make transformers read a GGUF file in seconds: it looks at every token, twice, for nothing but their number.
+"""Make transformers read a GGUF file in seconds: it reads every token twice, only to count them.
 
-A file of 262,144 tokens takes it about a minute, of which the weights are a few seconds. Tokens of a model that runs
-come from our own reader (`headspan.checkpoints.gguf`), so here they are stepped over.
+A file of 262,144 tokens takes it about a minute, of which the weights take a few seconds. headspan reads the tokens
+with its own reader (`headspan.checkpoints.gguf`), so they are skipped here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-_LONG = 4096  # no model has as many layers: longer arrays are those of the tokenizer
+_LONG = 4096  # more than the layers of any model: longer arrays belong to the tokenizer
 _STRING, _ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of the types of numbers
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes per type of number
 
 
 @contextmanager
 def quick_gguf() -> Iterator[None]:
-    """While this lasts, GGUF files that this thread reads with the gguf package have long arrays in short."""
+    """Within this context, GGUF files that this thread reads with the gguf package have their long arrays shortened."""
     try:
         import gguf
     except ImportError:
@@ -29,7 +29,7 @@ def quick_gguf() -> Iterator[None]:
     before: dict[str, Any] = {"GGUFReader": gguf.GGUFReader, "get_tensor_name_map": gguf.get_tensor_name_map}
     if hasattr(gguf.GGUFReader, "_get_field_parts"):
         gguf.GGUFReader = _quick(gguf.GGUFReader, threading.get_ident())  # pyright: ignore
-    # The table of names is only looked into, and asked for once for every part of a model.
+    # The table of names is read-only and requested once per part of a model.
     gguf.get_tensor_name_map = lru_cache(before["get_tensor_name_map"])  # pyright: ignore
     try:
         yield
@@ -39,7 +39,7 @@ def quick_gguf() -> Iterator[None]:
 
 
 def _quick(reader: Any, owner: int) -> Any:
-    """A reader for which all strings of a long array are the first one, and its numbers one number."""
+    """A reader that repeats the first string or number of a long array instead of reading all."""
 
     class QuickReader(reader):
         def _get_field_parts(self, orig_offs: int, raw_type: int, *rest: Any) -> Any:

@@ -24,46 +24,46 @@ if TYPE_CHECKING:
     from headspan.checkpoints.tokenizer import Vocabulary
 
 DTYPES = ("float32", "bfloat16", "float16", "stored")
-# Weights that no attention pattern depends on: a checkpoint may lack them.
+# Attention patterns do not depend on these weights, so a checkpoint may lack them.
 _UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
 
 
 @dataclass
 class RunningModel:
-    """A model ready to run, with what is needed to feed it and to name its heads."""
+    """A model ready to run, with its tokenizer and the names of its heads."""
 
     model: Any
     reference: str
     vocabulary: Vocabulary | None = None
     notes: list[str] = field(default_factory=list)
-    identity: dict[str, Any] = field(default_factory=dict)  # provenance of its attention weights, where they are known
+    identity: dict[str, Any] = field(default_factory=dict)  # provenance of its attention weights, if known
 
     def __post_init__(self) -> None:
         if self.model.config.is_encoder_decoder:
             raise HeadspanError(
-                f"{self.reference} is an encoder-decoder model: head scores are defined for one stack of layers"
+                f"{self.reference} is an encoder-decoder model. Head scores are defined for one stack of layers only"
             )
 
     @property
     def config(self) -> Any:
         """The config of the text model (models with several parts nest it)."""
         found = self.model.config.get_text_config()
-        return found if hasattr(found, "to_dict") else self.model.config  # an empty text_config is no config
+        return found if hasattr(found, "to_dict") else self.model.config  # an empty text_config does not count
 
     @property
     def vocab_size(self) -> int:
-        """Ids that are safe to feed: rows of the embedding that the tokenizer (where there is one) knows."""
+        """Number of valid input ids: rows of the embedding that the tokenizer (if there is one) knows."""
         rows = int(self.model.get_input_embeddings().weight.shape[0])
         return rows if self.vocabulary is None else min(rows, self.vocabulary.size)
 
     @property
     def context(self) -> int | None:
-        """The longest sequence the model takes, where its config says so."""
+        """The longest sequence that the model takes, if its config says so."""
         return getattr(self.config, "max_position_embeddings", None)
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text: those of the tokenizer, or those the config names."""
+        """Ids of special tokens: those of the tokenizer, or those named in the config."""
         if self.vocabulary is not None:
             return self.vocabulary.special_ids
         found: set[int] = set()
@@ -73,12 +73,12 @@ class RunningModel:
         return frozenset(found)
 
     def start_token(self, bos: str = "auto") -> int | None:
-        """The beginning-of-sequence token to put in front, or None.
+        """The beginning-of-sequence token to prepend, or None.
 
-        ``auto``: where the model's tokenizer puts it there, as in training; a model without tokenizer runs without.
+        ``auto``: if the model's tokenizer prepends it, as in training; a model without tokenizer runs without it.
         """
         if bos not in ("auto", "yes", "no"):
-            raise HeadspanError(f"bos is {bos!r}: choose auto, yes or no")
+            raise HeadspanError(f"unknown bos {bos!r}. Choose auto, yes or no")
         if bos == "no":
             return None
         found = self.vocabulary.start_id if self.vocabulary is not None else None
@@ -86,7 +86,7 @@ class RunningModel:
             named = getattr(self.config, "bos_token_id", None)
             found = named[0] if isinstance(named, list) and named else named
             if not isinstance(found, int):
-                raise HeadspanError(f"{self.reference} names no beginning-of-sequence token: run it with bos no")
+                raise HeadspanError(f"{self.reference} has no beginning-of-sequence token. Run it with bos no")
         if found is not None and not 0 <= found < int(self.model.get_input_embeddings().weight.shape[0]):
             raise HeadspanError(f"the beginning-of-sequence token {found} of {self.reference} has no embedding")
         return found
@@ -94,7 +94,7 @@ class RunningModel:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
         if self.vocabulary is None:
-            raise HeadspanError(f"{self.reference} has no tokenizer, so text cannot be turned into its tokens")
+            raise HeadspanError(f"{self.reference} has no tokenizer, so it cannot run on text")
         return self.vocabulary.encode(text)
 
     def attentions(self, ids: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -126,27 +126,27 @@ class RunningModel:
 
     def _no_attention(self, seen: str) -> HeadspanError:
         return HeadspanError(
-            f"{self.reference} ({self.config.model_type}) does not return its attention weights ({seen}): "
-            "head scores need a model of transformers that supports output_attentions with eager attention"
+            f"{self.reference} ({self.config.model_type}) does not return its attention weights ({seen}). "
+            "Head scores need a transformers model that supports output_attentions with eager attention"
         )
 
 
 def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
-    """The query heads behind attention maps, in layer order."""
+    """The query heads of attention maps, in layer order."""
     return [Head(layer, i) for layer, pattern in attentions.items() for i in range(pattern.shape[1])]
 
 
 @contextmanager
 def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
-    """A reference or live model, ready to run; a live model gets its settings back afterwards.
+    """Make a reference or live model ready to run; a live model's settings are restored afterwards.
 
     Parameters
     ----------
     ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, a transformers model, or a `RunningModel`.
-    device : where to put a model that is loaded here, for example ``"cuda"``.
-    dtype : what to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. In half precision small
-        differences of attention are rounded away, so ``"float32"`` is the default (a live model in float64 stays so).
-        A `RunningModel` runs as it is.
+    device : device for a model that is loaded here, for example ``"cuda"``.
+    dtype : type to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. Half precision rounds away
+        small differences of attention, so ``"float32"`` is the default (a live model in float64 stays in float64).
+        A `RunningModel` is used unchanged.
     """
     check_dtype(dtype)
     if isinstance(ref, RunningModel):
@@ -160,10 +160,10 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
 
 @contextmanager
 def _eager(live: Any, dtype: str) -> Iterator[Any]:
-    """The body of a live transformers model in evaluation mode, with the attention that can be looked at."""
+    """The body of a live transformers model in evaluation mode, with eager attention."""
     if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
         raise HeadspanError(
-            f"an object of type {type(live).__name__} cannot be run here: give a transformers model, a model "
+            f"an object of type {type(live).__name__} cannot be run. Give a transformers model, a model "
             "directory, a .gguf file or a hub id"
         )
     live = _in(live, dtype)
@@ -178,13 +178,13 @@ def _eager(live: Any, dtype: str) -> Iterator[Any]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse a word that is no type to compute in."""
+    """Refuse an unknown type to compute in."""
     if dtype not in DTYPES:
-        raise HeadspanError(f"dtype is {str(dtype)[:40]!r}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+        raise HeadspanError(f"unknown dtype {str(dtype)[:40]!r}. Choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
 
 
 def _in(live: Any, dtype: str) -> Any:
-    """The model, or a copy of it in another type: what somebody else holds is not changed."""
+    """The model, or a copy of it in another type: the caller's model is not changed."""
     import copy
 
     import torch
@@ -196,7 +196,7 @@ def _in(live: Any, dtype: str) -> Any:
 
 
 def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32") -> RunningModel:
-    """Load a model for running (see `running`); weights it needs and does not find are an error."""
+    """Load a model to run (see `running`); missing weights are an error."""
     check_dtype(dtype)
     try:
         import torch
@@ -214,21 +214,21 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
         identity = identity_of(source)
         bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
         logging.disable_progress_bar()
-        logging.set_verbosity_error()  # what is missing is reported below, in one sentence
+        logging.set_verbosity_error()  # missing weights are reported below, as one error
         try:
             with quick_gguf(), _no_gguf_bar(), _read_not_mapped() as unmapped:
                 model, info = AutoModel.from_pretrained(
                     **where,
                     dtype="auto" if dtype == "stored" else getattr(torch, dtype),
-                    attn_implementation="eager",  # a config can name a kernel of the hub, which is code too
+                    attn_implementation="eager",  # a config can name a hub kernel, which is code
                     output_loading_info=True,
-                    trust_remote_code=False,  # None would ask on the terminal
+                    trust_remote_code=False,  # None would prompt on the terminal
                     weights_only=True,
                     **(unmapped if any(file.suffix in TORCH_SUFFIXES for file in source.files()) else {}),
                 )
         except MemoryError:
             raise
-        except Exception as error:  # whatever transformers makes of a stranger's config
+        except Exception as error:  # transformers can raise anything for an untrusted config
             if "trust_remote_code" in str(error):
                 raise _brings_code(reference) from None
             raise HeadspanError(f"{reference} cannot be run by transformers: {reason(error)}") from error
@@ -236,20 +236,20 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
             logging.set_verbosity(verbosity)
             if bars:
                 logging.enable_progress_bar()
-        source.check_unchanged()  # what was hashed is what now runs
+        source.check_unchanged()  # the model that runs is the one that was hashed
     _check_complete(reference, info)
     try:
         model = model.to(device or "cpu")
     except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
-        raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}): use cpu") from None
+        raise HeadspanError(f"this machine cannot run a model on {device!r} ({reason(error)}). Use cpu") from None
     return RunningModel(model.eval(), reference, vocabulary, notes, identity)
 
 
 @contextmanager
 def _read_not_mapped() -> Iterator[dict[str, Any]]:
-    """Have transformers read weights rather than map their files; gives the option that does so for PyTorch files.
+    """Make transformers read weight files instead of mapping them; yields the option that does so for PyTorch files.
 
-    A mapped file that is cut while the model runs kills the process, and one that is edited changes the model.
+    A mapped file that is truncated while the model runs kills the process, and an edited one changes the model.
     """
     from transformers import PreTrainedModel, modeling_utils
 
@@ -258,7 +258,7 @@ def _read_not_mapped() -> Iterator[dict[str, Any]]:
     def unmapped(*args: Any, **options: Any) -> Any:
         try:
             return mapped(*args, **options | {"backend": "pread"})
-        except TypeError:  # a safetensors that can only map
+        except TypeError:  # this version of safetensors can only map files
             return mapped(*args, **options)
 
     modeling_utils.safe_open = unmapped  # pyright: ignore[reportPrivateImportUsage]
@@ -271,7 +271,7 @@ def _read_not_mapped() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _no_gguf_bar() -> Iterator[None]:
-    """transformers' bar over GGUF tensors asks nobody whether it may show."""
+    """Hide transformers' progress bar over GGUF tensors, which has no option."""
     try:
         from transformers import modeling_gguf_pytorch_utils as gguf
     except ImportError:
@@ -286,7 +286,7 @@ def _no_gguf_bar() -> Iterator[None]:
 
 
 def identity_of(ref: Any) -> dict[str, Any]:
-    """Provenance of the attention weights of a model, by which a result can be compared; empty for unknown families."""
+    """Provenance of the attention weights of a model, to compare with a result's; empty for unknown families."""
     from headspan.models.opening import open
 
     try:
@@ -297,27 +297,27 @@ def identity_of(ref: Any) -> dict[str, Any]:
 
 def _brings_code(reference: str) -> HeadspanError:
     return HeadspanError(
-        f"{reference} can only be run with Python code of its own (auto_map in its config), and code that comes with "
-        "a model is never run here: give a model of a family that transformers knows itself"
+        f"{reference} needs its own Python code to run (auto_map in its config), and headspan never runs code from "
+        "a model. Give a model of a family that transformers includes"
     )
 
 
 def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
-    """How transformers wants to hear of a reference."""
+    """The arguments by which transformers loads a reference."""
     path = Path(ref).expanduser()
     if is_directory(path):
-        if (path / "adapter_config.json").exists():  # transformers would go and load another model under it
-            raise HeadspanError(f"{path} holds an adapter (adapter_config.json): merge it into its model to run it")
+        if (path / "adapter_config.json").exists():  # transformers would load another model under it
+            raise HeadspanError(f"{path} is an adapter (adapter_config.json). Merge it into its model to run it")
         return {"pretrained_model_name_or_path": str(path)}
     if path.suffix == ".gguf" and mode_of(path) is not None:
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     if mode_of(path) is not None:
-        raise HeadspanError(f"{path} is one file of weights, without a config: to run the model, give its directory")
+        raise HeadspanError(f"{path} is a weight file without a config. To run the model, give its directory")
     if str(ref) == "demo":
         if not source.files():
-            raise HeadspanError("the trained demo model is not in this installation: install headspan again")
+            raise HeadspanError("the demo model is missing from this installation. Install headspan again")
         return {"pretrained_model_name_or_path": str(source.files()[0].parent)}
-    # A model of the hub, whose files are brought here by our own careful means: transformers never asks the network.
+    # A hub model: headspan downloads the files itself, with its own checks; transformers never uses the network.
     if isinstance(source, CheckpointSource):
         return {"pretrained_model_name_or_path": str(source.whole_folder()), "local_files_only": True}
     first = source.files()[0]
@@ -325,11 +325,9 @@ def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
 
 
 def _check_complete(reference: str, info: dict[str, Any]) -> None:
-    """Refuse a checkpoint with weights missing: transformers would fill them with random numbers."""
+    """Refuse a checkpoint with missing weights, which transformers would fill with random numbers."""
     missing = [name for name in info["missing_keys"] if not any(part in name for part in _UNUSED)]
-    missing.sort(key=lambda name: (name.count("."), name))  # the embedding before the parts of layers
+    missing.sort(key=lambda name: (name.count("."), name))  # the embedding first, then the layers
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise HeadspanError(
-            f"{reference} cannot be run: its checkpoint lacks {shown}; running it needs the complete model"
-        )
+        raise HeadspanError(f"{reference} cannot be run: its checkpoint lacks {shown}. Give the complete model")

@@ -1,8 +1,8 @@
-"""What receives in a layer: which outputs of which projection are a port's, and how what it reads comes to them.
+"""The receivers of a layer: which projection outputs belong to a port, and how its input reaches them.
 
 Most ports are some outputs of one linear module that reads the normed stream. Under latent attention the stream is
-first projected to a latent, whose norm divides it by one scalar per token. A patched input would change that scalar for
-all heads of the layer at once, so it is kept as in the clean run: the patch then changes exactly what the head's
+first projected to a latent, which its norm divides by one scalar per token. A patched input would change that scalar
+for all heads of the layer, so it is kept from the clean run: the patch then changes exactly what the head's
 weights (:mod:`headspan.models.families.latent_attention`) read. The rotary key, which all heads of a layer share, is a
 receiver of its own.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 LATENT_NOTE = (
-    "latent attention: what the norms inside divide a token's latents by is kept as it was in the clean run, and Q and "
-    "K of a head are its position-free rows; the rotary key of a layer (KR) is measured on all its heads"
+    "latent attention: the scale of the norms of latents is kept from the clean run, and Q and "
+    "K of a head are its position-free rows; the rotary key of a layer (KR) is measured over all its heads"
 )
 
 
@@ -44,21 +44,21 @@ class Receiver(NamedTuple):
 
 @dataclass(frozen=True)
 class Latent:
-    """The way from the normed stream to the module whose outputs are heads."""
+    """The path from the normed stream to the module whose outputs are heads."""
 
-    make: Any  # the module that makes the latent
+    make: Any  # the module that computes the latent
     norm: Any
     rank: int
     factor: float = 1.0  # by which the model multiplies the normed latent
-    later: float = 1.0  # by which it multiplies the heads, where their weights include it
+    later: float = 1.0  # by which it multiplies the heads, if their weights include it
 
     def scale(self, read: torch.Tensor) -> torch.Tensor:
-        """What the norm multiplies each token's latent by, (…, 1)."""
+        """The norm's scale of each token's latent, (…, 1)."""
         latent = widened(self._latent(read))
         return (latent.square().mean(-1, keepdim=True) + epsilon(self.norm)).rsqrt()
 
     def normed(self, read: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """The latent of what is read, multiplied by a given scale in place of its own."""
+        """The latent of an input, multiplied by a given scale instead of its own."""
         latent = self._latent(read)
         return self.norm.weight * (widened(latent) * scale).to(latent.dtype) * self.factor
 
@@ -70,8 +70,8 @@ class Latent:
 class Inlet:
     """One receiver of one layer."""
 
-    module: Any  # whose outputs it is
-    rows: torch.Tensor | None  # which of them; None for all
+    module: Any  # the module whose outputs it uses
+    rows: torch.Tensor | None  # which outputs; None for all
     heads: int
     latent: Latent | None = None
 
@@ -79,7 +79,7 @@ class Inlet:
         return None if self.latent is None else self.latent.scale(read)
 
     def project(self, read: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """What the port makes of what it reads, (n, T, heads, m) for (n, T, d)."""
+        """The port's output for an input, (n, T, heads, m) for (n, T, d)."""
         if self.latent is not None and scale is not None:
             read = self.latent.normed(read, scale)
         out = self.module(read) if self.rows is None else some_outputs(self.module, self.rows, read)
@@ -110,5 +110,5 @@ def _latent(shape: LatentShape, role: Role, module: Callable[[str], Any]) -> Lat
     norm = list(shape.tensors(role))[1].removesuffix(".weight")
     rank = shape.kv_rank if role is not Role.Q else shape.q_rank or 0
     factor = float(np.sqrt(shape.d_model / rank)) if shape.scaled else 1.0
-    factors = (1.0, factor) if role is Role.Q else (factor, 1.0)  # LongCat multiplies queries behind their weight
+    factors = (1.0, factor) if role is Role.Q else (factor, 1.0)  # LongCat multiplies queries after their weight
     return Latent(module(name), module(norm), rank, *factors)

@@ -1,4 +1,4 @@
-"""Effects of random writes: the second pass over edges whose effect is at or above its floor."""
+"""Effects of random outputs: the second pass over edges whose effect is at or above its floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class RandomWrites:
-    """Compares measured edges with random writes (:mod:`headspan.results.large_effects`), one rotation per draw."""
+    """Compares measured edges with random outputs (:mod:`headspan.results.large_effects`), one rotation per draw."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RandomWrites:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What a result keeps of it; nothing where no random write was drawn."""
+        """What a result stores of it; nothing if no random output was drawn."""
         if not self.draws:
             return {}
         floors = {str(pairing): floor for pairing, floor in self.floors.items()}
@@ -43,7 +43,7 @@ class RandomWrites:
     def on(
         self, material: str, samples: Sequence[Sample], measured: EdgeMeasures, progress: Sequence[Progress]
     ) -> dict[tuple[str, Pairing], np.ndarray]:
-        """By (``random_turned`` …, pairing): what random writes do, NaN for edges below their floor."""
+        """By (``random_turned`` …, pairing): effects of random outputs, NaN for edges below their floor."""
         with np.errstate(invalid="ignore"):
             tested = {p: self._effects(measured, p) >= floor for p, floor in self.floors.items()}
         wanted = self._wanted(tested)
@@ -60,12 +60,12 @@ class RandomWrites:
         return {(f"{material}_turned", p): random_write(found) for p, found in drawn.items()} if self.draws else {}
 
     def _effects(self, measured: EdgeMeasures, pairing: Pairing) -> np.ndarray:
-        """Effects on the heads of a port, in float32 as they are kept."""
+        """Effects on the heads of a port, in float32 as they are stored."""
         forward = forward_mask(self.table.of(Role.O), self.table.of(pairing.target))
         return by_port("effect", measured, pairing, self.table, forward)["effect", pairing]
 
     def _wanted(self, tested: Mapping[Pairing, np.ndarray]) -> dict[Receiver, np.ndarray]:
-        """For each receiver, which source heads have an edge to test into which target layers."""
+        """For each receiver, the source heads and target layers with an edge to test."""
         layers = self.reader.weights.layers
         wanted: dict[Receiver, np.ndarray] = {}
         for pairing, mask in tested.items():

@@ -1,11 +1,11 @@
-"""Compute one layer's attention again, by the model's own code, with the input of one port changed.
+"""Recompute one layer's attention, with the model's own code and the input of one port changed.
 
-A run of the model is recorded once: what every attention module was called with, and what its projections gave.
-A replay calls the module again with stand-ins for the projections: the changed port gives what its weights make of
-the changed input, the others give what they gave before, for many changed inputs at once. Rotary positions, QK-norm,
+A run of the model is recorded once: the arguments of every attention module, and the outputs of its projections.
+A replay calls the module again with replaced projections: the changed port returns what its weights compute from
+the changed input, the others return their recorded outputs, for many changed inputs at once. Rotary positions, QK-norm,
 soft caps, windows, sinks, ALiBi and masks are therefore the model's own, in every family.
 
-Nothing is taken on trust: :mod:`headspan.running.replay_checks` refuses a model whose edges are not direct.
+:mod:`headspan.running.replay_checks` verifies this and refuses a model whose edges are not direct.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class Layer:
-    """The modules of one layer that attends."""
+    """The modules of one attention layer."""
 
     number: int
     attention: Any
-    norm: Any | None  # in front of attention
+    norm: Any | None  # before attention
     output_norm: Any | None  # between attention and the stream
     inlets: dict[Receiver, Inlet]
-    reader: Any  # a module that is given what the ports read
+    reader: Any  # a module whose input is what the ports read
     output: Any  # the module of O
-    multiplier: float = 1.0  # of what attention writes
+    multiplier: float = 1.0  # of attention's output
 
 
 @dataclass
 class LayerRecord:
-    """What one layer saw and gave in a clean run over one sequence, batch dimension 1."""
+    """Inputs and outputs of one layer in a clean run on one sequence, batch dimension 1."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    grows: list[int | None]  # for each tensor the model hands to attention: the dimension that is the batch's
-    stream: torch.Tensor  # (1, T, d), in front of the norm
+    grows: list[int | None]  # for each tensor passed to attention: its batch dimension
+    stream: torch.Tensor  # (1, T, d), before the norm
     normed: torch.Tensor  # (1, T, d), what the ports read
     projected: dict[Any, torch.Tensor]  # by projection module
-    inner: dict[Receiver, torch.Tensor | None]  # what the norm of its latent multiplies each token by
-    z: torch.Tensor  # (T, heads, m), what each head hands to W_O
-    scale: torch.Tensor | None  # (T, 1): 1 / root mean square of the attention output, where it is normalised
+    inner: dict[Receiver, torch.Tensor | None]  # scale of its latent's norm, per token
+    z: torch.Tensor  # (T, heads, m), each head's input to W_O
+    scale: torch.Tensor | None  # (T, 1): 1 / root mean square of the attention output, if it is normalised
 
 
 Recording = dict[int, LayerRecord]
 
 
 class Replayer:
-    """A running model whose attention layers can be computed again, one port changed."""
+    """A running model whose attention layers can be recomputed with one port changed."""
 
     def __init__(self, model: RunningModel) -> None:
         self.model = model
@@ -90,23 +90,21 @@ class Replayer:
             raise self.refusal(WHY_NO_DIRECT_EDGE[place])
         if self._where.entry.streams:
             raise self.refusal(
-                "it has several residual streams, and numbers for each token decide how much of what a head writes "
-                "reaches a later one: effects are measured where all of it does"
+                "it has several residual streams, and scalars per token determine how much of a head's output "
+                "reaches a later head, while effects assume that all of it does"
             )
         if self._where.kv_layers:
             raise self.refusal(
-                "its last layers use the keys and values of earlier ones (num_kv_shared_layers), and effects are "
-                "measured where every layer makes its own"
+                "its last layers use the keys and values of earlier ones (num_kv_shared_layers), while effects assume "
+                "that every layer computes its own"
             )
         if not self.weights.even:
             raise self.refusal(
-                "its layers have different numbers of heads, or heads of different sizes, and effects are measured "
+                "its layers have different numbers or sizes of heads, and effects are measured "
                 "between layers of one shape only"
             )
         if self._where.entry.rotary_norm:
-            raise self.refusal(
-                "its rotary keys have a norm of their own, and effects are measured where only latents have one"
-            )
+            raise self.refusal("its rotary keys have their own norm, which is supported for latents only")
         self.layers = {layer: self._find(layer) for layer in self.weights.layers}
         self._shapes: dict[int, dict[int, list[int | None]]] = {}
 
@@ -120,13 +118,13 @@ class Replayer:
         norm = next((found for name in entry.norm if (found := self._in_layer(number, name))), None)
         output_norm = next((found for name in entry.output_norm if (found := self._in_layer(number, name))), None)
         if entry.output_norm and output_norm is None:
-            raise self.refusal("the norm behind its attention was not found")
+            raise self.refusal("the norm after its attention was not found")
         attention = self._module(where.module(Role.Q, number).rpartition(".")[0])
         inlets, reader = self._inlets(number)
         return Layer(number, attention, norm, output_norm, inlets, reader, self._module(where.module(Role.O, number)))
 
     def _inlets(self, number: int) -> tuple[dict[Receiver, Inlet], Any]:
-        """The receivers of a layer, and a module that is given what they read."""
+        """The receivers of a layer, and a module whose input is what they read."""
         where = self._where
         if where.latent is not None:
             found = latent_inlets(where.latent, lambda name: self._module(where.in_layer(number, name)))
@@ -141,7 +139,7 @@ class Replayer:
 
     @property
     def latent(self) -> bool:
-        """True where keys and values come through a latent."""
+        """Whether keys and values are computed from a latent."""
         return self._where.latent is not None
 
     def _in_layer(self, number: int, name: str) -> Any | None:
@@ -149,7 +147,7 @@ class Replayer:
 
     @property
     def blocks(self) -> list[tuple[Any, list[Layer]]]:
-        """The blocks of the model, each with its layers that attend: none, one, or two (LongCat)."""
+        """The blocks of the model, each with its attention layers: none, one, or two (LongCat)."""
         each = self._where.entry.sublayers
         found = []
         for start in range(0, self.weights.n_layers, each):
@@ -162,7 +160,7 @@ class Replayer:
         try:
             return self.model.model.get_submodule(name)
         except AttributeError:
-            raise self.refusal(f"it has no module {name}, which its family has") from None
+            raise self.refusal(f"it has no module {name}, which is expected in its family") from None
 
     def _rows(self, role: Role, layer: int) -> torch.Tensor | None:
         import torch
@@ -173,13 +171,13 @@ class Replayer:
     # -- recording -------------------------------------------------------------------------------------------
 
     def record(self, ids: torch.Tensor) -> Recording:
-        """One clean run over token ids (T,)."""
+        """One clean run on token ids (T,)."""
         import torch
 
         length = len(ids)
         with torch.inference_mode():
             seen = self.run(ids[None])
-            if length not in self._shapes:  # what grows with the batch is seen by running two copies
+            if length not in self._shapes:  # running two copies shows which dimensions are the batch's
                 twice = self.run(ids[None].repeat(2, 1))
                 self._shapes[length] = {
                     n: growing(seen[n, "attention"][:2], twice[n, "attention"][:2]) for n in self.layers
@@ -198,7 +196,7 @@ class Replayer:
         return LayerRecord(args, kwargs, grows, stream, normed, projected, inner, z, self.output_scale(layer, seen))
 
     def output_scale(self, layer: Layer, seen: Mapping[Any, Any]) -> torch.Tensor | None:
-        """What the norm behind attention multiplies each token by."""
+        """The scale of the norm after attention, per token."""
         if layer.output_norm is None:
             return None
         before = first(seen[layer.number, "output_norm"])[0].float()
@@ -245,7 +243,7 @@ class Replayer:
     # -- what heads write ------------------------------------------------------------------------------------
 
     def written(self, layer: int, z: torch.Tensor, heads: slice | np.ndarray = slice(None)) -> torch.Tensor:
-        """What heads of a layer add to the stream, (heads, T, d), for z (T, all heads, m) times the token's scale."""
+        """What a layer's heads add to the stream, (heads, T, d), for z (T, all heads, m) times the token's scale."""
         import torch
 
         weight = self._output_weight(layer)[heads]
@@ -264,7 +262,7 @@ class Replayer:
         return written if layer.multiplier == 1.0 else written * layer.multiplier
 
     def output_grams(self, layer: int) -> torch.Tensor:
-        """W_OᵀW_O of every head with the gains behind it, (heads, m, m): the norm of a write from z alone."""
+        """W_OᵀW_O of every head with the gains that follow, (heads, m, m): gives the norm of an output from z alone."""
         weight = self._output_weight(layer).transpose(1, 2)  # (heads, m, d)
         weight = self.gained(self.layers[layer], weight)
         return widened(weight) @ widened(weight).transpose(1, 2)
@@ -272,12 +270,12 @@ class Replayer:
     # -- replaying -------------------------------------------------------------------------------------------
 
     def read(self, layer: int, stream: torch.Tensor) -> torch.Tensor:
-        """What the ports of a layer read from a stream (n, T, d): the norm in front of attention, if there is one."""
+        """What the ports of a layer read from a stream (n, T, d): the norm before attention, if there is one."""
         norm = self.layers[layer].norm
         return stream if norm is None else norm(stream)
 
     def project(self, layer: int, receiver: Receiver, record: LayerRecord, read: torch.Tensor) -> torch.Tensor:
-        """What a port makes of what it reads, (n, T, heads of the port, m) for (n, T, d)."""
+        """The output of a port for an input, (n, T, heads of the port, m) for (n, T, d)."""
         return self.layers[layer].inlets[receiver].project(read, record.inner[receiver])
 
     def replay(
@@ -287,12 +285,12 @@ class Replayer:
         receiver: Receiver | None = None,
         projected: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention (n, heads, T, T) and z (n, T, heads, m) with one port giving ``projected`` (n, T, heads, m)."""
+        """Attention (n, heads, T, T) and z (n, T, heads, m) with one port returning ``projected`` (n, T, heads, m)."""
         from torch.utils import _pytree as pytree
 
         modules = self.layers[layer]
         n = 1 if projected is None else len(projected)
-        # Copies: some models clip what a projection gave in place.
+        # Copies, because some models clip a projection's output in place.
         outputs = {module: out.repeat(n, *[1] * (out.ndim - 1)) for module, out in record.projected.items()}
         if receiver is not None and projected is not None:
             inlet = modules.inlets[receiver]
@@ -321,5 +319,5 @@ class Replayer:
         return widened(patterns[-1]), widened(z).reshape(n, length, self.weights.n_heads, -1)
 
     def check(self, ids: torch.Tensor) -> None:
-        """Refuse a model whose direct edges are not what is said above; sets what attention is multiplied by."""
+        """Refuse a model without direct edges; set the multiplier of attention's output."""
         check_direct_edges(self, ids)

@@ -1,8 +1,8 @@
-"""Whether a model's edges between heads are direct: nothing is taken on trust.
+"""Check that a model's edges between heads are direct.
 
-Before a model is used, its blocks are run with everything but the stream held still: a change of the stream must come
-out unchanged, taking the attention output away must take away exactly what the heads are said to write, and a replay
-with nothing changed must give the recorded attention. A model that fails is refused.
+Before a model is used, its blocks run with everything but the stream held fixed: a change of the stream must come
+out unchanged, removing the attention output must remove exactly the computed outputs of the heads, and a replay
+with nothing changed must return the recorded attention. A model that fails is refused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from headspan.running.replay import Layer, LayerRecord, Replayer
 
 _CHECK_TOKENS = 8
-_TOLERANCE = 1e-4  # of float32 sums in another order
-_MULTIPLIERS = ("residual_multiplier", "attention_out_multiplier")  # of what attention writes, in some configs
-_HALF = 4  # roundings of half precision, where a model is run in it
+_TOLERANCE = 1e-4  # for float32 sums in another order
+_MULTIPLIERS = ("residual_multiplier", "attention_out_multiplier")  # of attention's output, in some configs
+_HALF = 4  # roundings of half precision, if a model runs in it
 
 
 def check_direct_edges(replayer: Replayer, ids: torch.Tensor) -> None:
-    """Refuse a model whose direct edges are not what is said above; sets what attention is multiplied by."""
+    """Refuse a model without direct edges; set the multiplier of attention's output."""
     import torch
 
     for n in replayer.layers:
         for role in ROLES:
-            replayer.weights.read(role, n)  # names the head of a NaN
+            replayer.weights.read(role, n)  # its error names the head of a NaN
     with torch.inference_mode():
         seen = replayer.run(ids[None, :_CHECK_TOKENS])
         blocks = replayer.blocks
@@ -46,7 +46,7 @@ def check_direct_edges(replayer: Replayer, ids: torch.Tensor) -> None:
 
 
 def _check_block(replayer: Replayer, number: int, block: Any, layers: list[Layer], seen: Mapping[Any, Any]) -> None:
-    """The stream passes through a block unchanged, and attention adds to it what its heads write."""
+    """Check that the stream passes through a block unchanged and that attention adds its heads' outputs."""
     import torch
 
     args, kwargs, _ = seen[number, "block"]
@@ -57,25 +57,23 @@ def _check_block(replayer: Replayer, number: int, block: Any, layers: list[Layer
         nudge = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
         moved = _passed(block, layers, *with_first(args, kwargs, x + nudge))
         if not _close(moved[0] - clean[0], nudge, clean[0]):
-            raise replayer.refusal(
-                f"block {number} does not pass the stream on unchanged, so no edge through it is direct"
-            )
+            raise replayer.refusal(f"block {number} changes the stream, so edges through it are not direct")
         without = []
         for layer in layers:
             with silenced(layer.output):
                 without.append(_passed(block, layers, args, kwargs))
     for place, layer in enumerate(layers):
         if number + place > 0 and layer.norm is not None and not _reads_stream(x, nudge, clean, moved, place):
-            raise replayer.refusal(f"the attention of layer {layer.number} does not read the stream alone")
+            raise replayer.refusal(f"the attention of layer {layer.number} reads more than the stream")
         added = [now - then for now, then in zip(clean, without[place], strict=True)]
         later = [now for now in range(place + 1, len(layers)) if layers[now].norm is not None]
         if not all(_close(added[1 + now], added[0], clean[0]) for now in later):
-            raise replayer.refusal(f"what layer {layer.number} writes is changed before layer {layers[-1].number}")
+            raise replayer.refusal(f"the output of layer {layer.number} is changed before layer {layers[-1].number}")
         _check_write(replayer, block, layer, added[0], seen, clean[0])
 
 
 def _passed(block: Any, layers: list[Layer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The stream behind a block, then in front of the attention norm of each of its layers (where there is one)."""
+    """The stream after a block, then before the attention norm of each of its layers (if there is one)."""
     seen: dict[int, torch.Tensor] = {}
     handles = [
         layer.norm.register_forward_hook(
@@ -96,7 +94,7 @@ def _passed(block: Any, layers: list[Layer], args: tuple[Any, ...], kwargs: dict
 def _reads_stream(
     x: torch.Tensor, nudge: torch.Tensor, clean: list[torch.Tensor], moved: list[torch.Tensor], place: int
 ) -> bool:
-    """Whether the norm of a layer is given the stream: the block's input, or further in what moves as that does."""
+    """Whether the input of a layer's norm is the stream: the block's input, or what changes exactly as it does."""
     import torch
 
     if place == 0:
@@ -122,7 +120,7 @@ def _check_write(
         if _close(said * multiplier, added[0], clean):
             layer.multiplier = multiplier
             return
-    raise replayer.refusal(f"what the heads of layer {layer.number} write is changed before it reaches the stream")
+    raise replayer.refusal(f"the heads' output in layer {layer.number} is changed before it reaches the stream")
 
 
 def _check_replay(replayer: Replayer, layer: Layer, record: LayerRecord, out: Any) -> None:
@@ -130,13 +128,15 @@ def _check_replay(replayer: Replayer, layer: Layer, record: LayerRecord, out: An
     own = [x for x in out if getattr(x, "shape", None) == clean.shape]
     same = bool(own) and _same_attention(clean, own[-1]) and _close(own_z[0], record.z, record.z)
     read = replayer.read(layer.number, record.stream)
-    for receiver in layer.inlets if own else ():  # nothing changed, twice: the batch is what it seems
+    for receiver in (
+        layer.inlets if own else ()
+    ):  # nothing changed, in a batch of two, which also checks the batch dimension
         port = replayer.project(layer.number, receiver, record, read).repeat(2, 1, 1, 1)
         pattern, z = replayer.replay(layer.number, record, receiver, port)
         same = same and _same_attention(pattern, clean.expand_as(pattern), own[-1].dtype)
         same = same and all(_close(found, record.z, record.z) for found in z)
     if not same:
-        raise replayer.refusal(f"the attention of layer {layer.number}, computed again, is not the model's own")
+        raise replayer.refusal(f"the recomputed attention of layer {layer.number} differs from the model's own")
 
 
 def _same_attention(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
@@ -146,7 +146,7 @@ def _same_attention(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype
 
 
 def _close(ours: torch.Tensor, theirs: torch.Tensor, size: torch.Tensor) -> bool:
-    """Equal up to rounding of numbers as large as ``size``, in the type of those."""
+    """Whether two tensors are equal up to the rounding of numbers as large as ``size``, in their type."""
     rounding = _tolerance(size.dtype)
     share = 1e-3 if rounding == _TOLERANCE else 1.0
     return bool((ours - theirs).abs().max() <= rounding * (share * size.abs().max() + theirs.abs().max()))

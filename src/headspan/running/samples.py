@@ -1,4 +1,4 @@
-"""Token sequences to run a model on, and the places in them where the four habits of heads show."""
+"""Token sequences to run a model on, and the positions in them that define the four head scores."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from headspan.vocabulary.errors import HeadspanError
 if TYPE_CHECKING:
     import torch
 
-MOST_TOKENS = 10**8  # random tokens of one measurement: beyond it nothing gets more exact
-TEXT_WINDOW = 512  # tokens of a text looked at together, if the model takes as many
+MOST_TOKENS = 10**8  # random tokens of one measurement; more would not improve accuracy
+TEXT_WINDOW = 512  # tokens per window of a text, if the model takes as many
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids, and for each kind the (query, key) places that count and how many queries they belong to."""
+    """Token ids, and for each kind the (query, key) positions that count and the number of their queries."""
 
     ids: np.ndarray
     places: Mapping[str, tuple[np.ndarray, np.ndarray]]
     counts: Mapping[str, int]
 
     def behind(self, start: int | None) -> Sample:
-        """The same with a beginning-of-sequence token in front, which is no query of any kind; unchanged for None."""
+        """The same with a beginning-of-sequence token prepended, which is never a query; unchanged for None."""
         if start is None:
             return self
         places = {kind: (queries + 1, keys + 1) for kind, (queries, keys) in self.places.items()}
@@ -37,20 +37,22 @@ class Sample:
 def random_samples(
     model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int, start: int | None = None
 ) -> list[Sample]:
-    """Random tokens from the pool, said twice, behind the token ``start`` if there is one."""
+    """Random sequences from the pool, repeated twice, after the token ``start`` if there is one."""
     if sequences < 1 or length < 2:
-        raise HeadspanError(f"{sequences} sequences of {length} tokens cannot be measured: give at least 1 of 2 tokens")
+        raise HeadspanError(
+            f"{sequences} sequences of {length} tokens cannot be measured. Give at least 1 sequence of 2 tokens"
+        )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise HeadspanError(f"a seed is a whole number of 0 or more, not {seed!r}")
+        raise HeadspanError(f"the seed must be a whole number of 0 or more, not {seed!r}")
     if sequences * length > MOST_TOKENS:
         raise HeadspanError(
-            f"{sequences} sequences of {length} tokens are more than {MOST_TOKENS:,} tokens: ask for fewer"
+            f"{sequences} sequences of {length} tokens are more than {MOST_TOKENS:,} tokens. Give fewer"
         )
     room = None if model.context is None else model.context - (start is not None)
     if room is not None and 2 * length > room:
         raise HeadspanError(
-            f"{model.reference} takes {room} tokens at most, {length} tokens said twice are {2 * length}: "
-            f"choose a length of {room // 2} or less"
+            f"{model.reference} takes at most {room} tokens, and {length} tokens repeated twice are {2 * length}. "
+            f"Choose a length of {room // 2} or less"
         )
     drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
     offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
@@ -62,38 +64,38 @@ def random_samples(
 
 
 def token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
-    """The ids to draw from: 0…limit, or all ordinary tokens of a vocabulary that is smaller."""
+    """The ids to draw from: 0…limit, or all ordinary tokens of a smaller vocabulary."""
     if model.vocab_size > limit:
         return np.arange(limit + 1)
     special = model.special_ids if special_ids is None else special_ids
     pool = np.setdiff1d(np.arange(model.vocab_size), np.array(sorted(special), dtype=int))
     if len(pool) < 2:
-        raise HeadspanError(f"{model.reference} has {len(pool)} ordinary tokens: too few to draw random sequences from")
+        raise HeadspanError(f"{model.reference} has {len(pool)} ordinary tokens, too few for random sequences")
     notes.append(
-        f"the vocabulary has fewer than {limit + 1:,} tokens: drawn from its {len(pool):,} tokens that are not special"
+        f"the vocabulary has fewer than {limit + 1:,} tokens: using its {len(pool):,} tokens that are not special"
     )
     return pool
 
 
 def text_samples(model: RunningModel, texts: Sequence[str], notes: list[str], start: int | None = None) -> list[Sample]:
-    """Texts as windows of tokens that the model can take at once, each behind the token ``start`` if there is one."""
+    """Texts as windows of tokens that fit the model, each after the token ``start`` if there is one."""
     window = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
     windows: list[list[int]] = []
     for text in texts:
         ids = model.encode(text)
         windows += [ids[first : first + window] for first in range(0, len(ids), window)]
         if len(ids) > window:
-            notes.append(f"a text of {len(ids):,} tokens is looked at in windows of {window}")
+            notes.append(f"a text of {len(ids):,} tokens is measured in windows of {window}")
     samples = [text_sample(np.array(ids)).behind(start) for ids in windows if len(ids) > 1]
     if not samples:
-        raise HeadspanError("the text has fewer than two tokens: there is nothing to measure")
+        raise HeadspanError("the text has fewer than two tokens. Give a longer text")
     return samples
 
 
 def equal_windows(texts: Sequence[Sequence[int]], longest: int) -> list[np.ndarray]:
     """Texts as windows of at most ``longest`` tokens, cut so that at least two have the full length.
 
-    Resampling takes what a head wrote at the same place of another sequence, so the longest needs a companion.
+    Resampling uses a head's output at the same position of another sequence, so two sequences must have full length.
 
     >>> [len(w) for w in equal_windows([range(11), range(4)], 8)]
     [5, 5, 4]
@@ -102,13 +104,13 @@ def equal_windows(texts: Sequence[Sequence[int]], longest: int) -> list[np.ndarr
     halves = max((n // 2 for n in lengths), default=0)
     window = min(longest, max(halves, lengths[1] if len(lengths) > 1 else 0))
     if window < 2:
-        raise HeadspanError("the text is too short: two windows of at least two tokens are needed")
+        raise HeadspanError("the text is too short for two windows of at least two tokens. Give a longer text")
     cut = [np.array(ids[first : first + window]) for ids in texts for first in range(0, len(ids), window)]
     return [ids for ids in cut if len(ids) > 1]
 
 
 def text_sample(ids: np.ndarray) -> Sample:
-    """Where the four habits show in one text."""
+    """The positions that define the four head scores in one text."""
     n = len(ids)
     here = np.arange(n)
     earlier = (ids[:, None] == ids[None, :]) & (here[None, :] < here[:, None])

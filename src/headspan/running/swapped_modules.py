@@ -1,4 +1,4 @@
-"""Tensors of a call, and modules that do something else for a while: what recording and replaying a model need."""
+"""Tensors of a call, and modules replaced for a while: what recording and replaying a model need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream_of(out: Any) -> torch.Tensor:
 
 
 def growing(once: Any, twice: Any) -> list[int | None]:
-    """For each leaf of a call, the dimension that doubles when the batch does."""
+    """For each leaf of a call, the dimension that doubles with the batch."""
     from torch.utils import _pytree as pytree
 
     found: list[int | None] = []
@@ -66,17 +66,17 @@ def some_outputs(module: Any, rows: torch.Tensor, x: torch.Tensor) -> torch.Tens
 def mixed(clean: torch.Tensor, changed: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     if rows is None:
         return changed
-    clean[..., rows] = changed.reshape(*clean.shape[:-1], -1)  # latents have a dimension more
+    clean[..., rows] = changed.reshape(*clean.shape[:-1], -1)  # latents have one more dimension
     return clean
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: sums over many tokens in half precision would be rounded away."""
+    """At least float32: half precision loses sums over many tokens."""
     return x.float() if x.element_size() < 4 else x
 
 
 def copied(out: Any) -> Any:
-    """Some blocks add in place to what a module gave."""
+    """A copy, because some blocks add in place to a module's output."""
     from torch.utils import _pytree as pytree
 
     return pytree.tree_map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, out)
@@ -95,7 +95,7 @@ def gain(norm: Any, *, one_plus: bool) -> torch.Tensor:
 
 @contextmanager
 def standing_in(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """A module that does something else for a while."""
+    """Replace what a module does for a while."""
     before = module.__dict__.get("forward")
     module.forward = forward
     try:
@@ -109,7 +109,7 @@ def standing_in(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def silenced(module: Any) -> Iterator[None]:
-    """A module that gives zeros for a while."""
+    """Make a module return zeros for a while."""
     handle = module.register_forward_hook(lambda module, args, out: out * 0)
     try:
         yield
@@ -118,7 +118,7 @@ def silenced(module: Any) -> Iterator[None]:
 
 
 class Still:
-    """Modules that give again what they gave, call by call."""
+    """Modules that return their recorded outputs, call by call."""
 
     def __init__(self) -> None:
         self.given: dict[Any, list[Any]] = {}
@@ -140,7 +140,7 @@ class Still:
 
 @contextmanager
 def held_still(block: Any, free: tuple[Any, ...]) -> Iterator[Still]:
-    """Every module of a block that computes something can be held still, but for those that are to stay free."""
+    """The modules of a block to hold fixed: all that compute something, except those that stay free."""
     import torch
 
     still, handles = Still(), []
