@@ -433,8 +433,8 @@ def test_baseline_command(tmp_path: Path) -> None:
         kl, seen = divergence(scores, pairing)
         assert shown[str(pairing)] == (None if seen < 0.5 else pytest.approx(kl))
     for options, told in (
-        (["--null", "random"], "add --pairing"),
-        (["--kl", "--pairing", "OK"], "leave out --pairing"),
+        (["--null", "random"], "needs --pairing"),
+        (["--kl", "--pairing", "OK"], "Leave out --pairing"),
     ):
         refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path), *options])
         assert isinstance(refused.exception, HeadspanError)

@@ -70,8 +70,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "a list": ([], "is not a circuit"),
     "another format": (GOOD | {"format": "theirs"}, "is not a circuit"),
     "a wiring": ({"generator": "headspan", "edges": []}, "is not a circuit"),
-    "a newer version": (GOOD | {"version": 2}, "use a newer headspan"),
-    "a true version": (GOOD | {"version": True}, "use a newer headspan"),
+    "a newer version": (GOOD | {"version": 2}, "a newer headspan"),
+    "a true version": (GOOD | {"version": True}, "a newer headspan"),
     "edges of no list": (GOOD | {"edges": {}}, "must be a list"),
     "many edges": (GOOD | {"edges": GOOD["edges"] * 20_001}, "at most 20,000"),
     "an edge of no object": (GOOD | {"edges": ["L0H3"]}, "must be an object"),
@@ -82,7 +82,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "an unknown head": (GOOD | {"edges": [{"source": "L0H99.O", "target": "L1H2.K"}]}, "there is no head L0H99"),
     "no head": (GOOD | {"edges": [{"source": "x.O", "target": "L1H2.K"}]}, "is not a head name"),
     "a score in words": (GOOD | {"edges": [GOOD["edges"][0] | {"score": "1"}]}, "must be a number"),
-    "NaN": (json.dumps(GOOD).replace("10.1", "NaN"), "NaN is no number"),
+    "NaN": (json.dumps(GOOD).replace("10.1", "NaN"), "NaN is not a number"),
     "a long name": (GOOD | {"name": "x" * 400}, "at most 300 letters"),
     "a name of numbers": (GOOD | {"name": 3}, "at most 300 letters"),
     "nodes of no names": (GOOD | {"nodes": [3]}, "must be names of heads"),
@@ -119,7 +119,7 @@ def test_what_is_no_file(tmp_path: Path, scores: hs.Scores) -> None:
 
 def test_a_circuit_takes_no_rule(scores: hs.Scores) -> None:
     for options in ({"rule": "threshold", "minimum": 1.0}, {"minimum": 1.0}, {"rule": "significance"}):
-        with pytest.raises(hs.HeadspanError, match="says which edges it has"):
+        with pytest.raises(hs.HeadspanError, match="a circuit defines its own edges"):
             hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD), **options)
 
 

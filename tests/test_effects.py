@@ -271,7 +271,7 @@ def test_bos_is_put_in_front() -> None:
     plain, behind = (effects("demo", random=True, sequences=2, length=10, pairing="OQ", bos=b) for b in ("auto", "yes"))
     assert plain.protocol["bos"] is None and plain.protocol["tokens"]["random"] == [20, 20]
     assert behind.protocol["bos"] == 0 and behind.protocol["tokens"]["random"] == [21, 21]
-    with pytest.raises(HeadspanError, match="choose auto, yes or no"):
+    with pytest.raises(HeadspanError, match="auto, yes or no"):
         effects("demo", bos="maybe")
 
 
@@ -282,13 +282,13 @@ def test_bos_is_put_in_front() -> None:
     ("options", "message"),
     [
         ({"pairing": "QK"}, "effects are measured for OQ, OK, OV"),
-        ({"ablate": "noise"}, "choose resample, mean, zero"),
+        ({"ablate": "noise"}, "resample, mean, zero"),
         ({"tokens": [[1, 2, 3]]}, "resampling needs another sequence"),
         ({"tokens": [[1], [2]]}, "at least two ids"),
         ({"tokens": [[1, 99999], [1, 2]]}, "at least two ids from 0 to 1359"),
         ({"text": "the"}, "too short"),
         ({"random": False}, "nothing to run"),
-        ({"shared": 0}, "give 1 or more"),
+        ({"shared": 0}, "shared directions is 0"),
         ({"memory": "much"}, "not an amount of memory"),
     ],
 )

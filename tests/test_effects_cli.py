@@ -274,4 +274,4 @@ def test_behaviour_takes_bos(capsys: pytest.CaptureFixture[str]) -> None:
         for b in ("no", "yes")
     )
     assert plain != behind
-    assert "choose auto, yes or no" in printed(capsys, ["behaviour", "demo", "--bos", "often"], 2)
+    assert "auto, yes or no" in printed(capsys, ["behaviour", "demo", "--bos", "often"], 2)

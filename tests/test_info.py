@@ -73,7 +73,7 @@ def test_check_names_the_head_that_falls_short(model: Path) -> None:
 
 def test_text_for_people(model: Path) -> None:
     text = info(str(model))
-    for words in ("gpt2", "LayerNorm in front of attention", "possible", "99 tokens", "h.0.attn.c_attn.weight  6.9 kB"):
+    for words in ("gpt2", "LayerNorm before attention", "possible", "99 tokens", "h.0.attn.c_attn.weight  6.9 kB"):
         assert words in text
     assert "18.4 kB in 4 tensors, of 18.6 kB" in text
 

@@ -157,7 +157,7 @@ def test_paths_and_the_nodes_of_a_result(place: Path, tmp_path: Path, capfd: pyt
     result, model = tmp_path / "r.safetensors", place / "gpt2"
     run(f"score {model} --metric pk --pairing flow --neurons L1:3 --out {result}", capfd)
     said = run(f"paths {result} --weights {model} --to L1N3", capfd, 2)[1]
-    assert "L1N3 is a node of the result, which does not hold its vector: name it again" in said
+    assert "L1N3 is a node of the result, which does not hold its vector" in said
     assert "not those of the result" in run(f"paths {result} --weights {model} --neurons L0:1 --from l0n1", capfd)[1]
     rows = json.loads(run(f"paths {model} --neurons L1:3 --to L2H1.K --depth 2 --json -k 99", capfd)[0])
     assert "L1N3" in {row["via"] for row in rows}  # a plain neuron carries on what it reads

@@ -181,7 +181,7 @@ def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.Monkey
     for found in (hs.paths(weights), strongest(weights)):  # ten of every length, where no number is given
         assert [path.hops for path in found] == [2] * 10 + [3] * 10
     some = hs.paths(weights, depth=4, k=300, memory=1)
-    assert some.notes and "were not followed" in some.notes[0]
+    assert some.notes and "memory was too small" in some.notes[0]
     for note in some.notes:
         hops, bound = int(note.split("paths of ")[1].split()[0]), float(note.split("less than ")[1].split()[0])
         expected = {str(p) for p in whole if p.hops == hops and p.score > bound * 1.01}
@@ -200,7 +200,7 @@ def test_what_is_left_out_behind_a_single_head_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(path_search, "_QUICK", 4)
     whole, some = (hs.paths(hs.open(arrays), "L3H0.Q", k=100, memory=memory) for memory in ("1GB", 1))
     assert [sum(p.hops == 3 and p.score > 1e-9 for p in found) for found in (whole, some)] == [36, 24]
-    assert not whole.notes and len(some.notes) == 1 and "some paths of 3 hops were not followed" in some.notes[0]
+    assert not whole.notes and len(some.notes) == 1 and "memory was too small to follow all paths of 3 hops" in some.notes[0]
     bound = float(some.notes[0].split("less than ")[1].split()[0])
     assert {str(p) for p in whole if p.score > bound * 1.01} <= {str(p) for p in some}
 
@@ -230,16 +230,16 @@ def test_the_demo_has_its_induction_circuit() -> None:
     ("asked", "words"),
     [
         ({"to": "L9H0"}, "there is no head L9H0"),
-        ({"to": "L1H0.O"}, "ends with what is read"),
-        ({"from_": "L1H0.K"}, "begins with what is written"),
+        ({"to": "L1H0.O"}, "a path ends with an input"),
+        ({"from_": "L1H0.K"}, "a path begins with an output"),
         ({"to": "L1H0", "depth": 5}, "1 to 4 hops"),
         ({"to": "L1H0", "depth": 0}, "1 to 4 hops"),
         ({"to": "L1H0", "k": 0}, "1 or more"),
-        ({"to": "L1H0", "pairings": "QK"}, "give OQ, OK or OV"),
-        ({"to": "L1H0.Q", "pairings": "OK"}, "ask for one that fits"),
+        ({"to": "L1H0", "pairings": "QK"}, "Give OQ, OK or OV"),
+        ({"to": "L1H0.Q", "pairings": "OK"}, "one that matches"),
         ({"to": "nonsense"}, "is not a head name"),
         ({"to": "L1H0", "memory": "much"}, "is not an amount of memory"),
-        ({"to": "L1H0", "weights": "demo"}, "--weights names the model of a saved result"),
+        ({"to": "L1H0", "weights": "demo"}, "--weights is only for a saved result"),
     ],
 )
 def test_what_cannot_be_is_told(asked: dict[str, object], words: str) -> None:

@@ -146,7 +146,7 @@ def test_unknown_precisions_are_refused(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["meta", "torch:meta"])
 def test_a_device_without_numbers_is_refused(device: str) -> None:
-    with pytest.raises(hs.HeadspanError, match=r"'(torch:)?meta' cannot be used here \(.{10,120}\): choose cpu"):
+    with pytest.raises(hs.HeadspanError, match=r"'(torch:)?meta' cannot be used here \(.{10,120}\). Choose cpu"):
         score(random_model(), "pk", "OQ", device=device)
 
 

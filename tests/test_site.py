@@ -80,7 +80,7 @@ def test_made_again_and_into_folders_of_others(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "notes.txt").write_text("mine")
-    with pytest.raises(hs.HeadspanError, match="it holds other things"):
+    with pytest.raises(hs.HeadspanError, match="it has other files"):
         hs.site(theirs, [scores])
     (place / "arrays.html").write_text("mine")
     with pytest.raises(hs.HeadspanError, match="headspan did not make that file"):

@@ -125,7 +125,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
     [
         ({"rule": "best"}, "rule must be one of top, top-per-target, significance, threshold, not 'best'"),
         ({"k": -1}, "cannot choose -1 edges"),
-        ({"rule": "threshold"}, "needs the smallest score"),
+        ({"rule": "threshold"}, "needs a smallest score"),
         ({"rule": "significance", "q": 0}, "between 0 and 1"),
         ({"rule": "significance", "metric": "cs"}, "pk only"),
         ({"metric": "procrustes"}, "no procrustes scores"),
@@ -163,12 +163,12 @@ def test_an_empty_choice_says_what_would_not_be_empty_and_is_not_drawn(scores: S
         assert wiring(scores, pairing, rule="significance", q=result.smallest_q, null="reversed").edges
     assert chosen._repr_svg_() is None
     assert "the smallest q" in str(chosen._repr_html_())
-    with pytest.raises(HeadspanError, match="would be an empty picture: no OQ pair has q"):
+    with pytest.raises(HeadspanError, match="would be an empty drawing: no OQ pair has q"):
         save_wiring(chosen, tmp_path / "w.png")
     assert not list(tmp_path.iterdir())
     high = wiring(scores, "OQ", rule="threshold", minimum=99)
     assert high.notes[0].startswith("no OQ pair scores 99 or more; the largest pk is ")
-    assert "give a larger k" in wiring(scores, k=0).notes[0]
+    assert "Give a larger k" in wiring(scores, k=0).notes[0]
     drawn = wiring(scores, k=2)
     assert (drawn.notes, drawn._repr_html_()) == ((), None)
     scores.save(tmp_path / "r.safetensors")

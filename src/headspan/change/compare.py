@@ -37,7 +37,7 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
     if not first.ports.same_heads(second.ports):
         shapes = " against ".join(shape_text(one.ports, one.d_model) for one in (first, second))
         raise HeadspanError(
-            f"the two have different heads ({shapes}, or other layers): only models of one shape can be compared"
+            f"the two have different heads ({shapes}, or other layers): only models of the same shape can be compared"
         )
     if first.d_model != second.d_model:
         raise HeadspanError(
@@ -47,7 +47,7 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
 
 
 class Comparison(Tabular, list[PairingComparison]):
-    """One line per similarity and pairing of two results."""
+    """One row per similarity and pairing of two results."""
 
     def rows(self) -> list[dict[str, Any]]:
         return [line._asdict() | {"pairing": str(line.pairing)} for line in self]
@@ -67,8 +67,8 @@ def compare(
 ) -> Comparison:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
 
-    Results, or models to score on the spot; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
-    are compared where both results have the same nodes.
+    Takes results, or models to score now; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
+    are compared if both results have the same nodes.
     """
     wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
     chosen = None if pairings is None else parse_pairings(pairings)
@@ -87,7 +87,7 @@ def compare(
         and (chosen is None or pairing in chosen)
     ]
     if not keys:
-        asked = "" if wanted is None and chosen is None else " that was asked for"
+        asked = "" if wanted is None and chosen is None else " as requested"
         raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
     keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
     return Comparison(_compare(a, b, metric, pairing, k) for metric, pairing in keys)

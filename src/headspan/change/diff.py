@@ -1,4 +1,4 @@
-"""What changed between two models of one shape: how far every head moved, which edges came and went, which hubs.
+"""What changed between two models of the same shape: the drift of every head, edges gained and lost, hubs.
 
 >>> import headspan as hs
 >>> change = hs.diff("demo", "demo")
@@ -49,7 +49,7 @@ class PortDrift(NamedTuple):
     """How far one weight of one head moved.
 
     drift: 1 − PK/rank of the two subspaces (the larger rank where they differ), 0 for none, 1 for orthogonal ones.
-    floor: the drift that rounding alone could make (NaN where a storage format is not known).
+    floor: the drift that rounding alone could cause (NaN if a storage format is unknown).
     angle: the largest principal angle, in degrees.
     """
 
@@ -91,7 +91,7 @@ class Diff:
         for line in self.drift:
             if f"{line.head}.{line.role}" == port:
                 return line
-        raise HeadspanError(f"there is no weight {port!r} in this comparison: write for example {self._example()}")
+        raise HeadspanError(f"there is no weight {port!r} in this comparison. Write for example {self._example()}")
 
     def _example(self) -> str:
         return f"{self.drift[0].head}.{self.drift[0].role}"
@@ -104,7 +104,7 @@ class Diff:
     def records(self, table: str = "all") -> list[dict[str, Any]]:
         """Flat records with the same columns for all three tables: drift, edge and hub."""
         if table != "all" and table not in TABLES:
-            raise HeadspanError(f"there is no table {table!r}: choose {', '.join(TABLES)} or all")
+            raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
         rows = [*map(_drift_row, self.top(len(self.drift))), *map(_edge_row, self.edges), *map(_hub_row, self.hubs)]
         if table == "all":
             columns = dict.fromkeys(key for row in rows for key in row)
@@ -172,12 +172,12 @@ def diff(
     other: the same model tuned or quantised, or the directory of a LoRA adapter of the base.
     fold: fold the norms of both into the weights first.
     k: how many edges of each pairing and kind to list.
-    effects: also run both models, and say what each listed edge does before and after (:func:`headspan.effects`).
+    effects: also run both models and measure the effect of each listed edge in both (:func:`headspan.effects`).
     """
     if k < 1:
-        raise HeadspanError(f"cannot list {k} edges: give a number of 1 or more")
+        raise HeadspanError(f"k is {k}. Give 1 or more")
     if effects and is_adapter(other):
-        raise HeadspanError(f"{other} is an adapter, which does not run by itself: merge it, and give the merged model")
+        raise HeadspanError(f"{other} is an adapter, which cannot run by itself. Merge it and give the merged model")
     with ExitStack() as stack:
         update = stack.enter_context(progress_bar("comparing", progress))
         first, second = open_two(base, other, stack)
@@ -199,7 +199,7 @@ def diff(
         second.check_unchanged()
         if any(math.isnan(line.floor) for line in drift):
             kinds = sorted({w.storage_dtype(role, layers[0]) for w in (first, second) for role in ROLES})
-            notes.append(f"the rounding floor is not known for some weights (stored as {', '.join(kinds)})")
+            notes.append(f"the rounding floor is unknown for some weights (stored as {', '.join(kinds)})")
         order = {head_role: place for place, head_role in enumerate((h, r) for r in ROLES for h in first.heads(r))}
         drift.sort(key=lambda line: order[line.head, line.role])
         moved = {(line.head, line.role) for line in drift if line.moved}
@@ -219,11 +219,11 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
     for ref in (base, other):
         if isinstance(ref, (str, os.PathLike)) and is_result(ref):
             raise HeadspanError(
-                f"{ref} is a result file, and drift is measured on weights: give the models, or compare two results "
+                f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
                 "with headspan compare"
             )
         if ref is base and is_adapter(ref):
-            raise HeadspanError(f"{ref} is an adapter: give the model it was made for first, then the adapter")
+            raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")
         if ref is other and is_adapter(ref):
             opened.append(adapt(opened[0], ref))
         elif isinstance(ref, AttentionWeights):
@@ -234,9 +234,9 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
 
 
 def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[tuple[int, ...], list[str]]:
-    """The layers that both models have, with sentences on what else differs; other sizes are an error."""
+    """The layers that both models have, with notes on other differences; different sizes are an error."""
     if first.folding != second.folding:
-        raise HeadspanError(f"{first.reference} and {second.reference} are not both folded: fold both, or neither")
+        raise HeadspanError(f"{first.reference} and {second.reference} are not both folded. Fold both, or neither")
     for what in ("d_model", "n_heads", "n_kv_heads"):
         seen = getattr(first, what), getattr(second, what)
         if seen[0] != seen[1]:
@@ -257,19 +257,19 @@ def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[t
         extra = len(weights.layers) - len(layers)
         if extra:
             notes.append(
-                f"{weights.reference} has {extra} attention layers more: the {len(layers)} layers that both have are "
+                f"{weights.reference} has {extra} more attention layers; the {len(layers)} layers that both have are "
                 "compared, number by number"
             )
     if None not in (first.vocab_size, second.vocab_size) and first.vocab_size != second.vocab_size:
         notes.append(
-            f"the vocabularies differ ({first.vocab_size:,} and {second.vocab_size:,} tokens), which heads do not need"
+            f"the vocabularies differ ({first.vocab_size:,} and {second.vocab_size:,} tokens); heads do not need them"
         )
     return layers, notes
 
 
 def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, before: Any, after: Any) -> str:
     return (
-        f"{first.reference} has {what} {before}, {second.reference} has {after}: heads can only be compared one by one "
+        f"{first.reference} has {what} {before}, {second.reference} has {after}. Heads can only be compared "
         "between models of the same width and the same numbers of heads"
     )
 
@@ -280,7 +280,7 @@ def _other_shape(first: AttentionWeights, second: AttentionWeights, what: str, b
 def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[int]) -> Iterator[list[PortDrift]]:
     """The drift of every head, one role of one layer at a time; each tensor is read once."""
     raw = unfolded(second)
-    # An adapter is added to the very numbers of its base: nothing but arithmetic is rounded between the two.
+    # An adapter is added to its base, so the two differ only by arithmetic rounding.
     adapted = isinstance(raw, AdaptedWeights) and raw.base is unfolded(first)
     for layer in layers:
         for role in (role for role in ROLES if first.heads_in(role, layer)):
@@ -313,7 +313,7 @@ def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int 
 def _with_effects(
     edges: list[EdgeChange], base: Any, other: Any, memory: str | int | None
 ) -> tuple[list[EdgeChange], list[str]]:
-    """The edges with what they do in both models, measured alike, and what is to be said of the measuring."""
+    """The edges with their effects in both models, measured in the same way, and notes about the measurement."""
     from headspan.running.effects import effects
 
     found = [effects(model, memory=memory, draws=0) for model in (base, other)]

@@ -17,7 +17,7 @@ EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
 
 
 class EdgeChange(NamedTuple):
-    """One pair of heads before and after; ranks are places among all forward pairs of the pairing."""
+    """One pair of heads before and after; ranks count all forward pairs of the pairing."""
 
     pairing: Pairing
     source: Head
@@ -28,13 +28,13 @@ class EdgeChange(NamedTuple):
     change: float
     rank_before: int
     rank_after: int
-    effect_before: float | None = None  # where it was measured: what the model loses without this edge
+    effect_before: float | None = None  # the edge's effect, if measured
     effect_after: float | None = None
     effect_unit: str | None = None
 
 
 class HubChange(NamedTuple):
-    """A hub whose place in the list of its pairing rose or fell."""
+    """A hub whose rank in its pairing changed."""
 
     pairing: Pairing
     hub: str  # inlet or outlet
@@ -95,7 +95,7 @@ def edge_changes(
 
 
 def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iterator[HubChange]:
-    """Hubs among the first k of either model whose place is another in the other, largest moves first."""
+    """Hubs among the first k of either model whose rank differs in the other, largest changes first."""
     if not len(before[PK, pairing].forward().pairs()[2]):
         return  # one layer has no forward pairs and no hubs
     found = [hubs(scores, pairing) for scores in (before, after)]
@@ -110,7 +110,7 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
             kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
             scores = a.of(head), b.of(head)
             if not any(scores):
-                continue  # nobody's choice before and after: its place says nothing
+                continue  # not chosen before or after: its rank means nothing
             changes.append(HubChange(pairing, hub, head, kind, *scores, scores[1] - scores[0], old, new))
         yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
 

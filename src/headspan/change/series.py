@@ -28,7 +28,7 @@ class Trajectory(NamedTuple):
     """The course of one edge.
 
     birth: the first step at which it was among the strongest k. growth: last score minus first.
-    half: the step by which half of the growth was there (a straight line between steps); NaN where nothing changed.
+    half: the step at which half of the growth was reached (interpolated linearly); NaN if nothing changed.
     """
 
     edge: SeriesEdge
@@ -42,9 +42,9 @@ class Trajectory(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Everything that was measured along a run. Arrays have a row a step.
+    """Everything measured along a training run. Arrays have one row per step.
 
-    scores, ranks: (steps, edges), PK and place in its pairing; NaN and 0 where an edge was not kept at a step.
+    scores, ranks: (steps, edges), PK and rank in its pairing; NaN and 0 if an edge was not kept at a step.
     from_previous, from_last: by role (steps, heads), drift from the step before (NaN at the first) and from the last.
     hubs: by (inlet or outlet, pairing), (steps, heads). head_scores: by kind (steps, query heads), empty without a run.
     """
@@ -73,8 +73,8 @@ class Series:
         wanted = SeriesEdge(Pairing.parse(pairing), Head.parse(source), Head.parse(target))
         if wanted not in self.edges:
             raise HeadspanError(
-                f"the edge {wanted} is not in this series: it keeps the {len(self.edges)} edges that were among the "
-                f"strongest {self.k} of their pairing at some step; track again with a larger k"
+                f"the edge {wanted} is not in this series, which has the {len(self.edges)} edges that were among the "
+                f"strongest {self.k} of their pairing at some step. Track again with a larger k"
             )
         return self.scores[:, self.edges.index(wanted)]
 
@@ -102,9 +102,9 @@ class Series:
     __hash__ = None  # type: ignore[assignment]
 
     def records(self, table: str = "all") -> list[dict[str, Any]]:
-        """Flat records: trajectory (one an edge), edge, drift, hub and head (one a step each), or all of them."""
+        """Flat records: trajectory (one per edge); edge, drift, hub and head (one per step each); or all of them."""
         if table != "all" and table not in TABLES:
-            raise HeadspanError(f"there is no table {table!r}: choose {', '.join(TABLES)} or all")
+            raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
         rows = [row for name in TABLES if table in ("all", name) for row in getattr(self, f"_{name}_rows")()]
         columns = dict.fromkeys(key for row in rows for key in row)
         return [{key: row.get(key) for key in columns} for row in rows]
@@ -174,12 +174,12 @@ class Series:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Series:
-        """Read a file that ``save`` wrote; anything else is refused in one sentence."""
+        """Read a file that ``save`` wrote; anything else is refused."""
         return cls(*read_series(path))
 
 
 def half_time(numbers: np.ndarray, scores: np.ndarray) -> float:
-    """The step by which half of the change from the first to the last score was there, on a line between two steps.
+    """The step at which half of the change from the first to the last score was reached, by linear interpolation.
 
     >>> half_time(np.array([0, 10, 20]), np.array([1.0, 1.0, 3.0]))
     15.0

@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def write_series(path: str | os.PathLike[str], series: Series, force: bool) -> None:
-    """Write everything to one file, if it may be written there; it appears only when complete."""
+    """Write everything to one file, after checking the path; the file appears only when complete."""
     head = {
         "schema": SCHEMA, "kind": "series", "headspan": headspan.__version__, "k": series.k, "folding": series.folding,
         "steps": [list(step) for step in series.steps], "edges": [list(map(str, edge)) for edge in series.edges],
@@ -53,13 +53,13 @@ def _tensors(series: Series) -> Arrays:
 def read_series(path: str | os.PathLike[str]) -> tuple[Any, ...]:
     """The fields of the series in a file that `write_series` wrote; other files are refused, edits are reported."""
     place = Path(path)
-    head, tensors = read_sealed(path, "series", f"there is no file {path}: make a series with headspan track")
+    head, tensors = read_sealed(path, "series", f"there is no file {path}. Make a series with headspan track")
     if not isinstance(head, dict) or head.get("kind") != "series":
-        raise HeadspanError(f"{path} is not a series: make one with headspan track")
+        raise HeadspanError(f"{path} is not a series. Make one with headspan track")
     if type(head.get("schema")) is not int or head["schema"] > SCHEMA:
-        raise HeadspanError(f"{path} was written by a newer headspan: upgrade headspan")
+        raise HeadspanError(f"{path} was written by a newer version of headspan. Upgrade headspan")
     if not {*SERIES} - {"hash"} <= {*head}:
-        raise damaged(place, "its metadata lacks what a series must have")
+        raise damaged(place, "its metadata is incomplete")
     check_fields(head, SERIES, "metadata", place)
     check_fields(head["provenance"], SERIES_PROVENANCE, "provenance", place)
     try:
@@ -79,7 +79,7 @@ def _fields(head: Mapping[str, Any], tensors: Arrays, path: Path) -> tuple[Any, 
     check_heads(heads, path)
     for edge in edges:
         if edge.source not in heads[edge.pairing.source] or edge.target not in heads[edge.pairing.target]:
-            raise damaged(path, f"its edge {edge} is between heads that it does not have")
+            raise damaged(path, f"its edge {edge} names heads that it does not have")
 
     def take(name: str, columns: int, low: float = -math.inf, high: float = math.inf, kind: str = "f") -> np.ndarray:
         values = tensors[name]

@@ -1,4 +1,4 @@
-"""What was found at the steps of a training run becomes a `Series`."""
+"""Build a `Series` from what was measured at the steps of a training run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def assembled(
 ) -> Series:
     """The series of all steps.
 
-    parts: what was found at each step, in order. chosen: flat indices of edges whose scores every step has.
+    parts: what was measured at each step, in order. chosen: flat indices of edges whose scores every step has.
     """
     shape = parts[-1][0]["shape"]
     heads = {role: tuple(map(Head.parse, shape["heads"][str(role)])) for role in ROLES}

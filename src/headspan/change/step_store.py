@@ -1,4 +1,4 @@
-"""Where a run over many checkpoints keeps what it found at each of them."""
+"""Storage for what a run over many checkpoints measures at each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Shelf:
-    """What a run keeps between its steps: with the unfinished work on disk, or in memory where there is no place."""
+    """What a run keeps between its steps: on disk with the unfinished work, or in memory if the disk cannot be used."""
 
     def __init__(self, store: TileStore | None) -> None:
         self._store = store

@@ -1,9 +1,9 @@
 """One pass over the checkpoints of a training run: `headspan.track`.
 
 The last checkpoint is opened first, since every step is compared with it; then the others in order, each opened once.
-What is kept of a step is small: scores, drifts, hubs. The bases of the last step and of the step before lie on disk
-with the other unfinished work, one role of one layer is in memory at a time. A finished step is a file there, so a run
-that was stopped goes on after it.
+Little is kept of a step: scores, drifts, hubs. The bases of the last step and of the previous step are on disk
+with the other unfinished work; one role of one layer is in memory at a time. A finished step is a file there, so an
+interrupted run continues after it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 
 Progress = Callable[[int, int], None]
-ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept while the run goes on
-SOME_SCORES = 1000  # else so many of each step and pairing, or k if that is more
+ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept during the run
+SOME_SCORES = 1000  # otherwise this many per step and pairing, or k if larger
 
 
 @checked
@@ -65,23 +65,23 @@ def track(
 
     refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
         file of a finished series, which is loaded.
-    out: write the series there, and keep finished steps in the cache folder until it is complete; without it the bases
+    out: write the series to this file; finished steps stay in the cache folder until then. Without it the bases
         of two steps are held in memory.
-    steps, last: only these step numbers; only so many checkpoints from the end.
+    steps, last: use only these step numbers; use only the last checkpoints.
     fold: fold the norms into the weights first.
-    k: edges that are among the strongest k of their pairing at some step are kept.
+    k: keep edges that are among the strongest k of their pairing at some step.
     run: also run every checkpoint and keep its head scores.
-    keep: leave the files of the hub in its cache; else what this run downloaded for a step is removed after it.
-    allow_duplicates: take checkpoints with equal attention weights for what they say they are.
-    force: replace a file that is not a result; one that is read is never replaced.
+    keep: keep downloaded files in the hub's cache; otherwise the files of a step are removed after it.
+    allow_duplicates: accept checkpoints with equal attention weights as different steps.
+    force: overwrite a file that is not a result (never an input).
     """
     if k < 1:
-        raise HeadspanError(f"cannot keep {k} edges: give a number of 1 or more")
+        raise HeadspanError(f"k is {k}. Give 1 or more")
     if out is None and _is_text(refs) and is_result(refs):
         return Series.load(refs)
     checkpoints = find_checkpoints(refs, steps=steps, last=last)
     if run and not all(_is_text(c.ref) for c in checkpoints):
-        raise HeadspanError("head scores of a series need references that can be opened again: paths or hub ids")
+        raise HeadspanError("head scores of a series need references that can be opened again. Give paths or hub ids")
     if out is not None:
         check_output(out, "series", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
     key = _key(checkpoints, fold, k, run)
@@ -97,16 +97,16 @@ def track(
 
 
 def _key(checkpoints: Sequence[Checkpoint], fold: bool, k: int, run: bool) -> str:
-    """The same for the same checkpoints, unchanged, and the same options."""
+    """A key that is equal for the same, unchanged checkpoints and the same options."""
     parts = [[c.name, c.step, c.commit or _stamp(c.ref)] for c in checkpoints]
     text = json.dumps([headspan.__version__, parts, fold, k, run])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _stamp(ref: Any) -> Any:
-    """Names, sizes and times of local files; they tell when a checkpoint was replaced between two runs."""
+    """Names, sizes and times of local files; they show whether a checkpoint was replaced between two runs."""
     if not _is_text(ref):
-        return id(ref)  # an object in memory: no other run can go on with it
+        return id(ref)  # an object in memory: no other run can continue with it
     path = Path(os.path.expanduser(ref))
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     stats = ((file.name, file.stat()) for file in files if file.is_file())
@@ -118,7 +118,7 @@ def _is_text(ref: Any) -> bool:
 
 
 class _NoSeries(HeadspanError):
-    """Checkpoints that do not belong together: the same command would end here again."""
+    """Checkpoints that do not belong together; running the same command again would not help."""
 
 
 class _Tracker:
@@ -144,7 +144,7 @@ class _Tracker:
             kept = self._kept(place)
             if count == 1 and kept is not None:
                 finished = sum(self._kept(i) is not None for i in order)
-                self.say(f"going on with an unfinished series: {finished} of {len(order)} steps are done")
+                self.say(f"continuing an unfinished series: {finished} of {len(order)} steps are done")
             if kept is None:
                 kept = self._measured(place, count)
             self._learn(place, *kept)
@@ -160,7 +160,7 @@ class _Tracker:
     # -- one step --------------------------------------------------------------------------------------------
 
     def _kept(self, place: int) -> tuple[dict[str, Any], Arrays] | None:
-        """What an earlier run found at a step, if it is whole."""
+        """What an earlier run measured at a step, if it is complete."""
         arrays = self.shelf.load(f"step-{place}")
         if arrays is None or "info" not in arrays:
             return None
@@ -179,9 +179,9 @@ class _Tracker:
         other = self.seen.get(content, name)
         if other == name:
             return
-        sentence = f"{other} and {name} have equal attention weights: they look like one checkpoint under two names"
+        sentence = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
         if not self.allow_duplicates:
-            raise _NoSeries(f"{sentence}; leave one out, or say --allow-duplicates if that is right")
+            raise _NoSeries(f"{sentence}. Leave one out, or add --allow-duplicates")
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -194,7 +194,7 @@ class _Tracker:
                     arrays |= self._head_scores(checkpoint, weights)
         except HeadspanError as error:
             where = "" if checkpoint.name in str(error) else f"{checkpoint.name}: "
-            kept = f" ({done} of {len(self.checkpoints)} steps are kept, the same command goes on after them)"
+            kept = f" ({done} of {len(self.checkpoints)} steps are kept; run the same command again to continue)"
             again = done and not isinstance(error, _NoSeries)
             raise HeadspanError(f"{where}{error}{kept if again else ''}") from error
         text = np.frombuffer(json.dumps(info).encode(), dtype=np.uint8)
@@ -202,7 +202,7 @@ class _Tracker:
         return info, arrays
 
     def _downloads(self, place: int) -> Any:
-        """Gives back the disk that a step took, even if it is not this run that began it."""
+        """Frees the disk space of a step, even if an earlier run began it."""
         checkpoint, name = self.checkpoints[place], f"downloads-{place}"
         if self.keep or checkpoint.hub is None or checkpoint.commit is None:
             return nullcontext()
@@ -244,11 +244,11 @@ class _Tracker:
             if seen != self.shape.get(what, seen):
                 described = "other heads" if isinstance(seen, dict) else f"{what} {seen}, not {self.shape[what]}"
                 raise _NoSeries(
-                    f"{weights.reference} has {described} as in {self.checkpoints[-1].name}: a series is one model"
+                    f"{weights.reference} has {described} as in {self.checkpoints[-1].name}: a series is of one model"
                 )
 
     def _drifts(self, place: int, weights: AttentionWeights) -> tuple[Arrays, str]:
-        """Drift from the step before and from the last, and the hash of the weights; the bases stay on the shelf."""
+        """Drift from the step before and from the last, and the hash of the weights; the bases stay in the store."""
         content = self._save_bases(place, weights)
         arrays: Arrays = {}
         others = {"from_last": self.final} | ({"from_previous": place - 1} if 0 < place < self.final else {})
@@ -257,7 +257,7 @@ class _Tracker:
         return arrays, content
 
     def _save_bases(self, place: int, weights: AttentionWeights) -> str:
-        """Bases of all heads to the shelf; the hash of the weights they were made of."""
+        """Store the bases of all heads; return the hash of their weights."""
         digest = hashlib.sha256()
         for layer in weights.layers:
             for role in ROLES:
@@ -270,11 +270,11 @@ class _Tracker:
     def _load_bases(self, place: int, role: Role, layer: int) -> np.ndarray:
         name = _bases_name(place, role, layer)
         found = self.shelf.load(name)
-        if found is None:  # the shelf was damaged: make them again
+        if found is None:  # the stored bases were damaged: compute them again
             with self._downloads(place), self._opened(self.checkpoints[place]) as weights:
                 self._save_bases(place, weights)
             found = self.shelf.load(name)
-            assert found is not None  # the shelf takes what disks do not
+            assert found is not None  # the store falls back to memory
         return found["bases"].astype(np.float64)
 
     def _drop_bases(self, place: int) -> None:
@@ -315,7 +315,7 @@ class _Tracker:
 
         found = behaviour(checkpoint.ref)
         if tuple(found.heads) != tuple(weights.heads(Role.Q)):
-            raise HeadspanError(f"{checkpoint.name} runs with other heads than its weights have")
+            raise HeadspanError(f"{checkpoint.name} runs with different heads than its weights have")
         return {f"head/{kind}": values.astype(np.float32) for kind, values in found.arrays.items()}
 
 

@@ -71,7 +71,7 @@ def collect(
 ) -> dict[str, Any]:
     """The payload of a report; parts that the result or the weights do not allow are left out, with a reason."""
     if not scores.arrays:
-        raise HeadspanError("this result holds no scores: score the model with at least one similarity and pairing")
+        raise HeadspanError("this result has no scores. Score the model with at least one similarity and pairing")
     largest = max(values.size for values in scores.arrays.values())
     check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest)
     doubts = [check_same_model(scores, weights) if weights is not None else None]
@@ -133,7 +133,9 @@ def collect(
     ]
     payload["hubs"] = _hubs(scores)
     payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
-    missing["evaluation"] = "No labels were given. Add --labels with a CSV of head,label, or one of the shipped lists."
+    missing["evaluation"] = (
+        "No labels were given. Add --labels with a CSV file (head,label) or one of the built-in lists."
+    )
     missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
     payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)
     payload["paths"] = strongest_paths(scores, weights)
@@ -181,7 +183,7 @@ def _ordered(scores: Scores) -> list[Pairing]:
 def _opening_pairings(scores: Scores) -> list[str]:
     """The pairings that are drawn at first: OQ, OK and OV, or OK alone where this would be most of a small model.
 
-    Whoever added nodes wants to see what writes and reads them.
+    With nodes, also the pairings of nodes.
     """
     metric = metric_order(scores)[0]
     pairs = {p: len(scores[metric, p].forward().pairs()[2]) for p in FLOW_PAIRINGS if (metric, p) in scores}
@@ -329,9 +331,9 @@ def _from_weights(
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Tokens and pair details; a model without an unembedding has no tokens, and the page says so."""
     if weights is None:
-        missing["tokens"] = "A result alone holds no tokens: make the report from the model to have them."
+        missing["tokens"] = "A result does not contain tokens. To show them, make the report from the model."
         missing["angles"] = (
-            "A result alone holds no angles: make the report from the model to have them. For one pair run"
+            "A result does not contain angles. To show them, make the report from the model. For one pair run"
         )
         return None, None
     by_role, rows = None, None

@@ -49,7 +49,7 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
 
 
 _NOTABLE, _BY_LOT = 0.5, 0.001  # random standard deviations, and the share of random pairs above their 99.9 % point
-_FALSE_ALARM = 0.001  # chance that a model of noise is told to rise above chance
+_FALSE_ALARM = 0.001  # probability that a model of noise is reported to be above chance
 _FAR = 7.0  # standard deviations of drawn scores, where a similarity has no law of its own
 
 
@@ -81,7 +81,7 @@ def rises_above_chance(scores: Scores) -> bool:
 def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
     values = scores[metric, pairing].pairs()[2]
     if metric not in METRICS or not len(values):
-        return True  # nobody knows what chance would give
+        return True  # the level of chance is unknown
     width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
     drawn = drawn_scores(metric, usual_dimension(scores, pairing), width)
     return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
@@ -126,8 +126,8 @@ def large_effects(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     names = ", ".join(f"{e.source} → {e.target}.{e.pairing.target}" for e in confirmed[:3])
     floors = " or ".join(dict.fromkeys(f"{measured.floor(p):g} ({measured.unit(p)})" for p in large))
     text = (
-        f"Measured by running the model, for the {_STRONGEST} strongest of each pairing: to exchange what the source "
-        f"writes has an effect of at least {floors}, and {LEAST_RATIO:g} times that of a random write"
+        f"Measured by running the model, for the {_STRONGEST} strongest of each pairing: patching the source's output "
+        f"has an effect of at least {floors}, and {LEAST_RATIO:g} times that of a random output"
         + (f"; for example {names}." if names else ".")
     )
     view = {"at": "wiring", "metric": metric, "rule": "top", "k": str(_STRONGEST), "large": ""}
@@ -153,7 +153,7 @@ def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     title = f"{top.head} is a preferred {what} in {plain.pairing}"
     text = (
         f"Its {plain.kind} adds up to {plain.of(top.head):.1f} (rank {plain.rank_of(top.head)}), {z:.1f} standard "
-        "deviations above choosing by lot: more than any other head here."
+        "deviations above random choice: more than any other head here."
     )
     view = {"at": "hubs", "hubs": str(plain.pairing), "head": str(top.head)}
     return [Finding(title, text, view)]
@@ -239,13 +239,13 @@ def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
         f"(means of {', '.join(str(row[0]) for row in rows)})."
     )
     verdict = (
-        "agree" if min(everywhere, high) > 0.5 else "part ways at the top" if everywhere > 0.3 else "rank differently"
+        "agree" if min(everywhere, high) > 0.5 else "disagree at the top" if everywhere > 0.3 else "rank differently"
     )
     return [Finding(f"{first.upper()} and {second.upper()} {verdict}", text, {"at": "scatter"})]
 
 
 def compared(scores: Scores) -> list[Finding]:
-    """Always true, so that no report opens with nothing."""
+    """A finding for every result, so that each report opens with one."""
     heads = " and ".join(f"{len(scores.heads(role))} {role}" for role in (ROLES[0], ROLES[1]))
     text = f"{heads} subspaces in {scores.d_model} dimensions, {len(scores.pairings)} pairings."
     return [Finding("What was compared", text, {"at": "wiring"})]

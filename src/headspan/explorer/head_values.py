@@ -1,4 +1,4 @@
-"""Numbers of single heads that are no scores of a kind: how much they move others, how far they have moved."""
+"""Values of single heads other than head scores: their largest effects, and their drift."""
 
 from __future__ import annotations
 

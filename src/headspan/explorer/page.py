@@ -42,7 +42,7 @@ def render(
     style, script = _palette_css() + static_text(styles), static_text(scripts)
     return filled(
         template,
-        title=visible(payload["model"]["name"]),  # a file name may hold bytes that are no text
+        title=visible(payload["model"]["name"]),  # a file name may contain bytes that are not text
         policy=policy_of(style, script),
         style=Markup(style),
         script=Markup(script),
@@ -61,7 +61,7 @@ def filled(template: str, **values: Any) -> str:
 
 
 def policy_of(style: str, script: str | None = None) -> str:
-    """What a page may do: its own style and script and pictures inside it, and nothing from anywhere else."""
+    """The content security policy: only the page's own style, script and embedded images."""
     scripts = "" if script is None else f"script-src '{_hash(script)}'; "
     return (
         f"default-src 'none'; {scripts}style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -69,7 +69,7 @@ def policy_of(style: str, script: str | None = None) -> str:
 
 
 def escaped_json(value: Any) -> str:
-    """JSON that is harmless inside a script element, whatever its strings hold.
+    """JSON that is safe inside a script element, for any strings.
 
     >>> escaped_json({"token": "</script>"})
     '{"token":"\\\\u003c/script\\\\u003e"}'

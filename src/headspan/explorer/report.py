@@ -40,9 +40,9 @@ def report(
     progress: Progress | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Report:
-    """A page with the wiring diagram, heat maps, hubs and everything else that the scores tell.
+    """A page with the wiring diagram, heat maps, hubs and everything else in the scores.
 
-    scores: scores, the file of a result, or a model to score on the spot (its weights are then used too); or what
+    scores: scores, the file of a result, or a model to score now (its weights are then used too); or what
         ``headspan.diff`` or ``headspan.track`` gave, which have pages of their own.
     weights: the weights the scores were made from, or their model; with them the page has tokens and principal angles.
     out: where to write it; without, the page is only returned (a notebook shows it).
@@ -50,8 +50,8 @@ def report(
         heads and are evaluated. The demo model has those of its head scores by default.
     behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
-    force: replace a file that is not such a page; one that is read is never replaced.
-    progress: called with what is being done, and how much of it is; by default a bar where somebody is looking.
+    force: overwrite a file that is not such a page (never an input).
+    progress: called with what is being done, and how much of it is; by default a bar in a terminal or notebook.
     path: the old name of ``out``.
     """
     if path is not None:

@@ -1,6 +1,6 @@
 """A static gallery: the pages of several results in one folder, with an index that has their pictures and key facts.
 
-Nothing in it needs a server or asks for anything: links are relative, pictures are inside the index, and the same
+The gallery needs no server and loads nothing: links are relative, pictures are inside the index, and the same
 policy as in every page forbids scripts that are not its own.
 """
 
@@ -89,7 +89,7 @@ def site(
     """
     given = list(results.values() if isinstance(results, Mapping) else results)
     if not given:
-        raise HeadspanError("a gallery needs at least one result: give files that headspan score wrote, or models")
+        raise HeadspanError("a gallery needs at least one result. Give result files of headspan score, or models")
     models = [given_weights(one) for one in weights]
     loaded = [_loaded(one) for one in given]
     titles = [short_name(str(scores.provenance.get("reference", "arrays"))) for scores, _ in loaded]
@@ -128,7 +128,7 @@ def _matched(
         fitting = [i for i, one in enumerate(scores) if _belongs(one, model)]
         if not fitting:
             raise HeadspanError(
-                f"{model.reference} is not the model of any of these results: leave it out of --weights"
+                f"{model.reference} is not the model of any of these results. Leave it out of --weights"
             )
         for i in fitting:
             found[i] = found[i] or weights_of(scores[i], model)
@@ -145,14 +145,14 @@ def _belongs(scores: Scores, model: AttentionWeights) -> bool:
 
 
 def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
-    """Refuse a folder in which other things are kept; a gallery that was killed may have pages and no index."""
+    """Refuse a folder with other files; an interrupted gallery may have pages but no index."""
     place = Path(folder)
     if force or not place.is_dir() or is_ours(place / _INDEX, "page"):
         return
     if any(not is_temporary(entry.name) and not is_ours(entry, "page") for entry in place.iterdir()):
         raise HeadspanError(
-            f"cannot write a gallery into {os.fspath(folder)}: it holds other things; choose a new or empty folder, or "
-            "write into it by --force (force=True)"
+            f"cannot write a gallery into {os.fspath(folder)}: it has other files. Choose a new or empty folder, or "
+            "write into it with --force (force=True)"
         )
 
 

@@ -1,7 +1,7 @@
-"""A tour of three steps, where a result holds the circuit that everybody should see first.
+"""A tour of three steps, if a result contains an induction circuit.
 
-A previous-token head writes which token came before; the keys of an induction head read it. The weights say so, and
-the effects say how much it does.
+A previous-token head writes which token came before; the keys of an induction head read it. The weights show the
+overlap, and the effects show how much it matters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OK = Pairing.parse("OK")
 
 
 def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
-    """Title, text and view of every step; none where there is no such edge, or nobody has run the model."""
+    """Title, text and view of every step; none without such an edge or without measured effects."""
     measured = effects_in(scores)
     edge = _induction_edge(scores, labels)
     if edge is None or measured is None or _OK not in measured.pairings or not measured.compared:
@@ -38,28 +38,32 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
     pair = f"{edge.source}.O-{edge.target}.K"
     base = {"metric": PK, "pairings": "OK", "rule": "top", "k": "20"}
     verdict = (
-        f"Exchanging what {edge.source} writes in the keys of {edge.target} alone changes its attention by "
+        f"Patching {edge.source}'s output as seen by the keys of {edge.target} changes its attention by "
         f"{matrix.values[place]:.2f} (total variation, 0 to 1): "
-        + ("small on this input." if np.isnan(ratio) else f"{ratio:.1f} times what a random write of its length does.")
+        + (
+            "small on this input."
+            if np.isnan(ratio)
+            else f"{ratio:.1f} times the effect of a random output of its length."
+        )
     )
     return [
         {
-            "title": f"{edge.source} looks at the token before",
-            "text": f"Run on text, {edge.source} attends to the previous token, so what it writes tells which token "
-            "came before. Whoever reads that can find where a token was followed by something.",
+            "title": f"{edge.source} attends to the previous token",
+            "text": f"Run on text, {edge.source} attends to the previous token, so its output encodes which token "
+            "came before. A head that reads this can find what followed a token earlier.",
             "view": base | {"head": str(edge.source)},
         },
         {
             "title": f"{edge.target} reads what {edge.source} writes",
             "text": f"Found from the weights alone: what {edge.source} writes and what the keys of {edge.target} read "
             f"share {edge.score:.2f} of {metric.largest(*map(float, ranks)):.0f} dimensions, {chance:.2f} by chance. "
-            f"So {edge.target} can look for the token that came after the present one last time: an induction head.",
+            f"So {edge.target} can attend to the token that followed the current one last time: an induction head.",
             "view": base | {"pair": pair},
         },
         {
             "title": "Running the model confirms it" if large else "Running the model does not confirm it",
-            "text": f"{verdict} Dots mark all edges with a large effect. An edge without one is an overlap whose "
-            "effect on this input is small, or no larger than a random write's.",
+            "text": f"{verdict} Dots mark all edges with a large effect. An edge without a dot is an overlap whose "
+            "effect on this input is small, or no larger than a random output's.",
             "view": base | {"head": str(edge.target)},
         },
     ]

@@ -1,4 +1,4 @@
-"""Heads as links of a chain: what they read and write as orthonormal bases, and the map from the one to the other.
+"""Heads as links of a chain: orthonormal bases of what they read and write, and the map between the two.
 
 A path s → a → b ends with what b reads of what a makes of what s writes. Its composed map is
 
@@ -56,7 +56,7 @@ class Ends(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What passes something on, by the ends that it writes and reads with, and the core of its map.
+    """Links that pass something on: the ports that they write and read with, and the core of their map.
 
     write, read: places among the writers and the carriers. cores: (n, m, m), write side × read side, scaled.
     sizes: tr M̂ᵀM̂, the rank r. fourths: tr (M̂ᵀM̂)². gains: the largest squared singular value.
@@ -72,7 +72,7 @@ class Links(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """Everything that paths of one model are made of."""
+    """Everything needed to compose the paths of one model."""
 
     d_model: int
     writers: Ends
@@ -81,7 +81,7 @@ class Chains(NamedTuple):
 
 
 def chains(weights: AttentionWeights) -> Chains:
-    """Bases of all that write and of all that carry on, and the cores of the maps between them."""
+    """Bases of all writers and of all that pass something on, and the cores of the maps between them."""
     table = weights.ports
     m = max(weights.d_head(Role.O), weights.d_head(Role.V), *_node_widths(weights))
     count = sum(len(table.of(role)) for role in (*WRITES, *CARRIES))
@@ -89,7 +89,7 @@ def chains(weights: AttentionWeights) -> Chains:
     if needed > available_memory():
         raise HeadspanError(
             f"the bases of all heads need about {needed / 1e9:.1f} GB of memory, and {available_memory() / 1e9:.1f} GB "
-            "are free: use a machine with more"
+            "are free. Use a machine with more memory"
         )
     writers, inner_w = _ends(weights, WRITES, m)
     carriers, inner_r = _ends(weights, CARRIES, m)
@@ -191,7 +191,7 @@ class Chance(NamedTuple):
 def chance(
     d: ArrayLike, source: np.ndarray | float, target: np.ndarray | float, sizes: np.ndarray, fourths: np.ndarray
 ) -> Chance:
-    """What chained scores are by chance: between any two links of a chain stands an independent uniform rotation.
+    """Chained scores by chance: an independent uniform rotation between any two links of a chain.
 
     d: the dimensions in which both sides of a hop are turned, (n, hops) or one for all: see :mod:`dimension`.
     source, target: dimensions of the subspaces at the ends, (n,). sizes, fourths: tr M̂ᵀM̂ and tr (M̂ᵀM̂)² of the maps

@@ -4,7 +4,7 @@
      "edges": [{"source": "L0H3.O", "target": "L1H2.K", "metric": "pk", "score": 9.1}]}
 
 ``metric`` and ``score`` may be left out, and so may ``nodes``: every end of an edge is one. Nothing in such a file is
-taken on trust: it is small, of this format, and speaks of heads that the model has, or it is refused with a sentence.
+trusted: a file that is too large, of another format or names heads that the model does not have is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _METRIC = PK
 
 @dataclass(frozen=True)
 class CircuitEdge:
-    """One edge between two ports, ``L4H11.O`` and ``L5H1.K``; the score as the file's maker saw it."""
+    """One edge between two ports, ``L4H11.O`` and ``L5H1.K``; the score as written in the file."""
 
     source: str
     target: str
@@ -42,7 +42,7 @@ class CircuitEdge:
     score: float | None = None
 
     def resolved(self, table: PortTable) -> tuple[Pairing, Port, Port]:
-        """Pairing and ends as a model knows them."""
+        """Pairing and ends as ports of a model."""
         (source, writes), (target, reads) = _split(self.source), _split(self.target)
         return Pairing(writes, reads), table.resolve(source, writes), table.resolve(target, reads)
 
@@ -90,7 +90,7 @@ class Circuit(Tabular):
     @classmethod
     @checked
     def load(cls, path: str | os.PathLike[str]) -> Circuit:
-        """Read a circuit file, whoever wrote it."""
+        """Read a circuit file from any source."""
         return cls.from_dict(_read(Path(path)), os.fspath(path))
 
     @classmethod
@@ -98,13 +98,13 @@ class Circuit(Tabular):
         """A circuit from what its file holds, checked part by part."""
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             raise HeadspanError(
-                f'{where} is not a circuit: it must be a JSON object with "format": "{FORMAT}", as headspan paths '
+                f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as headspan paths '
                 "--out and the page write it"
             )
         version = content.get("version")
         if type(version) is not int or version != VERSION:
             raise HeadspanError(
-                f"{where} is a circuit of version {repr(version)[:40]}, and this headspan reads version {VERSION}: use "
+                f"{where} is a circuit of version {repr(version)[:40]}, and this headspan reads version {VERSION}. Use "
                 "a newer headspan"
             )
         edges = content.get("edges")
@@ -115,26 +115,26 @@ class Circuit(Tabular):
         return cls(_text(content, "name", where), _text(content, "model", where), read, _nodes(content, where))
 
     def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, Port, Port]]:
-        """Every edge as a model knows it; a head that the model does not have is told by name."""
+        """The edges as ports of a model; an unknown head is an error that names it."""
         found = []
         for edge in self.edges:
             pairing, source, target = edge.resolved(table)
             if not source.position < target.position:
                 raise HeadspanError(
-                    f"the circuit {self.name[:60]!r} has an edge {edge.source} → {edge.target}, and nothing flows "
-                    "from a later layer to an earlier one: turn it round or leave it out"
+                    f"the circuit {self.name[:60]!r} has an edge {edge.source} → {edge.target}, but nothing flows "
+                    "from a later layer to an earlier one. Reverse the edge or leave it out"
                 )
             found.append((edge, pairing, source, target))
         return found
 
 
 def given_circuit(circuit: Circuit | str | os.PathLike[str]) -> Circuit:
-    """A circuit as it is, or that of a file."""
+    """A circuit as given, or read from a file."""
     return circuit if isinstance(circuit, Circuit) else Circuit.load(circuit)
 
 
 def _read(path: Path) -> Any:
-    missing = f"there is no file {path}: a circuit is written by headspan paths --out, or by hand"
+    missing = f"there is no file {path}. Write a circuit with headspan paths --out, or by hand"
     try:
         text = read_text(path, missing, "circuit", most=_LARGEST)
         return json.loads(text, parse_constant=_no_number)
@@ -143,7 +143,7 @@ def _read(path: Path) -> Any:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
@@ -175,7 +175,7 @@ def _edge(edge: Any, number: int, where: str) -> CircuitEdge:
     (_, writes), (_, reads) = _split(edge["source"]), _split(edge["target"])
     if not Pairing(writes, reads).flow:
         raise HeadspanError(
-            f"edge {number} of {where} goes from {edge['source'][:60]} to {edge['target'][:60]}: an edge goes from O "
+            f"edge {number} of {where} goes from {edge['source'][:60]} to {edge['target'][:60]}. An edge goes from O "
             "(or W of a node) to Q, K or V (or R of a node)"
         )
     metric, score = edge.get("metric", _METRIC), edge.get("score")
@@ -190,7 +190,7 @@ def _split(port: str) -> tuple[str, Role]:
     """The name and the role of a port; a node's name may have dots."""
     name, dot, role = port.strip().rpartition(".")
     if not dot or not name or role.upper() not in Role.__members__:
-        raise HeadspanError(f"{port[:80]!r} is not a head with a role: write for example L4H11.O or L5H1.K")
+        raise HeadspanError(f"{port[:80]!r} is not a head with a role. Write for example L4H11.O or L5H1.K")
     return name, Role(role.upper())
 
 

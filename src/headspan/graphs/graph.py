@@ -35,7 +35,7 @@ EDGE_COLUMNS = (*Edge._fields, *EFFECT_FIELDS, "source_labels", "target_labels")
 
 
 class HeadCounts(NamedTuple):
-    """How many heads of a wiring carry a label, and how many carry none; nodes that are no heads are not counted."""
+    """The numbers of heads of a wiring with and without a label; other nodes are not counted."""
 
     in_class: int
     out_of_class: int
@@ -62,7 +62,7 @@ class Wiring(Tabular):
     nodes: tuple[Node, ...]
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
-    notes: tuple[str, ...] = ()  # where there are no edges, what would not be empty; else doubts about them
+    notes: tuple[str, ...] = ()  # without edges, what to choose instead; otherwise doubts about them
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""
@@ -86,7 +86,7 @@ class Wiring(Tabular):
         return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
 
     def _edge_fields(self) -> list[dict[str, str | int | float]]:
-        """What a file says of every edge; effects only where they were measured."""
+        """The fields of every edge in a file; effects only if measured."""
         return [
             {"metric": edge.metric, "pairing": str(edge.pairing), "rank": edge.rank, "score": edge.score}
             | {name: value for name, value in effect.items() if value is not None}
@@ -98,7 +98,7 @@ class Wiring(Tabular):
 
     @property
     def counted(self) -> str:
-        """How many heads, and nodes besides, are on the edges, in words."""
+        """The numbers of heads and other nodes on the edges, in words."""
         others = len({str(node.head) for node in self.nodes if not isinstance(node.head, Head)})
         heads = f"{sum(isinstance(node.head, Head) for node in self.nodes)} heads"
         return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
@@ -110,7 +110,7 @@ class Wiring(Tabular):
         for node in self.nodes:
             if str(node.head) == str(wanted):
                 return node
-        raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring: ask for more edges")
+        raise HeadspanError(f"{wanted} is on none of the {len(self.edges)} edges of this wiring. Choose more edges")
 
     @checked
     def between(self, pairing: str | Pairing) -> Edges:
@@ -225,4 +225,4 @@ def _node_fields(node: Node) -> dict[str, str | int | float]:
 
 def _write(path: str | os.PathLike[str], kind: str, text: str, force: bool) -> None:
     with writing(path, kind, force=force) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # a file name may contain bytes that are not text

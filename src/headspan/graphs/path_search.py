@@ -1,10 +1,10 @@
 """The strongest chains that end at one port, by branch and bound over small matrix products.
 
 A partial path is held as the Gram matrix Q (m×m) of its composed map as seen from the last link's far side. One hop
-further through the overlap K of two bases the score is tr KᵀQK = ⟨Q, KKᵀ⟩: for all partial paths that stand at one
-link and all that could come next, one matrix product. Nothing that comes later can make more of it than tr Q, times
-the largest squared singular values of the maps to come: what cannot reach the list is dropped. A quick search that
-keeps little finds good paths first, so that the second, complete one can drop much.
+further through the overlap K of two bases the score is tr KᵀQK = ⟨Q, KKᵀ⟩: one matrix
+product for all partial paths that end at one link and all possible next hops. Later hops cannot exceed tr Q times
+the largest squared singular values of the remaining maps, so paths that cannot reach the list are dropped. A quick
+search that keeps few paths finds good ones first, so that the second, complete search can drop many.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Way:
 
     @cached_property
     def outer_order(self) -> np.ndarray:
-        """Where everything in outer stands, smaller numbers further from the ends."""
+        """The positions of everything in outer, smaller numbers further from the ends."""
         return self.sign * self.outer.positions
 
     @cached_property
@@ -65,7 +65,7 @@ class Way:
         return np.array([str(port) for port in self.outer.ports], dtype=object)
 
     def before(self, port: Port) -> np.ndarray:
-        """Which of outer stand beyond a port, seen from the ends; a direction may stand before and behind itself."""
+        """Which of outer lie beyond a port, seen from the ends; a direction may lie on both sides of itself."""
         return (self.outer_order < self.sign * port.position) & (self._names != str(port))
 
     def gain(self, group: int) -> float:
@@ -272,7 +272,7 @@ class _Overlaps:
 
 @dataclass
 class _Step:
-    """One hop further for all partial paths that stand at links of one far place."""
+    """One hop further for all partial paths that end at links of one far port."""
 
     way: Way
     partial: _Partial

@@ -1,4 +1,4 @@
-"""The strongest paths through a model: what one head writes, others carry on, and one reads at last.
+"""The strongest paths through a model: one head writes, others pass it on, and a last head reads it.
 
 >>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # two layers have no room for a head in between
 >>> len(found)
@@ -54,9 +54,9 @@ class Path:
     """One path: ``source`` writes, every head (or node) of ``via`` reads with V and writes with O, ``target`` reads.
 
     rank: among the paths of as many hops. score: squared norm of the composed map (see
-    :mod:`headspan.graphs.chains`); for one hop it is PK. product: what the PKs of the hops alone make expect, if
-    every head between mixed its directions at random. chance, sd: mean and standard deviation of the score if all
-    links were turned at random; z: how many of these it lies above (None where it cannot vary). pks: of every hop.
+    :mod:`headspan.graphs.chains`); for one hop it is PK. product: the score expected from the per-hop PKs, if
+    every head in between mixed its directions at random. chance, sd: mean and standard deviation of the score if all
+    links were rotated at random; z: the distance from that mean in sd (None if it cannot vary). pks: PK of every hop.
     """
 
     rank: int
@@ -160,16 +160,16 @@ def paths(
     weights
         With a result: its model.
     nodes
-        What else reads or writes the stream, as :func:`headspan.score` takes it; a result does not hold the vectors of
+        Other readers and writers of the stream, as for :func:`headspan.score`; a result does not hold the vectors of
         its nodes, so give them again. A plain neuron and a
-        feature of a transcoder carry on what they read; all other nodes are ends.
+        transcoder feature can be inside a path; other nodes can only start or end it.
     memory
-        Bytes for partial paths. What does not fit is left out, and the notes of the result say so.
+        Memory limit for partial paths. What does not fit is left out, and the notes of the result report it.
     """
     if not 1 <= depth <= DEEPEST:
-        raise HeadspanError(f"paths have 1 to {DEEPEST} hops, not {depth}: give a depth between these")
+        raise HeadspanError(f"depth must be from 1 to {DEEPEST}, not {depth}")
     if k < 1:
-        raise HeadspanError(f"cannot list {k} paths: give a number of 1 or more")
+        raise HeadspanError(f"k is {k}. Give 1 or more")
     room = parse_memory(memory)
     scores = _result(model)
     opened = _weights(model, scores, weights, say)
@@ -199,26 +199,26 @@ def _weights(
         if weights is None:
             made = scores.provenance.get("reference", "its model")
             raise HeadspanError(
-                "paths are made of weights, which a result does not hold: add the model it was made from by --weights "
+                "paths need weights, which a result does not hold. Add the model that it was made from with --weights "
                 f"(weights=), {str(made)[:80]}"
             )
         return weights_of(scores, weights, say)
     if weights is not None:
-        raise HeadspanError("--weights names the model of a saved result: here the model itself is given")
+        raise HeadspanError("--weights is only for a saved result, and a model is given. Leave out --weights")
     return given_weights(model)
 
 
 def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], say: Callable[[str], None]) -> None:
-    """A result has the names of its nodes and a hash of their vectors: they must be given again to be followed."""
+    """A result has only the names of its nodes and a hash of their vectors, so the nodes must be given again."""
     held = scores.provenance.get("nodes_hash")
     if opened.ports.nodes:
         if held != opened.provenance["nodes_hash"]:
-            say("these nodes are not those of the result: the paths are of the nodes that were given now")
+            say("these nodes are not those of the result. The paths use the nodes given now")
         return
     for name in ends:
         if isinstance(name, str) and (node := scores.ports.node(name) or scores.ports.node(name.rpartition(".")[0])):
             raise HeadspanError(
-                f"{node} is a node of the result, which does not hold its vector: name it again as it was for score, "
+                f"{node} is a node of the result, which does not hold its vector. Name it again as for score, "
                 "for example --nodes probe.npy@8 (nodes=)"
             )
 
@@ -254,7 +254,7 @@ def strongest(
     found, dropped = search(way, depth, k, memory, progress)
     listed = [path for hops, some in sorted(found.items()) for path in _described(way, stock, some, hops, k)]
     left = [_left_out(hops, dropped[hops], listed, k) for hops in sorted(found) if hops in dropped]
-    nothing = [] if listed else ["there is no such path: nothing stands between these in the stream"]
+    nothing = [] if listed else ["there is no such path: nothing lies between these in the stream"]
     return Paths(
         listed, short_name(str(weights.reference)), [*notes, *(sentence for sentence in left if sentence), *nothing]
     )
@@ -268,7 +268,7 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
     wrong = [str(pairing) for pairing in chosen if not pairing.flow]
     if wrong or not chosen:
         raise HeadspanError(
-            f"a hop goes from what writes to what reads, and {', '.join(wrong) or 'nothing'} does not: give "
+            f"a hop goes from what writes to what reads, and {', '.join(wrong) or 'nothing'} does not. Give "
             "OQ, OK or OV, or OR, WQ, WK, WV or WR of nodes"
         )
     return frozenset(map(str, chosen))
@@ -279,10 +279,12 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
     table = weights.ports
     port, role = table.ask(name)
     if role is not None and role not in WRITES:
-        raise HeadspanError(f"a path begins with what is written: give {port}.{_writer(port)} instead of {port}.{role}")
+        raise HeadspanError(f"a path begins with an output. Give {port}.{_writer(port)} instead of {port}.{role}")
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.W)):
-            raise HeadspanError(f"{port} only reads, so no path begins with it: give it as the end, by --to (to=)")
+            raise HeadspanError(
+                f"{port} only reads, so a path cannot begin with it. Give it as the end, with --to (to=)"
+            )
         return [(table.resolve(port, Role.W), Role.W)]
     assert isinstance(port, Head)
     group = table.group_of(port) if port.kv else (port,)
@@ -300,11 +302,11 @@ def _targets(
     port, role = table.ask(name)
     if role is not None and role not in READS:
         other = f"{port}.R" if isinstance(port, Node) else f"{port}, or {port}.K"
-        raise HeadspanError(f"a path ends with what is read: give {other} instead of {port}.{role}")
+        raise HeadspanError(f"a path ends with an input. Give {other} instead of {port}.{role}")
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.R)):
             raise HeadspanError(
-                f"{port} only writes, so no path ends with it: give it as the beginning, by --from (from_=)"
+                f"{port} only writes, so a path cannot end with it. Give it as the beginning, with --from (from_=)"
             )
         possible = [Role.R]
     else:
@@ -316,8 +318,8 @@ def _targets(
     chosen = [one for one in asked if one in read]
     if not chosen:
         raise HeadspanError(
-            f"{name} reads with {', '.join(map(str, asked))}, and the last hop is to be "
-            f"{', '.join(sorted(last))}: ask for one that fits"
+            f"{name} reads with {', '.join(map(str, asked))}, and the last hop must be "
+            f"{', '.join(sorted(last))}. Choose one that matches"
         )
     notes = {table.note(port, one) for one in chosen if one.shared}
     return [(one, table.find(port, one)) for one in chosen], sorted(note for note in notes if note)
@@ -356,7 +358,7 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
 
 
 def _exact(way: Way, links: Links, places: np.ndarray) -> tuple[tuple[float, ...], float, float]:
-    """Of one path, in float64: PK of every hop, ‖C‖², and what the PKs make expect."""
+    """For one path, in float64: PK of every hop, ‖C‖², and the score expected from the PKs."""
     end, *via, other = places
     basis = way.ends.bases[end].astype(np.float64)
     chain, product, pks = np.eye(basis.shape[1]), 1.0, list[float]()
@@ -374,11 +376,11 @@ def _exact(way: Way, links: Links, places: np.ndarray) -> tuple[tuple[float, ...
 
 
 def _left_out(hops: int, bound: float, listed: list[Path], k: int) -> str | None:
-    """A sentence where paths that would belong to the list may have been left out for want of memory."""
+    """A note if paths that belong to the list may have been left out because of limited memory."""
     scores = [path.score for path in listed if path.hops == hops]
     if len(scores) >= k and scores[-1] >= bound:
         return None
     return (
-        f"for want of memory some paths of {hops} hops were not followed: of those that score less than {bound:.3g} "
-        "some may be missing here; more memory= finds them"
+        f"memory was too small to follow all paths of {hops} hops: of those that score less than {bound:.3g} "
+        "some may be missing. Allow more with memory="
     )

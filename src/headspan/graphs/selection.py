@@ -1,4 +1,4 @@
-"""Choose the edges worth looking at, by a rule or from a circuit, and make the graph of heads of them."""
+"""Choose edges by a rule or from a circuit, and build the graph of their heads."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def wiring(
         A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
         those of a rule.
     say
-        Called with a sentence where nobody can tell whether the labels or the circuit are for these weights.
+        Called with a message if it is unknown whether the labels or the circuit are for these weights.
     """
     if used is not None:
         warn_renamed("the argument used", "large_effect", stacklevel=3)
@@ -114,9 +114,9 @@ def wiring(
 
 
 def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
-    """A circuit says itself which edges it has."""
+    """A circuit defines its own edges."""
     if rule != "top" or any(value is not None for value in (q, null, minimum)):
-        raise HeadspanError("a circuit says which edges it has: leave out rule, q, null and minimum, or the circuit")
+        raise HeadspanError("a circuit defines its own edges. Leave out rule, q, null and minimum, or the circuit")
 
 
 def _drawn(
@@ -171,9 +171,9 @@ def _why_empty(
     minimum: float | None,
     found: Iterable[Significance],
 ) -> Iterator[str]:
-    """What to ask for instead of a choice without edges, for every pairing."""
+    """What to choose instead of a choice without edges, for every pairing."""
     if rule in ("top", "top-per-target") and k == 0:
-        yield f"no edges were asked for ({rule} 0): give a larger k"
+        yield f"no edges were requested ({rule} 0). Give a larger k"
         return
     yield from (result.nothing(q) for result in found if result.smallest_q > q)
     for pairing in pairings:
@@ -185,7 +185,7 @@ def _why_empty(
 
 
 def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
-    """What to know of edges above the reversed pairs: how many are evidence about two heads."""
+    """A note on edges above the reversed pairs: how many are evidence about two heads."""
     for result in found:
         if result.direction is not None and result.count(q):
             yield result.agreement(q)
@@ -195,19 +195,19 @@ def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
 
 def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:
     if rule not in RULES:
-        raise HeadspanError(f"unknown edge rule {rule!r}: choose one of {', '.join(RULES)}")
+        raise HeadspanError(f"unknown edge rule {rule!r}. Choose one of {', '.join(RULES)}")
     if k < 0:
-        raise HeadspanError(f"cannot choose {k} edges: give a number of 0 or more")
+        raise HeadspanError(f"k is {k}. Give 0 or more")
     for name, value in (("null", null), ("q", q)):
         if rule != "significance" and value is not None:
             raise HeadspanError(
-                f"{name} {value} has no effect on the rule {rule}: it belongs to the rule significance, so leave it "
+                f"{name} {value} has no effect on the rule {rule}. It belongs to the rule significance: leave it "
                 "out or choose that rule"
             )
     if q is not None and not 0 < q <= 1:
-        raise HeadspanError(f"a q-value lies between 0 and 1, not {q}: give for example 0.01")
+        raise HeadspanError(f"q must be between 0 and 1, not {q}. Give for example 0.01")
     if rule == "threshold" and minimum is None:
-        raise HeadspanError("the rule threshold needs the smallest score to show: give minimum, for example 20")
+        raise HeadspanError("the rule threshold needs a smallest score. Give minimum, for example 20")
 
 
 def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:

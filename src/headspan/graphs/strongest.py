@@ -23,7 +23,7 @@ def around(
     metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
 ) -> Around:
-    """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
+    """Which heads write to a head, and which read from it: the k strongest forward pairs of every pairing.
 
     Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
     A head with a role, ``L5H1.K``, asks for the pairs of that port only. In a result with nodes their names are

@@ -1,1 +1,1 @@
-"""The paper's evaluation on head classes, and its numbers computed again."""
+"""The paper's evaluation on head classes, and the reproduction of its numbers."""

@@ -1,8 +1,8 @@
-"""How well do similarities find heads that are known to work together?
+"""How well similarities find heads that are known to work together.
 
 Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
 score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are
-resampled: pairs that share a head are not independent, so resampling pairs would promise too much.
+resampled: pairs that share a head are not independent, so resampling pairs would give intervals that are too narrow.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def detection(
     if not parsed:
         raise HeadspanError("detection needs at least one pairing")
     if measure not in _MEASURES:
-        raise HeadspanError(f"unknown measure {measure!r}: choose {' or '.join(_MEASURES)}")
+        raise HeadspanError(f"unknown measure {measure!r}. Choose {' or '.join(_MEASURES)}")
     labels = labels.for_model(scores.ports)
     curves = [_detection_curve(scores, labels, metric, pairing) for pairing in parsed]
     # (chance, observed, then replicates) per pairing: means of replicates are replicates of means.
@@ -73,7 +73,7 @@ def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairi
     matrix = scores[metric, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
-        raise HeadspanError(f"{pairing} has no forward pairs: detection needs heads in at least two layers")
+        raise HeadspanError(f"{pairing} has no forward pairs. Detection needs heads in at least two layers")
     best: dict[Head, float] = {}
     for side, heads in ((rows, matrix.sources), (columns, matrix.targets)):
         highest = np.full(len(heads), -np.inf)
@@ -130,7 +130,7 @@ def classification(
 ) -> Classification:
     """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
 
-    Beside each stands what pairs in random order would give on average.
+    Each comes with the average for pairs in random order.
 
     The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
     are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
@@ -170,7 +170,7 @@ class _ClassPairs(NamedTuple):
 
 def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str) -> _ClassPairs:
     if not pairing.same_type:
-        raise HeadspanError(f"classification compares heads in one role: choose QQ, KK, VV or OO, not {pairing}")
+        raise HeadspanError(f"classification compares heads in one role. Choose QQ, KK, VV or OO, not {pairing}")
     matrix = scores[metric, pairing]
     rows, columns = np.nonzero(same_type_mask(matrix.sources) & ~np.isnan(matrix.values))
     named = set(labels.heads(name))
@@ -179,10 +179,10 @@ def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, 
     if not positive.any():
         raise HeadspanError(
             f"the class {name!r} has {np.count_nonzero(member)} of the {len(member)} heads of role {pairing.source} "
-            "and no pair of them: classification needs at least two heads in a class"
+            "and no pair of them. Classification needs at least two heads in a class"
         )
     if positive.all():
-        raise HeadspanError(f"all pairs of {pairing} are inside the class {name!r}: there is nothing to tell apart")
+        raise HeadspanError(f"all pairs of {pairing} are inside the class {name!r}, so there is nothing to classify")
     return _ClassPairs(matrix.values[rows, columns], positive, rows, columns, member)
 
 
@@ -244,7 +244,7 @@ def metric_agreement(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation(Tabular):
-    """Everything that one set of labels says about one result, by metric."""
+    """The evaluation of one result on one set of labels, by metric."""
 
     detection: dict[str, dict[str, Estimate]]
     average_precision: dict[str, dict[str, Estimate]]  # of detection
@@ -314,20 +314,20 @@ def evaluate(
 ) -> Evaluation:
     """Detection, classification and PK against CS for all similarities of a result (pk and cs of a model).
 
-    Classes with fewer than two heads have no pairs to classify: they are left out, and ``say`` is told.
+    Classes with fewer than two heads have no pairs to classify; they are left out, and ``say`` gets a note.
     """
     wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
-        labels = Labels.load(labels)  # a wrong name must not wait for the scores
+        labels = Labels.load(labels)  # report a wrong name before scoring
     scores = given_scores(
         scores, wanted or DEFAULT_METRICS, FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress, whole="an evaluation"
     )
     names = wanted or scores.metrics
     if not names:
-        raise HeadspanError("this result has no scores to evaluate: make one with headspan score")
+        raise HeadspanError("this result has no scores to evaluate. Make one with headspan score")
     checked = given_labels(labels, scores, say)
     if checked is None:
-        raise HeadspanError("evaluation needs labels: give the name or the CSV file of some, for example gpt2-ioi")
+        raise HeadspanError("evaluation needs labels. Give a name such as gpt2-ioi, or a CSV file")
     labels = checked
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]

@@ -1,7 +1,7 @@
-"""The paper's numbers for GPT-2 small, computed again and laid beside the published ones.
+"""Recompute the paper's numbers for GPT-2 small and compare them with the published ones.
 
-A number agrees when it rounds to what was printed. Some kinds of numbers have a stated room beyond that, and those that
-need it are counted apart, each with a note: areas of one class that depend on nearly tied scores, KL that depends on a
+A number agrees if it rounds to the printed one. Some kinds of numbers have a stated tolerance beyond that, and those
+that need it are counted separately, with a note: areas of one class that depend on nearly tied scores, KL of a
 pair next to the edge of a bin, sums of PK, and head scores, which depend on random sequences.
 """
 
@@ -71,16 +71,16 @@ _FLOAT32_ERROR = 1e-6
 # to round to the printed digit, and KL of OQ, where one pair of 9,504 lies 3.3e-6 of itself below the edge of a bin.
 # Bases and products in float32 on a CPU are wrong by at most 6e-7 here; how the original was computed is not known.
 _PK_ERROR = 7e-6
-_MISSING = "these weights do not give it"
+_MISSING = "not computable from these weights"
 _SEQUENCES = 0.02  # head scores: other random sequences than the paper's
 
 
-# The files that a reproduction is written to, and their kinds.
+# The files of a reproduction, and their kinds.
 FILES = {"reproduction.csv": "csv", "reproduction.md": "markdown", "ours.json": "json"}
 
 
 class Row(NamedTuple):
-    """One published number beside ours, with a note where agreement is not plain rounding."""
+    """One published number and ours, with a note if they agree by more than rounding."""
 
     section: str
     key: str
@@ -115,7 +115,7 @@ class Reproduction:
 
     @property
     def summary(self) -> str:
-        """One line: how many agree to the printed digit, agree within a stated room, differ, are not available."""
+        """One line: how many agree to the printed digit, agree within tolerance, differ, are not available."""
         counts = Counter(row.verdict for row in self.rows)
         return (
             f"{counts[AGREES]} agree to the printed digit, {counts[WITHIN_ROOM]} within a stated room, "
@@ -159,7 +159,7 @@ def published() -> Tree:
 def reproduce(weights: WeightsLike, progress: Progress | None = None) -> Reproduction:
     """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
 
-    The unembedding is needed for two sections and a forward pass for one; where the checkpoint lacks what they
+    Two sections need the unembedding and one needs a forward pass; if the checkpoint lacks what they
     need, their rows say so.
     """
     with progress_bar("computing", progress) as update, given_weights(weights) as opened:
@@ -261,7 +261,7 @@ def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
 def _from_forward_pass(weights: AttentionWeights, progress: Progress) -> Tree:
     from headspan.running.behaviour import behaviour
 
-    weights.embedding()  # says in one sentence that a checkpoint without it cannot be run
+    weights.embedding()  # raises if the checkpoint has no embedding and so cannot be run
     measured = behaviour(weights.reference, bos="no", progress=progress)
     lists = {kind: [head for head, _ in heads] for kind, heads in published()["head_scores_top10"].items()}
     return {"head_scores_top10": {kind: [[h, measured[kind][h]] for h in heads] for kind, heads in lists.items()}}
@@ -282,7 +282,7 @@ def _compare(section: str, ours: Tree | None, reason: str = "", scores: Scores |
     digits = DIGITS[section]
     for key, (head, printed) in _leaves(published()[section]):
         row = Row(
-            section, key, _text(head, printed, digits), "", NOT_AVAILABLE, reason or "these weights do not give it"
+            section, key, _text(head, printed, digits), "", NOT_AVAILABLE, reason or "not computable from these weights"
         )
         if key not in found or found[key][1] is None:
             yield row
@@ -301,7 +301,7 @@ def _compare(section: str, ours: Tree | None, reason: str = "", scores: Scores |
 
 
 class Room(NamedTuple):
-    """Where a number may lie for a reason other than the rounding of the printed one."""
+    """The range of a number, for a reason other than the rounding of the printed one."""
 
     low: float
     high: float
@@ -342,7 +342,7 @@ ROOMS: dict[str, Callable[[str, float, Scores], Room]] = {
     "outlet_top10": _sum_room,
     "head_scores_top10": _sequence_room,
 }
-"""What may make a number of a section differ from the printed one, but for rounding."""
+"""Why a number of a section may differ from the printed one, apart from rounding."""
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -367,7 +367,7 @@ def _text(head: str, value: float, digits: int) -> str:
 
 
 def _markdown(result: Reproduction) -> Iterator[str]:
-    yield "# Published numbers for GPT-2 small, computed again\n"
+    yield "# Published numbers for GPT-2 small, recomputed\n"
     yield f"<!-- {MADE_BY} -->\n"
     yield f"Model: {result.model.get('reference')}, fingerprint {result.model.get('fingerprint')}\n"
     yield f"**{result.summary}**\n"

@@ -61,7 +61,7 @@ def _two_layer(context: Context) -> Named:
 
     layers = {head.layer for head in context.scores.ports.query}
     if len(layers) != 2:
-        raise HeadspanError(f"it is for models with two layers of attention, and this one has {len(layers)}")
+        raise HeadspanError(f"it needs a model with two attention layers, and this one has {len(layers)}")
     try:
         behaviour = context.behaviour
     except HeadspanError as reason:
@@ -101,7 +101,7 @@ def _head_scores_of(context: Context, kinds: list[str]) -> Figure:
     scores = context.behaviour
     measured = [kind for kind in kinds if kind in scores and scores.top(kind, 1)]
     if not measured:
-        raise HeadspanError(f"these head scores hold no numbers for {', '.join(kinds)}: measure them on a longer text")
+        raise HeadspanError(f"these head scores have no values for {', '.join(kinds)}. Measure them on a longer text")
     if measured != kinds:
         left_out = ", ".join(kind for kind in kinds if kind not in measured)
         context.notes.append(f"head scores are drawn without {left_out}: they could not be measured on that text")
@@ -176,7 +176,7 @@ FIGURES: dict[str, FigureKind] = {
     "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
     "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
     "scatter": FigureKind("PK against CS", _scatter),
-    "use": FigureKind("overlap against effect: score and measured effect of every edge", _use),
+    "use": FigureKind("score against measured effect of every edge", _use),
     "identity": FigureKind("identity scores and the best head's attention", _identity),
     "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
     "kl": FigureKind("distance of PK from chance, by pairing", _kl),
@@ -184,7 +184,7 @@ FIGURES: dict[str, FigureKind] = {
     "unembedding": FigureKind("unembedding vectors against the bias of the final norm", _unembedding),
     "random": FigureKind("random draws against their densities", _random),
     "folded-wiring": FigureKind("the strongest edges after folding", _folded_wiring),
-    "mse": FigureKind("how far folding moves the similarities", _mse),
+    "mse": FigureKind("how much folding changes the similarities", _mse),
 }
 
 
@@ -209,11 +209,11 @@ def draw(
     say: Callable[[str], None] = lambda sentence: None,
     force: bool = False,
 ) -> Drawn:
-    """Draw figures into a directory; one whose inputs are lacking is left out, and the reason is given back.
+    """Draw figures into a directory; a figure whose inputs are missing is left out, and the reason is returned.
 
     names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. dpi: pixels per inch of png files, and of the
-    dense clouds of points inside the other two. ``say`` hears of each file as it is written.
-    force: replace files of these names that are not such figures.
+    dense clouds of points inside the other two. ``say`` is called with each file as it is written.
+    force: overwrite files of these names that are not such figures.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
     sizes = [values.size for values in context.scores.arrays.values()]
@@ -276,7 +276,7 @@ def _parse(texts: str | Iterable[str], known: tuple[str, ...], what: str) -> tup
     unknown = [word for word in words if word and word not in (*known, "all")]
     if unknown or not any(words):
         asked = f"unknown {what} {unknown[0]!r}" if unknown else f"no {what} was named"
-        raise HeadspanError(f"{asked}: choose from {', '.join(known)}, or all")
+        raise HeadspanError(f"{asked}. Choose from {', '.join(known)}, or all")
     return known if "all" in words else tuple(word for word in known if word in words)
 
 
@@ -288,7 +288,7 @@ def save_wiring(
     from headspan.plotting.grid import grid_figure
 
     if not wiring.edges:
-        raise HeadspanError(f"{path} would be an empty picture: {'; '.join(wiring.notes) or 'there are no edges'}")
+        raise HeadspanError(f"{path} would be an empty drawing: {'; '.join(wiring.notes) or 'there are no edges'}")
     with theme():
         save(ellipse_figure([wiring]) if ellipse else grid_figure(wiring), path, dpi, force=force)
 

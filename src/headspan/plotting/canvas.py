@@ -92,7 +92,7 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: float = DPI, *, forc
     """
     suffix = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
     if suffix not in FORMATS:
-        raise HeadspanError(f"cannot draw {os.fspath(path)!r}: a figure is a {', '.join(FORMATS)} file")
+        raise HeadspanError(f"cannot draw {os.fspath(path)!r}. Its name must end in one of {', '.join(FORMATS)}")
     with writing(path, suffix, force=force) as temporary:
         temporary.write_bytes(_drawn(figure, suffix, dpi))
 
@@ -103,10 +103,10 @@ def to_svg(figure: Figure) -> str:
 
 
 def _drawn(figure: Figure, suffix: str, dpi: float) -> bytes:
-    """The bytes of the file: drawn in memory, so that a full disk is an error of ours and not of matplotlib."""
+    """The bytes of the file: drawn in memory, so that headspan, not matplotlib, reports a full disk."""
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):  # names may hold bytes that are no text, which no font can draw
+    for text in figure.findobj(Text):  # names may contain bytes that are not text, which fonts cannot draw
         shown = text.get_text()
         if not shown.isprintable():
             text.set_text("\n".join(map(visible, shown.split("\n"))))

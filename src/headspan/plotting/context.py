@@ -1,4 +1,4 @@
-"""What figures are made from: scores always, and weights, labels and head scores where they are there."""
+"""The inputs of figures: scores, and weights, labels and head scores if available."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ class Context:
         """Those of OQ, OK and OV that have been scored."""
         present = tuple(pairing for pairing in FLOW_PAIRINGS if pairing in self.scores.pairings)
         if not present:
-            raise HeadspanError("it shows OQ, OK and OV, and this result has none of them")
+            raise HeadspanError("it needs OQ, OK or OV, and this result has none of them")
         return present
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The similarities that pictures compare: PK and CS, or what there is."""
         if not self.scores.metrics:
-            raise HeadspanError("this result has no scores: make one with headspan score")
+            raise HeadspanError("this result has no scores. Make one with headspan score")
         return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
 
     def need_metrics(self, *metrics: str) -> None:
         missing = [metric for metric in metrics if metric not in self.scores.metrics]
         if missing:
-            raise HeadspanError(f"it needs {' and '.join(missing)} scores, and this result has none")
+            raise HeadspanError(f"it needs {' and '.join(missing)} scores, which this result lacks")
 
     def need_all_pairings(self) -> None:
         missing = [str(pairing) for pairing in PAIRINGS if pairing not in self.scores.pairings]
         if missing:
-            raise HeadspanError(f"it shows all 16 pairings, and this result has no {', '.join(missing)}")
+            raise HeadspanError(f"it needs all 16 pairings, and this result lacks {', '.join(missing)}")
 
     def need_weights(self) -> AttentionWeights:
         if self.weights is None:
-            raise HeadspanError("the weights are needed; give the model itself, or the result and --weights MODEL")
+            raise HeadspanError("the weights are needed. Give the model itself, or the result and --weights MODEL")
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
@@ -103,9 +103,7 @@ class Context:
             return BehaviourScores.from_dict(kept)
         if self.run:
             return behaviour(self._running, progress=self.progress)
-        raise HeadspanError(
-            "head scores are not kept with this result: make them with headspan behaviour, or add --run"
-        )
+        raise HeadspanError("this result has no head scores. Measure them with headspan behaviour, or add --run")
 
     @cached_property
     def patterns(self) -> AttentionPatterns:

@@ -1,7 +1,7 @@
 """The wiring on the layer × head grid, each head with its class and its tokens (figure 6 of the paper).
 
 Layers go from left to right, as information does; heads go down, shared key/value heads below the query heads. Nodes
-that are no heads stand in columns between the layers, where they read and write: before the first layer what comes with
+other than heads are drawn between the layers, where they read and write: before the first layer what comes with
 the embedding, after the last what the unembedding reads.
 """
 
@@ -44,7 +44,7 @@ class _Cells:
 
     wiring: Wiring
     layers: tuple[int, ...]
-    columns: tuple[float, ...]  # the layers, and the gaps between them in which nodes stand: 2.5 is behind layer 2
+    columns: tuple[float, ...]  # the layers, and the gaps between them for nodes: 2.5 is after layer 2
     rows: tuple[Head, ...]  # one head per row, layer 0: only index and kv count
     levels: Mapping[Node, float]  # the row of every node in its gap
     cell: Point
@@ -118,7 +118,7 @@ def _row(head: Head) -> Head:
 def gap_of(node: Node, layers: Collection[int]) -> float:
     """Between which layers a node is drawn: half a layer behind the last one whose attention it follows.
 
-    What stands at the entrance of a layer has the position of its attention (reading) or the one before (writing).
+    A node at the entrance of a layer has the position of its attention (reading) or the one before (writing).
 
     >>> [gap_of(Node(position, 0, "n"), range(3)) for position in (-1, 0, 1, 2, 3, 2**31)]
     [-0.5, -0.5, 0.5, 0.5, 1.5, 2.5]

@@ -20,7 +20,7 @@ Point = tuple[float, float]
 
 
 def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> Patch:
-    """A rounded box, striped where a head has several labels; what is no head has the outline of its kind."""
+    """A rounded box, striped if a head has several labels; other nodes have the outline of their kind."""
     from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
     (x, y), (width, height) = centre, size
@@ -74,7 +74,7 @@ def shortened(name: str, most: int = 12) -> str:
 
 
 def kind_handles(*wirings: Wiring) -> list[Artist]:
-    """Legend entries for the kinds of nodes that are no heads."""
+    """Legend entries for the kinds of nodes other than heads."""
     from matplotlib.lines import Line2D
 
     kinds = sorted({n.head.kind for wiring in wirings for n in wiring.nodes if not isinstance(n.head, Head)})

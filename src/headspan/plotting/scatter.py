@@ -44,7 +44,7 @@ def scatter_figure(
     from matplotlib.lines import Line2D
 
     if not all(common_pairs(scores, pairing, first, second)[0].size for pairing in pairings):
-        raise HeadspanError("it shows pairs of heads in different layers, and this model has none")
+        raise HeadspanError("it needs pairs of heads in different layers, and this model has none")
     figure = new_figure(3.3 * len(pairings) + 0.35, 3.9)
     figure.subplots_adjust(left=0.62 / figure.get_figwidth(), right=0.985, top=0.84, bottom=0.235, wspace=0.26)
     name_x, name_y = style.metric_short(first), style.metric_short(second)

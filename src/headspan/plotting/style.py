@@ -23,7 +23,7 @@ SOURCE_DASHES: dict[Role, Any] = {
     Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-.", Role.W: (0, (3.2, 1.2)), Role.R: (0, (3, 1, 1, 1, 1, 1)),
 }  # fmt: skip
 
-# What is no head has another outline for each kind: corners in a box from −½ to ½, in order around it.
+# Each kind of node other than heads has its own outline: corners in a box from −½ to ½, in order around it.
 NODE_SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     "direction": ((-0.5, -0.5), (0.3, -0.5), (0.5, 0.0), (0.3, 0.5), (-0.5, 0.5)),
     "basis": ((-0.5, -0.5), (0.36, -0.5), (0.5, 0.5), (-0.36, 0.5)),

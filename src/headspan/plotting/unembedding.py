@@ -34,7 +34,7 @@ def token_numbers(weights: AttentionWeights) -> dict[str, TokenNumbers]:
 
     final = weights.final_norm()
     if final is None or final.bias is None or not final.bias.any():
-        raise HeadspanError("it shows products with the bias of the final norm, and this model has no such bias")
+        raise HeadspanError("it needs a bias of the final norm, which this model does not have")
     rows = VocabularyRows.unembedding(weights)
     beta = final.bias.astype(np.float64)
     found = {}

@@ -1,4 +1,4 @@
-"""Overlap against effect: the score of every edge and its measured effect."""
+"""The score of every edge against its measured effect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], me
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colours[group], markersize=5, label=label)
         for group, label in (
-            (True, "large effect: above its floor and a random write's"),
+            (True, "large effect: above the floor and a random output's"),
             (False, "other edges"),
         )
     ]

@@ -1,4 +1,4 @@
-"""What a model is, what would be read of it, and whether its heads have full rank."""
+"""A model's architecture, the tensors headspan would read, and the rank of every head."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headspan.vocabulary.heads import ROLES, HeadRole
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
-    "pre": "in front of attention",
+    "pre": "before attention",
     "post": "after attention is added (post-norm)",
     "output": "on the attention output",
-    "sandwich": "in front of attention and on its output (sandwich)",
-    "residual": "in front of attention, residual stream taken after it",
-    "partial": "in front of attention, but not in the first layer",
+    "sandwich": "before attention and on its output (sandwich)",
+    "residual": "before attention, residual stream taken after it",
+    "partial": "before attention, but not in the first layer",
     "none": "",
 }
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
@@ -42,7 +42,7 @@ class Info(dict[str, Any]):
     """The facts about a model by name, as JSON-able values; printed, they read as ``headspan info`` shows them."""
 
     def lines(self) -> list[str]:
-        """The facts for a reader."""
+        """The facts as text."""
         rows = self._rows()
         lines = [f"{name:<14}{value}" for name, value in rows.items()]
         lines += [f"{'':<14}{t['name']}  {_bytes(t['bytes'])}" for t in self["tensors"][:_SHOWN]]
@@ -65,7 +65,7 @@ class Info(dict[str, Any]):
             "model": self["reference"],
             "architecture": self["architecture"],
             "layers": f"{layers}" if attending == layers else f"{layers}, {attending} of them with attention",
-            "heads": f"{heads} a layer" + (f", {shared} key/value heads" if shared < heads else ""),
+            "heads": f"{heads} per layer" + (f", {shared} key/value heads" if shared < heads else ""),
             "d_model": f"{self['d_model']}",
             "d_head": ", ".join(map(str, sizes)),
             "norm": " ".join(part for part in (_NORMS[self["norm"]], _PLACES[self["norm_place"]]) if part),
@@ -79,7 +79,7 @@ class Info(dict[str, Any]):
 
 @checked
 def info(model: WeightsLike, check: bool = False, progress: Update | None = None) -> Info:
-    """What a model is and which of its tensors would be read.
+    """Describe a model and the tensors that headspan would read.
 
     Without ``check`` only headers are read; with it all weights are, ``["fingerprint"]`` is theirs and ``["check"]``
     has the rank of every head.
@@ -128,7 +128,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
 
 
 def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
-    """Rank of every head's weight by role: the smallest, the largest, and the heads that fall short."""
+    """Rank of every head's weight by role: the smallest, the largest, and the heads below full rank."""
     ranks: dict[str, Any] = {}
     deficient: list[dict[str, Any]] = []
     steps = len(weights.layers) * len(ROLES)
@@ -156,7 +156,7 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
 
 
 def _folding(facts: Mapping[str, Any]) -> str:
-    """Whether norms can be folded in, and whether to."""
+    """Whether norms can be folded into the weights, and whether that is advised."""
     if not facts["foldable"]:
         return f"not possible: {facts['not_foldable_reason']}"
     gains = "" if facts["norm_place"] == "pre" else f"of the norms {_listed(facts['folds'])}"
@@ -176,7 +176,7 @@ def _vocabulary(facts: dict[str, Any]) -> str:
         return "none"
     tied = facts["tied_embedding"]
     kind = {None: "no unembedding in the checkpoint", True: "unembedding tied to the embedding"}
-    return f"{facts['vocab_size']} tokens, {kind.get(tied, 'unembedding stored apart')}"
+    return f"{facts['vocab_size']} tokens, {kind.get(tied, 'unembedding stored separately')}"
 
 
 def _check_lines(check: dict[str, Any]) -> Iterator[str]:

@@ -1,15 +1,15 @@
 """Which heads write a direction, and which read it: probes, features, adapters, neurons, tokens.
 
 The share of a direction u in a head's port is ‖Uᵀu‖²/‖u‖², U an orthonormal basis of the port: the part of u that the
-head can make (O) or see (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers say how much a share is:
+head can write (O) or read (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers compare it with chance:
 
 * p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, m the rank of the port; for
   subspaces see :func:`headspan.subspaces.random_subspaces.random_law`. Trained directions are not uniform, so a small p
-  alone says little.
+  alone is weak evidence.
 * z: PK against random subspaces, in their standard deviations.
-* p_kind: how many other nodes of the same kind have as large a share in the same port, (1 + those)/(1 + all others).
+* p_kind: the fraction of other nodes of its kind with as large a share in the same port, (1 + those)/(1 + all others).
 
-Each is of one pair. The best of N ports has a p near 1/N by chance alone.
+Each is for one pair. The smallest p among N ports is about 1/N by chance.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def nodes(
     memory: int | str = 2**30,
     progress: Callable[[int, int], None] | None = None,
 ) -> NodeReport:
-    """For each node its k strongest writers and readers: heads before and behind it, and other given nodes.
+    """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
     model: opened weights or a reference. add: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
     adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
-    unembedding: all rows. fold: norms are folded into the weights of the model and of what stands behind them.
+    unembedding: all rows. fold: fold norms into the weights of the model and of the nodes that read after them.
     memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
 
     >>> rng = np.random.default_rng(0)
@@ -72,13 +72,13 @@ def nodes(
     if k < 1:
         raise HeadspanError(f"k must be at least 1, not {k}")
     if seed < 0:
-        raise HeadspanError(f"seed must be a whole number from 0 on, not {seed}")
+        raise HeadspanError(f"seed must be a whole number of 0 or more, not {seed}")
     budget = max(parse_memory(memory), 2**20)
     weights = given_weights(model, fold)
     sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
     if not sets:
         raise HeadspanError(
-            "no nodes were given: name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or "
+            "no nodes were given. Name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or "
             "unembedding"
         )
     search = Search(weights, sets, k, budget, seed, progress)
@@ -204,7 +204,7 @@ def random_p(share: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike = 1) -> 
 
 
 def random_z(pk: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike) -> np.ndarray:
-    """A PK in standard deviations of random subspaces of m and r dimensions; NaN where nothing can vary."""
+    """z of a PK against random subspaces of m and r dimensions; NaN if PK cannot vary."""
     mean, variance = moments(d, np.minimum(m, d), np.minimum(r, d))
     spread = np.sqrt(np.where(variance > 0, variance, np.nan))
     return (np.asarray(pk, dtype=np.float64) - mean) / spread

@@ -1,4 +1,4 @@
-"""What two heads share: principal angles, how many directions stand out, and the tokens along them."""
+"""What two heads share: principal angles, the number of shared directions, and the tokens along them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEGENERATE_NOTE = (
 
 
 class SignedTokens(NamedTuple):
-    """Tokens along a direction and against it; the sign of a direction means nothing by itself."""
+    """Tokens along a direction and against it; the sign of a direction is arbitrary."""
 
     positive: list[Token]
     negative: list[Token]
@@ -71,7 +71,7 @@ class SharedDirection:
 
 @dataclass(frozen=True, eq=False)
 class PairReport:
-    """How the subspaces of two weights lie to each other; see :func:`pair`.
+    """The relation of the subspaces of two weights; see :func:`pair`.
 
     principal_angles: radians, ascending. random_mean, random_sd, z: PK against independent random subspaces of the
     same dimensions (z None where random subspaces cannot vary), in d − 1 dimensions where both are centred and in d
@@ -141,7 +141,7 @@ def pair(
     """Compare two weights of a model, written ``"L4H11.O"`` and ``"L5H1.K"``.
 
     weights: opened weights or a model reference.
-    top: how many leading directions to show, with ``tokens`` for either sign.
+    top: number of leading directions to show, with ``tokens`` for each sign.
 
     >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None]
@@ -248,7 +248,7 @@ class PairReader:
         return self.weights.same_layer_chance(role, role2, first.layer, ranks)
 
     def _shared(self, *names: HeadRole | str) -> list[str]:
-        """A sentence for each name that means the KV head of a query head."""
+        """A note for each name that means the KV head of a query head."""
         parsed = [head for name in names if (head := HeadRole.parse(name)).head.kind != "QR"]
         found = [self.weights.ports.note(head, role) for head, role in parsed]
         return [sentence for sentence in found if sentence is not None]

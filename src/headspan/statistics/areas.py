@@ -12,7 +12,7 @@ MOST_DRAWS = 1_000_000
 
 
 class Estimate(NamedTuple):
-    """A value with its bootstrap interval (NaN when no bootstrap was asked for) and what chance would give."""
+    """A value with its bootstrap interval (NaN without a bootstrap) and its expectation by chance."""
 
     value: float
     low: float = float("nan")
@@ -101,9 +101,9 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
     At least ``distinct`` different positives are drawn each time.
     """
     if not 0 <= times <= MOST_DRAWS:
-        raise HeadspanError(f"a bootstrap needs a number of draws from 0 to {MOST_DRAWS:,}, not {times}")
+        raise HeadspanError(f"the number of bootstrap draws must be from 0 to {MOST_DRAWS:,}, not {times}")
     if seed < 0:
-        raise HeadspanError(f"the seed of a bootstrap is a whole number of 0 or more, not {seed}")
+        raise HeadspanError(f"the seed of a bootstrap must be a whole number of 0 or more, not {seed}")
     rng = np.random.default_rng(seed)
     weights = np.zeros((len(positive), times))
     for members, least in ((np.flatnonzero(positive), distinct), (np.flatnonzero(~positive), 0)):
@@ -120,7 +120,7 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
 def estimate_from(replicates: np.ndarray, level: float, chance: float = float("nan")) -> Estimate:
     """The observed value, which comes first, with the percentile interval of the replicates after it."""
     if not 0 < level < 1:
-        raise HeadspanError(f"a confidence level lies between 0 and 1, not at {level}")
+        raise HeadspanError(f"the confidence level must be between 0 and 1, not {level}")
     value = float(replicates[0])
     if len(replicates) == 1:
         return Estimate(value, chance=chance)

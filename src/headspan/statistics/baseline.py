@@ -1,4 +1,4 @@
-"""Are the Projection Kernels of a model larger than chance? One line per pairing, and the paper's KL divergence.
+"""Compare the Projection Kernels of a model with chance: one row per pairing, and the paper's KL divergence.
 
 The three nulls are those of :mod:`headspan.statistics.significance`, which has the numbers of single pairs.
 """
@@ -56,7 +56,7 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
     matrix = scores[PK, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
-        raise HeadspanError(f"{matrix.pairing} has no forward pairs: KL needs heads in at least two layers")
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs. KL needs heads in at least two layers")
     ranks, ranks2 = scores.ranks(matrix.pairing.source)[rows], scores.ranks(matrix.pairing.target)[columns]
     d = dimension_at(scores, matrix.pairing, rows, columns)
     (d, ranks, ranks2), counts = np.unique(np.stack([d, ranks, ranks2]), axis=1, return_counts=True)
@@ -116,7 +116,7 @@ def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> li
     nodes = [pairing for pairing in given_pairings("all", scores, PK) if pairing.of_nodes]
     found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if (PK, pairing) in scores]
     if not found:
-        raise HeadspanError("the random baseline needs pk scores, which this result lacks: run headspan score again")
+        raise HeadspanError("the random baseline needs pk scores, which this result lacks. Run headspan score again")
     return found
 
 
@@ -129,10 +129,10 @@ def summary_of(
     random_null: Significance | None = None,
     reversed_null: Significance | None = None,
 ) -> PairingSummary:
-    """One line of ``summarise``; whoever has tested the pairing against a null already gives what was found."""
+    """One row of ``summarise``; results of nulls that were already tested can be passed in."""
     rows, columns, values = scores[PK, pairing].forward().pairs()
     if not len(values):
-        raise HeadspanError(f"{pairing} has no forward pairs: the baseline needs heads in at least two layers")
+        raise HeadspanError(f"{pairing} has no forward pairs. The baseline needs heads in at least two layers")
     values = values.astype(np.float64)
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
     d = dimension_at(scores, pairing, rows, columns)
@@ -203,7 +203,7 @@ class Baseline(Tabular, list[PairingSummary]):
 def baseline(
     scores: ScoresLike, q: float = DISCOVERY_RATE, kl: bool = False, progress: Update | None = None
 ) -> Baseline:
-    """How far are Projection Kernels from chance? One line per pairing, as `summarise` makes them.
+    """Compare Projection Kernels with chance: one row per pairing, from `summarise`.
 
     >>> str(baseline("demo")[0].pairing)
     'QQ'

@@ -1,11 +1,11 @@
-"""In how many dimensions two weights meet by chance: d, or d − 1 where both are centred.
+"""The dimension for chance overlaps of two weights: d, or d − 1 if both are centred.
 
 Folding LayerNorm makes the columns of weights orthogonal to the vector of ones. Two random subspaces of that hyperplane
 are random subspaces of d − 1 dimensions. Where only one of them lies in it, the other is uniform in all d dimensions,
 and then nothing depends on where the first one lies: chance is exactly that of d dimensions. So d − 1 is for pairs of
 which both sides are centred, and d for all others.
 
-A result says in its provenance which of its weights are centred (``centred``, ``not_centred``). Results of earlier
+A result records in its provenance which of its weights are centred (``centred``, ``not_centred``). Results of earlier
 versions say only that they are folded, and of which family they are.
 """
 
@@ -67,7 +67,7 @@ def centred(scores: Scores, role: Role | str) -> np.ndarray:
     """Which weights of a role are centred, (n,)."""
     role = Role.parse(role)
     found = centred_by(scores.provenance, scores.heads(role), role)
-    return found & (scores.ranks(role) < scores.d_model)  # what fills the whole space is not in the hyperplane
+    return found & (scores.ranks(role) < scores.d_model)  # a subspace of full rank is not in the hyperplane
 
 
 def centred_by(provenance: Mapping[str, Any], ports: Sequence[Port], role: Role) -> np.ndarray:
@@ -76,7 +76,7 @@ def centred_by(provenance: Mapping[str, Any], ports: Sequence[Port], role: Role)
     if roles is None:
         roles, others = _of_earlier_versions(provenance, ports)
     if not isinstance(roles, list) or not isinstance(others, list):
-        raise HeadspanError("the result does not say which of its weights are centred: score the model again")
+        raise HeadspanError("the result does not say which of its weights are centred. Score the model again")
     if str(role) not in roles:
         return np.zeros(len(ports), dtype=bool)
     exceptions = set(map(str, others))
@@ -88,7 +88,7 @@ def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[Port]) -
     family = ARCHITECTURES.get(str(provenance.get("architecture")))
     if provenance.get("folding") != "folded" or family is None or family.norm_kind != "layer":
         return [], []
-    if family.norm_place == "output":  # nothing is centred in front of attention, so not behind it either
+    if family.norm_place == "output":  # nothing is centred before attention, so not after it either
         return [], []
     first = [port for port in ports if port.layer == 0] if family.norm_place == "partial" else []
     return [*map(str, ROLES), str(Role.W)], [f"{port}.{role}" for port in first for role in "QKV"]

@@ -65,7 +65,7 @@ class HubScores(Tabular):
         Heads without a value are left out.
         """
         if k < 0:
-            raise HeadspanError(f"cannot list {k} heads: give a number of 0 or more")
+            raise HeadspanError(f"k is {k}. Give 0 or more")
         return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
 
     @checked
@@ -142,8 +142,8 @@ def hubs(
     inlet(h) adds up the scores of those sources whose best later target is h; outlet(h) those of the targets whose
     best earlier source is h. Where several are equally best, each gets the score.
 
-    The corrected values are z-scores under "every chooser picks one of its candidates by lot": the sum that h got,
-    minus what it would get on average, over the standard deviation. A sum grows with the number of choosers and
+    The corrected values are z-scores under the null that every chooser picks a random candidate: the sum of h,
+    minus its expectation, over the standard deviation. A sum grows with the number of choosers and
     with how few rivals h has, and so depends on the layer; this does not. Dividing by the number of choosers
     instead would keep the second bias and let single choices decide in layers with few choosers.
 
@@ -161,7 +161,7 @@ def hubs(
 def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:
     matrix = scores[metric, pairing].forward()
     if not len(matrix.pairs()[2]):
-        raise HeadspanError(f"{matrix.pairing} has no forward pairs: hubs need heads in at least two layers")
+        raise HeadspanError(f"{matrix.pairing} has no forward pairs. Hubs need heads in at least two layers")
     inlet, inlet_z = _chosen(matrix.values)
     outlet, outlet_z = _chosen(matrix.values.T)
     return Hubs(

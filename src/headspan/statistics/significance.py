@@ -1,4 +1,4 @@
-"""Which pairs score more than chance? z, p and q of each, against random subspaces and against impossible pairs.
+"""Which pairs score more than chance: z, p and q of each, against random subspaces and against impossible pairs.
 
 Three nulls, for three questions:
 
@@ -188,7 +188,7 @@ def significance(
         return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
     if not metric_of(metric).random_null:
         known = ", ".join(name for name, known in METRICS.items() if known.random_null)
-        raise HeadspanError(f"the random null is known for {known} only, not for {metric}: choose the reversed null")
+        raise HeadspanError(f"the random null is known for {known} only, not for {metric}. Choose the reversed null")
     return _against_random(matrix, scores, approximation)
 
 
@@ -257,7 +257,7 @@ def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[floa
         found = (scores.provenance.get("same_layer_chance") or {}).get(str(matrix.pairing)) or {}
         known = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
     except (AttributeError, TypeError, ValueError):
-        raise HeadspanError("the result's chance levels of one layer are damaged: score the model again") from None
+        raise HeadspanError("the result's chance levels of one layer are damaged. Score the model again") from None
     # Heads that fill their latent always have one PK; what is drawn of it varies by rounding alone.
     return {layer: (mean, sd if sd > _ROUNDING * mean else 0.0) for layer, (mean, sd) in known.items()}
 
@@ -302,18 +302,18 @@ def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[S
     if pairing.same_type:
         raise HeadspanError(
             f"{pairing} has no {null} null: both sides have the same role, so the reversed pairs are the same "
-            "pairs; choose the random null"
+            "pairs. Choose the random null"
         )
     back = Pairing(pairing.target, pairing.source)
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
-            f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks: "
-            f"score again with --pairing {pairing} --pairing {back}"
+            f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks. "
+            f"Score again with --pairing {pairing} --pairing {back}"
         )
     # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
     backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
     if np.count_nonzero(~np.isnan(backward)) < 2:
-        raise HeadspanError(f"the {null} null needs heads in at least two layers, this result has only one")
+        raise HeadspanError(f"the {null} null needs heads in at least two layers, and this result has only one")
     return matrix.forward(), backward
 
 

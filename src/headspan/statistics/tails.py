@@ -4,7 +4,7 @@ Counting how many controls reach a score gives no p-value below 1 / (1 + number 
 the excesses of almost every distribution are close to generalised Pareto (Balkema & de Haan 1974, Pickands 1975), and
 this can be followed further than the controls go (Knijnenburg et al. 2009 do it for permutation tests).
 
-Choices, all made on the side of caution:
+Conservative choices:
 
 * Threshold: the largest 5 % of the controls are the tail, at least 50 and at most 500 of them.
 * Fit: by L-moments (Hosking & Wallis 1987), which is closed and steady in small samples. The shape is never
@@ -12,7 +12,7 @@ Choices, all made on the side of caution:
 * Check: Anderson–Darling against refitted draws from the fit itself. Below ``LEAST_FIT`` the fit is not used. A caller
   may accept an exponential that fails because the controls have a lighter tail (``lighter``): it errs towards caution.
 * Uncertainty: the tail probability is averaged over the fits to those draws (the bootstrap predictive distribution,
-  Harris 1989). A fit to 50 values, taken at its word, promises too small p-values far out.
+  Harris 1989). A single fit to 50 values gives p-values that are too small far out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAIL_SHARE, LEAST_TAIL, MOST_TAIL = 0.05, 50, 500
 LEAST_CONTROLS = 4 * LEAST_TAIL  # the tail of fewer would be their upper half
 LEAST_FIT = 0.05
 _DRAWS = 200
-_SEED = 0  # a p-value is the same whenever it is asked for
+_SEED = 0  # makes p-values reproducible
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Tail:
 
 
 def fit_tail(controls: np.ndarray, *, lighter: bool = False) -> Tail | str:
-    """The tail of a control group, or a sentence that says why it has none that can be used.
+    """The tail of a control group, or a message on why it cannot be used.
 
     >>> tail = fit_tail(np.random.default_rng(0).exponential(size=4000))
     >>> tail.count, bool(tail.shape < 0.15)
@@ -102,7 +102,7 @@ def _l_moment_fit(excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _anderson_darling(excess: np.ndarray, shape: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Distance between ascending excesses and a distribution, along the last axis; it looks hard at the far tail."""
+    """Distance between ascending excesses and a distribution, along the last axis; it weights the far tail."""
     from scipy.stats import genpareto
 
     n = excess.shape[-1]

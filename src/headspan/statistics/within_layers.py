@@ -1,4 +1,4 @@
-"""What is left of a score once its two heads and its two layers are accounted for, and whether layers have a direction.
+"""Residuals of scores after removing the effects of the two heads and the two layers, and a test of layer direction.
 
 A block is all pairs of one source layer with one target layer. Where heads are exchangeable within a layer, a block has
 a level, its sources and its targets differ in how much they score with everything, and the rest is pair by pair.
@@ -36,7 +36,7 @@ _SIDE = 4  # what draws the spread of a source or target towards that of its blo
 _MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _ROUNDING = 1e-6  # of the largest score: residuals below this are float32 rounding
 _DRAWS = 999
-_SEED = 0  # a p-value is the same whenever it is asked for
+_SEED = 0  # makes p-values reproducible
 
 
 def residual_z(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
@@ -171,7 +171,7 @@ class Direction(NamedTuple):
 
 
 def direction_of(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> Direction:
-    """Do whole layers score differently in the two directions? By permuting the order of the layers.
+    """Test whether whole layers score differently in the two directions, by permuting the order of the layers.
 
     What is symmetric between two layers, such as a frame that drifts with depth, is the same in both directions and
     drops out.

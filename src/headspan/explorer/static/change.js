@@ -88,8 +88,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       return row ? `${port}\ndrift ${HS.number(row.drift, 5)}, rounding floor ${HS.number(row.floor, 7)}\nlargest angle ${HS.number(row.angle, 2)}°` : port;
     });
     startEdges();
-    section("hubs", "Hubs that rose or fell", "", data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
-      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed its place."));
+    section("hubs", "Hubs whose rank changed", "", data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
+      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed its rank."));
   };
 
   // Both wirings on one plan: one over the other, or side by side.
@@ -150,7 +150,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const many = HS.el("input", { type: "number", id: "top", min: 1, max: data.k, onchange: (event) => HS.set({ top: Math.max(1, Math.min(data.k, Math.round(Number(event.target.value)) || 1)) }) });
     section("wiring", "Wiring at one step", `Move the slider: a line joins the head that writes to the head that reads, wider and darker the ${strengths ? "farther its PK is above chance" : "larger its PK against the largest of the run"}.`,
       HS.el("div", { class: "timeline" }, play, slider, shown),
-      HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), HS.el("label", { class: "field" }, HS.el("span", { text: "edges a pairing" }), many),
+      HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), HS.el("label", { class: "field" }, HS.el("span", { text: "edges per pairing" }), many),
         HS.select("compare with", "with", [["", "nothing"], ["previous", "the step before"], ["first", "the first step"], ["last", "the last step"]])), hint,
       HS.el("div", { class: "diagram-box" }, box), legend("heavy: not among them at the other step", "dashed: only at the other step"));
     let draw = null, drawn = "";
@@ -227,7 +227,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const behaviours = () => {
     if (!data.head_scores.length) return () => {};
     const arrays = data.head_scores.map(({ values }) => HS.decode(values, Float32Array)), list = HS.el("div", { id: "head-scores" });
-    section("behaviour", "Head scores at this step", "Mean attention on random tokens said twice.", list);
+    section("behaviour", "Head scores at this step", "Mean attention on random sequences repeated twice.", list);
     return (step) => {
       const rows = data.query.map((head, i) => ({ head, ...Object.fromEntries(data.head_scores.map(({ kind }, j) => [kind, arrays[j][step * data.query.length + i]])) }));
       list.replaceChildren(HS.table([column("head", "head"), ...data.head_scores.map(({ kind, title }) => column(kind, title, 3))], rows, { file: "head-scores", sort: { column: data.head_scores.at(-1).kind, down: true } }));

@@ -1,4 +1,4 @@
-// A circuit: edges that the reader pins, hop by hop; it has a name, stands in the address and is saved as JSON.
+// A circuit: edges that the reader pins, hop by hop; it has a name, is part of the address and is saved as JSON.
 "use strict";
 HS.circuit = (() => {
   const keys = () => HS.state.pins.split("|").filter((key) => HS.pairOf(key));
@@ -33,7 +33,7 @@ HS.circuit = (() => {
 
   const show = () => {
     const box = HS.byId("circuit"), list = edges();
-    if (!list.length) { box.replaceChildren(HS.el("p", { class: "hint", text: "Collect a circuit: choose a head, then press + beside a partner in its card. The page follows the line, hop by hop." })); return; }
+    if (!list.length) { box.replaceChildren(HS.el("p", { class: "hint", text: "Collect a circuit: choose a head, then press + next to a partner in its card. The page then moves to that partner." })); return; }
     const name = HS.el("input", { type: "text", id: "circuit-name", maxlength: 80, placeholder: "circuit", value: HS.state.circuit, oninput: (event) => HS.set({ circuit: event.target.value }) });
     box.replaceChildren(
       HS.el("div", { class: "circuit-bar" }, HS.el("label", { class: "field inline" }, HS.el("span", { text: "Circuit" }), name),

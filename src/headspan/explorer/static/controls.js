@@ -72,7 +72,7 @@ HS.controls = (() => {
       HS.select("Shade heads by", "shade", shadings()),
       pairings(), HS.el("div", { class: "checks" }, HS.data.effects?.compared ? check("large effects only", "large", "1", HS.largeMeans()) : null,
         check("numerical order", "order", "number", "Heads from top to bottom by their number; otherwise in the order with the fewest crossings"),
-        check("heads without lines", "idle", "1", "Show all heads: those without a line stand below")),
+        check("heads without lines", "idle", "1", "Show all heads: those without a line are listed below")),
     ].filter(Boolean));
     HS.on(["rule", "metric"], enable);
     enable();
@@ -97,20 +97,20 @@ HS.shading = (kind, key) => {
   return (name) => ramp(values.get(name) ?? 0, largest);
 };
 
-HS.materials = { random: "random tokens said twice", text: "a short text", tokens: "given tokens" };
+HS.materials = { random: "random sequences repeated twice", text: "a short text", tokens: "given tokens" };
 HS.material = (name) => `${HS.materials[name] ?? name}${name in HS.data.effects.tokens ? ` (${HS.count(HS.data.effects.tokens[name])} tokens)` : ""}`;
 
 HS.largeMeans = () => {
   const { pairings, floors, units, least_ratio: least } = HS.data.effects;
-  return `At least ${pairings.map((p) => `${floors[p]} ${units[p]} for ${p}`).join(", ")}, and ${least} times what a write of the same length in a random direction does; measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}`;
+  return `At least ${pairings.map((p) => `${floors[p]} ${units[p]} for ${p}`).join(", ")}, and ${least} times the effect of an output of the same length in a random direction; measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}`;
 };
 
-// What is known of an edge with a measured effect: large, no more than a random write, small, or not compared.
+// The verdict on a measured effect: large, no more than a random output, small, or not compared.
 HS.largeText = (edge) => {
   const { floors, units } = HS.data.effects;
-  if (edge.large === null) return "not compared with random writes";
+  if (edge.large === null) return "not compared with random outputs";
   if (edge.ratio === null) return `no, small on this input: below the floor of ${floors[edge.pairing]} ${units[edge.pairing]}`;
-  return `${edge.large ? "yes" : "no"}, ${HS.number(edge.ratio, 1)} times a random write; floor ${floors[edge.pairing]} ${units[edge.pairing]}`;
+  return `${edge.large ? "yes" : "no"}, ${HS.number(edge.ratio, 1)} times a random output; floor ${floors[edge.pairing]} ${units[edge.pairing]}`;
 };
 
 HS.legend = () => {

@@ -48,7 +48,7 @@ HS.count = (value) => value.toLocaleString("en");
 HS.qvalue = (q) => (q === null || Number.isNaN(q) ? "–" : q < 1e-30 ? "< 1e-30" : HS.number(q, 4));
 
 // ---------------------------------------------------------------- state
-// One flat object; what differs from the default stands in the fragment, so that an address is a view.
+// One flat object; what differs from the default is in the fragment, so that an address is a view.
 HS.state = {};
 HS.defaults = {};
 HS.listeners = [];

@@ -6,7 +6,7 @@ HS.inspector = (() => {
   const fact = (name, value) => [HS.el("dt", { text: name }), HS.el("dd", {}, ...(Array.isArray(value) ? value : [value]))];
   const facts = (rows) => HS.el("dl", { class: "pairs" }, ...rows.flatMap(([name, value]) => fact(name, value)));
   const percent = (share) => `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;
-  // A bar; a tick stands where chance would end it.
+  // A bar; a tick marks the level of chance.
   const meter = (share, chance = null) => HS.el("div", { class: "meter" }, HS.el("i", { css: { width: percent(share) } }),
     chance === null ? null : HS.el("b", { class: "tick", title: "by chance", css: { left: percent(chance) } }));
 
@@ -78,11 +78,11 @@ HS.inspector = (() => {
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
       ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${e.large ? " ●" : ""}`) }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
-        "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Take out of the circuit" : "Add to the circuit and go on from there",
+        "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Take out of the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
     ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("No pair of this kind in the result."));
-    const parts = [heading("Best targets: who reads what it writes"), make(side("out", flow), "target", "targets"),
-      heading("Best sources: whose writing it reads"), make(side("in", flow), "source", "sources")];
+    const parts = [heading("Best targets: which heads read its output"), make(side("out", flow), "target", "targets"),
+      heading("Best sources: whose output it reads"), make(side("in", flow), "source", "sources")];
     if (rest.length) parts.push(HS.el("details", {}, HS.el("summary", { text: `The other ${rest.length} pairings` }),
       make(side("out", rest), "target", "other-targets"), make(side("in", rest), "source", "other-sources")));
     return parts;

@@ -23,7 +23,7 @@ HS.intro = (() => {
     HS.el("p", {}, "A head can write only along some directions of the ", t("residual stream"), ", and read only along some: each weight spans a ", t("subspace"), ". The ", t("Projection Kernel"),
       " (PK) counts how many dimensions two of them share: the sum of cos² over their ", t("principal angle", "principal angles"), "."),
     HS.el("p", {}, "A line in the diagram says: what the left head writes lies in what the right head reads, by more than ", t("chance"), ". It is found from the weights alone",
-      ...(HS.data.effects ? ["; a dot marks an edge with a ", t("large effect"), ", measured by running the model."] : [".", " Whether it has an effect, only running the model can tell."])),
+      ...(HS.data.effects ? ["; a dot marks an edge with a ", t("large effect"), ", measured by running the model."] : [".", " Only running the model shows whether it has an effect."])),
     HS.data.tour.length ? HS.el("button", { type: "button", id: "tour-start", class: "primary", text: "Take the tour: three steps", onclick: () => go(1) }) : null,
     HS.el("p", { class: "card-sub", text: "Choose a head or a line: its numbers appear here. With the keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." }),
   ];

@@ -1,4 +1,4 @@
-// Where everything stands in the wiring diagram. Columns are places of the residual stream. Boxes that belong together
+// The layout of the wiring diagram. Columns are positions of the residual stream. Boxes that belong together
 // (a key/value head and its query heads) form one item of a column; a line that passes a column has a lane of its own
 // there, so that no line runs through a box. Barycentre passes and sifting order the items to cut crossings.
 "use strict";

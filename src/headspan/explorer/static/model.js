@@ -7,7 +7,7 @@ HS.model = (() => {
   const SUPPORTED = 1;
   if (data.schema > SUPPORTED) throw new Error(`this page cannot read data of schema ${data.schema}`);
   const shared = data.model.shared;
-  // A direction that is written at the beginning of the stream and read at its end stands in the diagram twice.
+  // A direction that is written at the beginning of the stream and read at its end appears in the diagram twice.
   const READ = " (read)";
   const written = new Map(), twice = new Set();
   for (const node of data.nodes) { if (written.has(node.name) && written.get(node.name) !== node.position) twice.add(node.name); written.set(node.name, Math.min(node.position, written.get(node.name) ?? Infinity)); }
@@ -86,7 +86,7 @@ HS.model = (() => {
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
 
-  // Effects stand beside an edge where they were measured: null for an edge that was not; large is null where nobody compared it with random writes.
+  // Measured effects of an edge: null if not measured; large is null if not compared with random outputs.
   const measuredAt = (a, i) => (a.effect && !Number.isNaN(a.effect[i])
     ? { effect: a.effect[i], percentile: a.percentile[i], large: Number.isNaN(a.large[i]) ? null : a.large[i] > 0, ratio: Number.isNaN(a.ratio[i]) ? null : a.ratio[i] }
     : { effect: null, percentile: null, large: null, ratio: null });
