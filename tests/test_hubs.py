@@ -121,7 +121,7 @@ def test_top_of_and_rank_of() -> None:
         found.inlet.rank_of("L0H0")
     with pytest.raises(HeadspanError, match="no head L9H9 with role K"):
         found.inlet.of("L9H9")
-    with pytest.raises(HeadspanError, match="cannot list -1"):
+    with pytest.raises(HeadspanError, match="k is -1"):
         found.inlet.top(-1)
 
 

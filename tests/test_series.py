@@ -214,7 +214,7 @@ def test_local_patterns_steps_and_last(folders: list[Path]) -> None:
         ("{run}/step0", {}, "at least two checkpoints, and there is 1"),
         (["{run}/step0", "{run}/step0"], {}, "is named twice"),
         (["{run}/step0", "{run}/nothing/here/at/all"], {}, "no such file or directory"),
-        ("{run}/step*", {"k": 0}, "cannot keep 0 edges"),
+        ("{run}/step*", {"k": 0}, "k is 0"),
         ("{run}/step*", {"k": "many"}, "k must be a whole number, not 'many'"),
         ("{run}/step*", {"steps": "0,1"}, "steps must be"),
         (["{run}/step0", "demo"], {}, "step0 has d_model 24, not 256"),

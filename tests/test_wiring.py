@@ -124,7 +124,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
     ("options", "told"),
     [
         ({"rule": "best"}, "rule must be one of top, top-per-target, significance, threshold, not 'best'"),
-        ({"k": -1}, "cannot choose -1 edges"),
+        ({"k": -1}, "k is -1"),
         ({"rule": "threshold"}, "needs a smallest score"),
         ({"rule": "significance", "q": 0}, "between 0 and 1"),
         ({"rule": "significance", "metric": "cs"}, "pk only"),
