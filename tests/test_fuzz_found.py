@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,11 @@ assert all(torch.equal(a, b) for a, b in zip(before, model.model.parameters(), s
     write_seeds(tmp_path)
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "gpt2", change], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_found_a_gallery_left_its_first_page_behind(tmp_path: Path) -> None:
+    """A later result that cannot be drawn is noticed before anything is written."""
+    scores = hs.score("demo", "pk", "OK")
+    with pytest.raises(hs.HeadspanError, match="no scores"):
+        hs.site(tmp_path / "gallery", [scores, replace(scores, arrays={})])
+    assert not (tmp_path / "gallery").exists()

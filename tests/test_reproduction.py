@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import headspan as hs
 import headspan.paper.evaluation as evaluation
-import headspan.results.scores as score_module
+import headspan.results.matrix as score_module
 import headspan.statistics.baseline as baseline
 from headspan.cli import app
 from headspan.models.arrays import ArrayWeights

@@ -88,7 +88,7 @@ def change_tree(tree: Any, chance: random.Random) -> Any:
         elif kind == 3 and type(value) in (int, float):
             parent[key] = value + chance.choice([-1, 1, -4, 4, 0.5, 16])
         elif kind == 4 and isinstance(value, str):
-            raw = damage(value.encode(), chance, scale=10)
+            raw = damage(value.encode(errors="surrogatepass"), chance, scale=10)
             parent[key] = raw.decode("utf-8", "replace")
         elif kind == 5 and isinstance(parent, list):
             parent.append(deepcopy(value))

@@ -99,15 +99,16 @@ def site(
     _check_kind(folder, force)
     check_folder(folder, dict.fromkeys([_INDEX, *names], "page"), inputs=read, force=force)
     opened = _matched([scores for scores, _ in loaded], [own for _, own in loaded], models)
-    cards = []
+    cards, pages = [], {}  # nothing is written before every page could be made
     with progress_bar("making the gallery", progress) as update:
         for i, ((scores, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))
             known = with_shipped(scores)
             page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda what, done, total: None)
-            _write(Path(folder) / name, page.html, force)
+            pages[name] = page.html
             cards.append(_card(known, page, name, visible(called)))
-    _write(Path(folder) / _INDEX, _index(title, cards), force)
+    for name, html in {**pages, _INDEX: _index(title, cards)}.items():
+        _write(Path(folder) / name, html, force)
     return Site(Path(folder), [Page(card["name"], card["file"]) for card in cards])
 
 
