@@ -109,6 +109,15 @@ def test_a_fine_tuned_copy_of_upcast_numbers_is_noticed() -> None:
     assert [f"{line.head}.{line.role}" for line in hs.diff(base, other).drift if line.moved] == ["L1H2.K"]
 
 
+@pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
+def test_one_edited_head_of_an_upcast_copy_is_the_only_one_that_moved(fold: bool) -> None:
+    rng = np.random.default_rng(0)
+    before = with_norm({role: rng.normal(0, 0.02, (2, 4, 96, 12)).astype(np.float32) for role in "QKVO"}, "layer")
+    after = upcast(before, "bfloat16")
+    after["Q"][1, 2] += rng.normal(0, 0.002, (96, 12)).astype(np.float32)
+    assert [str(line.head) for line in hs.diff(before, after, fold=fold, k=1).drift if line.moved] == ["L1H2"]
+
+
 def test_gains_that_both_models_share_do_not_hide_a_change() -> None:
     """The coarse gains of a model stored in bfloat16 once moved nothing between two later copies of it."""
     base = with_norm(random_model(layers=2, d=64), "rms")

@@ -6,6 +6,7 @@ all numbers of a tensor fit a narrower type tells.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import ml_dtypes
@@ -136,7 +137,9 @@ def stored_types(weights: AttentionWeights, role: Role, layer: int, folded: bool
     gains = gain_type(norm_of(weights, role, layer)) if folded else None
     factors = weights.latent_factors(role, layer)
     if factors is None:
-        return StoredTypes(narrowest(weights.read(role, layer)), gains=gains)
+        # The type of most heads: one that was edited in a wider type does not change how the others were rounded.
+        types = Counter(narrowest(head) for head in weights.read(role, layer))
+        return StoredTypes(types.most_common(1)[0][0], gains=gains)
     return StoredTypes(narrowest(factors.stored), narrowest(factors.heads), narrowest(factors.gains), gains)
 
 
