@@ -165,20 +165,20 @@ def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
 
 
 def test_an_adapter_alone_is_told_from_a_model(llama: tuple[Path, ...]) -> None:
-    with pytest.raises(HeadspanError, match="is an adapter, a change of another model"):
+    with pytest.raises(HeadspanError, match="is an adapter"):
         hs.open(llama[1])
 
 
 def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
     base, adapter, _ = llama
     config_of(adapter, base_model_name_or_path="someone/else")
-    assert any("its base is someone/else" in note for note in hs.diff(base, adapter).notes)
+    assert any("the base someone/else" in note for note in hs.diff(base, adapter).notes)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"peft_type": "LOHA"}, "of the kind 'LOHA', and only LORA is understood"),
+        ({"peft_type": "LOHA"}, "of the kind 'LOHA'"),
         ({"peft_type": "IA3"}, "of the kind 'IA3'"),
         ({"peft_type": None}, "of the kind 'None'"),
         ({"use_dora": True}, "DoRA"),
@@ -212,7 +212,7 @@ def test_a_real_dora_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="DoRA"):
         hs.diff(base, adapter)
     config_of(adapter, use_dora=False)  # its tensors give it away as well
-    with pytest.raises(HeadspanError, match=r"lora_magnitude_vector.* is no part of a plain LoRA"):
+    with pytest.raises(HeadspanError, match=r"lora_magnitude_vector.*plain LoRA"):
         hs.diff(base, adapter)
 
 

@@ -115,7 +115,7 @@ def test_an_edited_result_is_warned_of(bench: edited.Edited, tmp_path: Path, wha
 
 def test_an_edited_series_is_warned_of(bench: edited.Edited, tmp_path: Path) -> None:
     path = rewritten(bench, tmp_path / "s.safetensors", set_at("scores", (0, 0), 0.5), "series")
-    with pytest.warns(hs.HeadspanWarning, match="its hash is not that of its content"):
+    with pytest.warns(hs.HeadspanWarning, match="hash does not match"):
         series = hs.Series.load(path)
     series.save(path)
     with pytest.warns(hs.HeadspanWarning, match="had been edited"):
@@ -140,10 +140,8 @@ def test_commands_print_the_warning_once_as_one_line(
         assert _run(["compare", str(path), str(path), "--json"]) == 0
         out, err = capsys.readouterr()
         assert json.loads(out)
-        assert err.splitlines() == [
-            f"warning: {path} is not as headspan wrote it: its hash is not that of its content. "
-            "Make it again before you rely on it"
-        ]
+        assert len(err.splitlines()) == 1
+        assert err.startswith(f"warning: {path} is not as headspan wrote it") and "hash does not match" in err
 
 
 @pytest.mark.parametrize("command", ["behaviour", "effects"])

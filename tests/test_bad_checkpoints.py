@@ -70,7 +70,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "not an object": (safetensors_bytes([1]), "not a JSON object"),
     "deeply nested": (safetensors_bytes(b"[" * 100_000), "not JSON"),
     "endless number": (safetensors_bytes(b'{"x": ' + b"9" * 10_000 + b"}"), "not JSON"),
-    "duplicate key": (safetensors_bytes(b'{"x": 1, "x": 2}'), "stands twice"),
+    "duplicate key": (safetensors_bytes(b'{"x": 1, "x": 2}'), "occurs twice"),
     "entry is a list": (safetensors_bytes({"x": [1]}), "data_offsets"),
     "no offsets": (safetensors_bytes({"x": {"dtype": "F32", "shape": [2]}}), "data_offsets"),
     "offsets turned round": (safetensors_bytes({"x": entry(offsets=[8, 0])}, bytes(8)), "data_offsets"),
@@ -86,8 +86,8 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "dtype is a list": (safetensors_bytes({"x": entry(dtype=["F32"])}, bytes(8)), "unknown number type"),
     "shape too large": (safetensors_bytes({"x": entry([2**40])}, bytes(8)), "8 bytes"),
     "shape overflows": (safetensors_bytes({"x": entry([2**62, 4])}, bytes(8)), "8 bytes"),
-    "shape is text": (safetensors_bytes({"x": entry("two")}, bytes(8)), "which is none"),
-    "negative shape": (safetensors_bytes({"x": entry([-1, -2])}, bytes(8)), "which is none"),
+    "shape is text": (safetensors_bytes({"x": entry("two")}, bytes(8)), "invalid shape"),
+    "negative shape": (safetensors_bytes({"x": entry([-1, -2])}, bytes(8)), "invalid shape"),
 }
 
 
@@ -139,11 +139,11 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], object], str]] = {
         "not an ordinary file",
     ),
     "shard is missing": (index(x="model-1.safetensors"), "no such file"),
-    "index leads up": (index(x="../../x.safetensors"), "leads out of the directory"),
-    "index leads up inside": (index(x="a/../../x.safetensors"), "leads out of the directory"),
-    "index is absolute": (index(x="/etc/passwd"), "leads out of the directory"),
-    "index has a drive": (index(x="C:x.safetensors"), "leads out of the directory"),
-    "index has backslashes": (index(x="..\\..\\x.safetensors"), "leads out of the directory"),
+    "index leads up": (index(x="../../x.safetensors"), "outside the directory"),
+    "index leads up inside": (index(x="a/../../x.safetensors"), "outside the directory"),
+    "index is absolute": (index(x="/etc/passwd"), "outside the directory"),
+    "index has a drive": (index(x="C:x.safetensors"), "outside the directory"),
+    "index has backslashes": (index(x="..\\..\\x.safetensors"), "outside the directory"),
     "index has a zero byte": (index(x="a\0.safetensors"), "not a file name"),
     "index names no weight file": (index(x="config.json"), "not a weight file"),
     "index names a number": (index(x=3), "not all file names"),
@@ -277,7 +277,7 @@ def test_code_in_a_pickle_is_never_run(torch, tmp_path, monkeypatch, suffix, kin
         path.write_bytes(torch_zip(pickle.dumps(kind(proof), protocol=2)))
     else:
         torch.save(content, path, _use_new_zipfile_serialization=form == "new")
-    assert "refused unrun" in refusal(path.parent)
+    assert "was not loaded" in refusal(path.parent)
     assert "weights_only" not in refusal(path)
     assert not proof.exists()
 
@@ -369,7 +369,7 @@ GGUF: dict[str, tuple[bytes, str]] = {
     "other byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "no architecture": (gguf_bytes([]), "general.architecture is missing"),
     "architecture is a number": (gguf_bytes([pair("general.architecture", 4, bytes(4))]), "is missing"),
-    "key twice": (gguf_bytes([ARCHITECTURE, ARCHITECTURE]), "stands twice"),
+    "key twice": (gguf_bytes([ARCHITECTURE, ARCHITECTURE]), "occurs twice"),
     "endless array": (gguf_bytes([ARCHITECTURE, many(2**60, 4)]), "in the middle"),
     "endless array of texts": (gguf_bytes([ARCHITECTURE, many(2**60, 8)]), "claims"),
     "endless array of arrays": (gguf_bytes([ARCHITECTURE, many(2**60, 9)]), "claims"),

@@ -182,7 +182,7 @@ def test_dictionary_round_trip() -> None:
     again = BehaviourScores.from_dict(json.loads(json.dumps(scores.to_dict())))
     assert again.heads == scores.heads
     np.testing.assert_array_equal(again.arrays["identity"], scores.arrays["identity"])
-    with pytest.raises(HeadspanError, match="no head scores"):
+    with pytest.raises(HeadspanError, match="not head scores"):
         BehaviourScores.from_dict({"identity": {"L0H0": 1.0}, "induction": {}})
 
 

@@ -47,7 +47,7 @@ def gemma3_gguf() -> str:
 def test_gemma_folds_both_of_its_gains_and_no_strong_edge_stays(gemma3_gguf: str) -> None:
     weights = hs.open(gemma3_gguf)
     folded = hs.fold(weights)
-    assert "on the attention output" in folded.folded_norms and "in front of attention" in folded.folded_norms
+    assert "on the attention output" in folded.folded_norms and "before attention" in folded.folded_norms
     raw, both = (hs.score(w, ["pk"], "flow") for w in (weights, folded))
     for pairing in ("OQ", "OK", "OV"):
         before, after = ({(e.source, e.target) for e in scores["pk", pairing].top(20)} for scores in (raw, both))

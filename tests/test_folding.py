@@ -123,7 +123,7 @@ def check_head_of_its_own(run: Run, logits: np.ndarray) -> None:
         head = run.model.head if run.weights.architecture == "modernbert" else run.model.lm_head
         behind = head(torch.tensor(normed, dtype=torch.float32)).numpy()
     close(plus(behind @ unembedding.T, bias), run.logits)
-    assert any("a layer of its own stands between" in note for note in run.weights.notes)
+    assert any("an extra layer between" in note for note in run.weights.notes)
 
 
 def test_whole_gpt2_from_folded_weights(tmp_path) -> None:
@@ -188,7 +188,7 @@ def test_sizes_and_provenance(run: Run) -> None:
     assert (run.weights.provenance["folding"], run.weights.provenance["folded_norms"]) == ("none", [])
     behind = run.weights.norm_place in ("output", "sandwich")
     assert ("on the attention output" in folded.folded_norms) == behind == (run.weights.output_norm(1) is not None)
-    assert any("front of attention" in norm for norm in folded.folded_norms) == (run.weights.norm(1) is not None)
+    assert any("before attention" in norm for norm in folded.folded_norms) == (run.weights.norm(1) is not None)
     assert folded.ports == run.weights.ports
     for role in ROLES:
         assert folded.read(role, 1).shape == run.weights.read(role, 1).shape
@@ -222,5 +222,5 @@ def test_arrays_with_gains() -> None:
     layer = fold(hs.open({**arrays, "norm": "layer", "gain": gain}))
     np.testing.assert_allclose(layer.read("K", 1), centring @ (arrays["K"][1] * gain[1][:, None]), atol=1e-12)
     np.testing.assert_allclose(layer.read("O", 1), centring @ arrays["O"][1], atol=1e-12)
-    with pytest.raises(hs.HeadspanError, match="without a norm"):
+    with pytest.raises(hs.HeadspanError, match="no norm"):
         fold(hs.open(arrays))

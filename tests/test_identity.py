@@ -369,7 +369,7 @@ def test_labels_of_gpt2_know_their_model(gpt2_dir: Path, tmp_path: Path) -> None
     content["h.5.attn.c_attn.weight"][100, 100] += 1e-3
     save_file(content, tmp_path / "model.safetensors")
     shutil.copy(gpt2_dir / "config.json", tmp_path)
-    assert "may not hold here" in (labels.doubt(hs.open(tmp_path).provenance) or "")
+    assert "may not apply" in (labels.doubt(hs.open(tmp_path).provenance) or "")
     assert Labels.from_pairs([("L0H0", "a")]).doubt({}) is None
 
 

@@ -90,7 +90,7 @@ def test_shared_heads_and_unequal_sizes() -> None:
     facts = describe(hs.open({role: rng.normal(size=shape) for role, shape in shapes.items()}))
     assert (facts["n_kv_heads"], facts["d_head_by_role"]) == (2, {"Q": 3, "K": 3, "V": 5, "O": 5})
     assert not facts["foldable"]
-    assert "without a norm" in facts["not_foldable_reason"]
+    assert "no norm" in facts["not_foldable_reason"]
 
 
 def test_progress_reaches_the_end(model: Path) -> None:

@@ -151,12 +151,12 @@ WRONG = {
     "empty": (np.ones((0, D)), "has shape"),
     "axes": (np.ones((2, 2, 2, D)), "has shape"),
     "number": (np.float64(3), "has shape"),
-    "zero": (np.zeros(D), "has the length 0"),
-    "one zero": (np.vstack([np.ones((4, D)), np.zeros((1, D))]), r"one zero\[4\].*has the length 0"),
+    "zero": (np.zeros(D), "is zero"),
+    "one zero": (np.vstack([np.ones((4, D)), np.zeros((1, D))]), r"one zero\[4\].*is zero"),
     "nan": (np.full(D, np.nan), "NaN or infinite"),
     "infinite": (np.full((2, D), np.inf), "NaN or infinite"),
-    "text": (np.array(["a"] * D), "no real numbers"),
-    "complex": (np.ones(D, complex), "no real numbers"),
+    "text": (np.array(["a"] * D), "not real numbers"),
+    "complex": (np.ones(D, complex), "not real numbers"),
     "L4H7": (np.ones(D), "name of a head"),
 }
 
@@ -202,13 +202,13 @@ def test_missing_files_names_and_layers(weights, tmp_path: Path) -> None:
         f"{tmp_path}/v.npy@6": "has the layers 0 to 4",
         f"{tmp_path}/none.npz": "no arrays",
         f"{tmp_path}": "is a directory",
-        "": "no file of vectors",
+        "": "not a file of vectors",
     }.items():
         with pytest.raises(HeadspanError, match=sentence):
             node_sets(weights, text)
     with pytest.raises(HeadspanError, match="two nodes are named A"):
         node_sets(weights, [f"{tmp_path}/v.npz", hs.Node(np.ones(D), "A", 1)])
-    with pytest.raises(HeadspanError, match="is no node"):
+    with pytest.raises(HeadspanError, match="is not a node"):
         node_sets(weights, [np.ones(D)])
 
 
@@ -239,5 +239,5 @@ def test_many_vectors_need_little_memory(weights, tmp_path: Path) -> None:
     assert sets[1].nodes(Role.R)[count - 1].name == f"columns[{count - 1}]"
     assert tracemalloc.get_traced_memory()[1] < count * D * 4 / 4
     tracemalloc.stop()
-    with pytest.raises(HeadspanError, match="name their nodes alike"):
+    with pytest.raises(HeadspanError, match="name their nodes the same"):
         node_sets(weights, [f"{tmp_path}/rows.npy@1", f"{tmp_path}/rows.npy@2"])

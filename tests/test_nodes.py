@@ -414,7 +414,7 @@ def test_adapter_made_by_peft(gpt2: Path, tmp_path: Path, rslora: bool) -> None:
 
 
 def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
-    with pytest.raises(HeadspanError, match="is no adapter"):
+    with pytest.raises(HeadspanError, match="is not an adapter"):
         hs.nodes(gpt2, adapter=tmp_path)
     with pytest.raises(HeadspanError, match="open the model itself"):
         hs.nodes(arrays(), adapter=tmp_path)

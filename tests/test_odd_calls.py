@@ -161,7 +161,7 @@ def test_the_sentence_says_what_is_wanted() -> None:
         (lambda: hs.top("demo", k="many"), "k must be a whole number, not 'many'"),
         (lambda: hs.wiring("demo", rule="best"), "rule must be one of top, top-per-target"),
         (lambda: hs.hubs("demo", [3]), "pairing must be"),
-        (lambda: hs.hubs(3), "no reference to a model"),
+        (lambda: hs.hubs(3), "not a model reference"),
         (lambda: hs.projection_kernel(np.eye(3), np.eye(4)), "(3, 3) and (4, 4)"),
     ):
         with pytest.raises(hs.HeadspanError) as caught:

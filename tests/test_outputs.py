@@ -464,7 +464,7 @@ def test_scores_do_not_replace_a_comparison(tmp_path: Path) -> None:
     changed = tmp_path / "diff.safetensors"
     hs.diff("demo", "demo").save(changed)
     before = changed.read_bytes()
-    with pytest.raises(hs.HeadspanError, match="did not make that file as a result"):
+    with pytest.raises(hs.HeadspanError, match="not a headspan result"):
         hs.score("demo", "pk", "OK", out=changed)
     assert changed.read_bytes() == before
     hs.diff("demo", "demo").save(changed)

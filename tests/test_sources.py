@@ -249,7 +249,7 @@ def test_a_file_changed_in_use_is_noticed(tmp_path, what):
         (tmp_path / "new").replace(path)
     else:
         path.unlink()
-    with pytest.raises(HeadspanError, match=r"changed while|vanished while"):
+    with pytest.raises(HeadspanError, match=r"changed while|disappeared while"):
         source.check_unchanged()
     with pytest.raises(HeadspanError, match=r"changed while|no such file"):
         source.read("x")

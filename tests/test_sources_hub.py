@@ -144,7 +144,7 @@ try:
 except HeadspanError as error:
     print(error)
 """
-    assert "leads out of the directory" in run(code, tmp_path / "home", hub.address).stdout
+    assert "outside the directory" in run(code, tmp_path / "home", hub.address).stdout
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {}], ids=["offline", "unreachable"])

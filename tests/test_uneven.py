@@ -161,7 +161,7 @@ def test_gemma4_sizes_by_layer_or_by_kind() -> None:
 def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
     run = Run(replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture), tmp_path)
-    with pytest.raises(hs.HeadspanError, match="a mixture whose parts have norms of their own"):
+    with pytest.raises(hs.HeadspanError, match="a mixture whose parts have their own norms"):
         hs.nodes(str(tmp_path), neurons="L0:*")
     assert hs.nodes(run.weights, hs.Node(np.ones(run.weights.d_model), "ones", layer=1)).count == 1
 
@@ -185,8 +185,8 @@ def test_an_adapter_beside_a_mixture_behind_norms_of_its_own(tmp_path: Path) -> 
     assert first["kind"] == "adapter" and weights.architecture == "gemma4"
     both = hs.nodes(base, adapter=tmp_path / "both", k=3)
     assert both.count == 3
-    assert any("3 modules of both are no nodes: the MLPs of" in note for note in both.notes)
-    with pytest.raises(hs.HeadspanError, match="a mixture whose parts have norms of their own"):
+    assert any("3 modules of both are not nodes: the MLPs of" in note for note in both.notes)
+    with pytest.raises(hs.HeadspanError, match="a mixture whose parts have their own norms"):
         hs.nodes(base, adapter=tmp_path / "mlp")
 
 
@@ -213,7 +213,10 @@ def test_names_of_lent_keys_and_values(lent: Run) -> None:
     np.testing.assert_array_equal(weights.read_head("L3H2.V"), weights.read_head("L2KV1.V"))
     assert weights.layers_with("K") == (0, 1, 2) and weights.read("K", 3).shape[0] == 0
     assert weights.bias("V", 4) is None
-    assert any("layers 3–4 make no keys and values: their heads use those of layers 1–2" in n for n in weights.notes)
+    assert any(
+        "layers 3–4 have no keys and values of their own: their heads use those of layers 1–2" in n
+        for n in weights.notes
+    )
 
 
 def circuit(weights: AttentionWeights, role: str, name: str) -> np.ndarray:

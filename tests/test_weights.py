@@ -455,7 +455,7 @@ def test_arrays_with_everything() -> None:
         (arrays(bQ=(2, 2, 3)), r"bQ has shape \(2, 2, 3\), expected \(2, 4, 3\)"),
         (arrays(gain=(2, 10)), "norm='layer'"),
         (arrays() | {"norm": "batch"}, "'batch'"),
-        (arrays() | {"Q": np.full((2, 4, 10, 3), "x")}, "no real numbers"),
+        (arrays() | {"Q": np.full((2, 4, 10, 3), "x")}, "not real numbers"),
     ],
 )  # fmt: skip
 def test_bad_arrays_are_explained(given: dict[str, Any], words: str) -> None:

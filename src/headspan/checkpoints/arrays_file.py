@@ -48,9 +48,7 @@ class ArraysFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._members and self._members[name][2].hasobject:
-            raise HeadspanError(
-                f"{name[:80]!r} of {self.path} holds Python objects, not numbers, and was refused unread"
-            )
+            raise HeadspanError(f"{name[:80]!r} of {self.path} holds Python objects, not numbers, so it was not read")
         return tuple(self._arrays[name].shape) if name in self._arrays else self._members[name][1]
 
     def dtype(self, name: str) -> str:
@@ -89,7 +87,7 @@ class ArraysFile:
             size = self.nbytes(name)
             if size > _SMALL and size > (total_memory() or 64 << 30) // 2:
                 raise HeadspanError(
-                    f"{quoted(name)} of {self.path} has {size / 2**30:.0f} GiB, and a member of an .npz is read "
+                    f"{quoted(name)} of {self.path} has {size / 2**30:.0f} GiB, but a member of an .npz is read "
                     "whole: save it as .npy or .safetensors, which are read piece by piece"
                 )
             try:
@@ -113,8 +111,8 @@ def _bad(path: Path, error: BaseException) -> HeadspanError:
     text = str(error)
     if "bject arrays" in text or "Python objects" in text or "pickle" in text.lower():
         return HeadspanError(
-            f"{path} holds Python objects, not numbers, or is no numpy file, and was refused unread, since a pickle "
-            "can run any code: save an array of numbers"
+            f"{path} holds Python objects or is not a numpy file. It was not read, because a pickle can run any code: "
+            "save an array of numbers"
         )
     return HeadspanError(f"{path} cannot be read as a numpy file: {reason(error)}")
 

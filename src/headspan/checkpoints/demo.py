@@ -51,5 +51,5 @@ def random_demo() -> MappingSource:
         "tie_word_embeddings": True,
     }
     source = MappingSource(tensors, config, "demo")
-    source.notes.append("this is a small random model made on the spot: its scores mean nothing")
+    source.notes.append("this is a small random model for demonstration: its scores have no meaning")
     return source

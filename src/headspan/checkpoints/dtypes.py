@@ -67,8 +67,8 @@ def widen(array: np.ndarray, name: str) -> np.ndarray:
 def exact_array(value: Any, name: str) -> np.ndarray:
     """Numbers of any kind as an array of a floating point type that holds each of them exactly, or a refusal.
 
-    Floating point numbers keep their type, in the byte order of this machine; integers and truth values become
-    float64. What no float64 holds exactly (wide integers, long doubles), and what is no real number, is refused.
+    Floating point numbers keep their type, in the byte order of this machine; integers and booleans become
+    float64. Values that float64 cannot hold exactly (wide integers, long doubles) and complex numbers are refused.
 
     >>> exact_array([[1, 2**40]], "x").dtype, exact_array(np.ones(2, ">f4"), "x").dtype
     (dtype('float64'), dtype('float32'))
@@ -79,7 +79,7 @@ def exact_array(value: Any, name: str) -> np.ndarray:
     if kind in _FLOATS:
         return np.asarray(array, dtype=kind)
     if kind.kind not in "biufV" or kind.names is not None or kind.hasobject:
-        raise HeadspanError(f"{name} holds {array.dtype}, which are no real numbers: give floating point numbers")
+        raise HeadspanError(f"{name} holds {array.dtype}, not real numbers: give floating point numbers")
     plain = np.asarray(array)
     try:
         with np.errstate(all="ignore"):

@@ -185,8 +185,8 @@ class CheckpointSource(TensorSource):
         copy = next((name for name in file.names() if self._weight_map.get(name, shard) != shard), None)
         if copy is not None:
             self.notes.append(
-                f"{shard} holds {copy[:80]!r} too, which the index says is in {self._weight_map[copy]}: "
-                "the one that the index names was read"
+                f"{shard} also holds {copy[:80]!r}, which the index places in {self._weight_map[copy]}: "
+                "the copy named by the index was read"
             )
         self._opened[shard] = file
         self._stamps[file.path] = file.stamp
@@ -263,7 +263,9 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
         else:
             source = CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
     if len(chosen) > 1:  # names and sizes cannot show that one of them was taken from another model
-        source.notes.append(f"the {len(chosen)} shards have no index, so nothing says that they are of one model")
+        source.notes.append(
+            f"the {len(chosen)} shards have no index, so headspan cannot check that they belong to one model"
+        )
     others = [name for name in STANDARD_FILES if name in present and name not in chosen]
     if others and not weights and files.commit is None:  # repositories of the hub hold the same weights twice
         source.notes.append(f"{', '.join(others)} in the same directory was not read: the weights are from {chosen[0]}")
@@ -304,8 +306,8 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
             )
     if "adapter_config.json" in present:
         raise HeadspanError(
-            f"{reference} is an adapter, a change of another model: headspan diff BASE {reference} shows what it moves,"
-            " hs.adapt(base, adapter) gives the weights of both together"
+            f"{reference} is an adapter, not a model: compare it with headspan diff BASE {reference},"
+            " or merge it into its base with hs.adapt(base, adapter)"
         )
     raise HeadspanError(
         f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"
@@ -322,7 +324,7 @@ def _check_shard_names(names: Sequence[str], reference: str) -> None:
     numbers = {int(match["number"]) for match in matches if match}
     if None in matches or len(sets) != 1 or len(names) != len(numbers) or len(names) != int(next(iter(sets))[1]):
         raise HeadspanError(
-            f"{reference} has no index, and {', '.join(names[:4])} are not all the shards of one model: "
+            f"{reference} has no index, and {', '.join(names[:4])} are not all shards of one model: "
             "add the index file or the shards that are missing"
         )
 

@@ -24,12 +24,12 @@ def open_live(ref: Any) -> MappingSource:
     """
     name = type(ref).__name__
     if isinstance(ref, type):
-        raise HeadspanError(f"{ref.__name__} is a class, not a model: make a model of it first")
+        raise HeadspanError(f"{ref.__name__} is a class, not a model: create an instance first")
     if _is_pair(ref):
         return from_state_dict(ref[0], as_config(ref[1]))
     if isinstance(ref, Mapping):
         if not is_hooked_state(key for key in ref if isinstance(key, str)):
-            raise HeadspanError("a state dict alone does not say how many heads it has: give (state_dict, config)")
+            raise HeadspanError("a state dict alone does not give the number of heads: give (state_dict, config)")
         return from_state_dict(ref, {})
     if hasattr(ref, "original_model") and hasattr(ref, "blocks"):
         return _from_bridge(ref)
@@ -38,7 +38,7 @@ def open_live(ref: Any) -> MappingSource:
     if hasattr(ref, "state_dict") and hasattr(ref, "cfg"):
         return from_state_dict(ref.state_dict(), as_config(ref.cfg), f"live {name}")
     raise HeadspanError(
-        f"an object of type {name} is no reference to a model: give a path, a hub id, demo, a transformers or "
+        f"an object of type {name} is not a model reference: give a path, a hub id, demo, a transformers or "
         "TransformerLens model, or (state_dict, config)"
     )
 
@@ -64,7 +64,7 @@ def as_config(config: Any) -> dict[str, Any]:
         return dict(config)
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
-    raise HeadspanError(f"a {type(config).__name__} is no model config: give a dict or a transformers config")
+    raise HeadspanError(f"a {type(config).__name__} is not a model config: give a dict or a transformers config")
 
 
 def by_modules(model: Any) -> MappingSource:

@@ -35,7 +35,7 @@ def open_source(ref: Any, download: bool = False) -> TensorSource:
 
 def _open_text(text: Any, is_path: bool, download: bool) -> TensorSource:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise HeadspanError(f"{text!r} is no reference to a model: give a path, a hub id or demo")
+        raise HeadspanError(f"{text!r} is not a model reference: give a path, a hub id or demo")
     if text == "demo" and not is_path:  # a directory of that name is ./demo
         from headspan.checkpoints.demo import open_demo
 

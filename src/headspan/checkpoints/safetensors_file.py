@@ -139,7 +139,7 @@ class SafetensorsFile:
             if size == 0:
                 raise self._bad("it is empty")
             if size < 8 or length > size - 8:
-                raise self._bad(f"its header should have {length} bytes, but the file has {size}")
+                raise self._bad(f"its header should have {length} bytes, but the file has only {size}")
             if length > HEADER_LIMIT:
                 raise self._bad(f"its header of {length} bytes is larger than the format allows")
             raw = bytearray(length)
@@ -179,7 +179,7 @@ class SafetensorsFile:
         if dtype is None:
             raise self._bad(f"tensor {name[:80]!r} has the unknown number type {str(entry.dtype)[:40]!r}")
         if not _is_index_list(entry.shape):
-            raise self._bad(f"tensor {name[:80]!r} has the shape {str(entry.shape)[:80]}, which is none")
+            raise self._bad(f"tensor {name[:80]!r} has an invalid shape: {str(entry.shape)[:80]}")
         shape = tuple(entry.shape)
         if math.prod(shape) * dtype.itemsize != entry.end - entry.begin:
             raise self._bad(
@@ -209,7 +209,7 @@ def _invalid(path: Path, what: str) -> HeadspanError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return found
 
 

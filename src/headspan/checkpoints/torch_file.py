@@ -117,8 +117,8 @@ def _load(path: Path, mmap: bool) -> Any:
         if found or "weights_only" in str(error).lower() or "Weights only" in str(error):
             what = f" ({found[1]})" if found else ""
             raise HeadspanError(
-                f"{path} holds Python objects other than tensors{what} and was refused unrun,"
-                " since a pickle can run any code: give a safetensors file or a plain state dict"
+                f"{path} holds Python objects other than tensors{what} and was not loaded,"
+                " because a pickle can run any code: give a safetensors file or a plain state dict"
             ) from None
         raise HeadspanError(f"{path} cannot be read as a PyTorch weight file: {reason(error)}") from None
 

@@ -31,7 +31,7 @@ def state_config(source: TensorSource, given: Mapping[str, Any]) -> dict[str, An
     names = set(source.names())
     layers = sorted(int(match[1]) for name in names if (match := _QUERY.fullmatch(name)))
     if not layers:
-        raise HeadspanError(f"{source.reference} has no blocks.0.attn.W_Q: it is no HookedTransformer state dict")
+        raise HeadspanError(f"{source.reference} has no blocks.0.attn.W_Q: it is not a HookedTransformer state dict")
     query = source.shape(f"blocks.{layers[0]}.attn.W_Q")
     if len(query) != 3:
         raise HeadspanError(

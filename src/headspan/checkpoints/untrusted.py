@@ -52,7 +52,7 @@ class Stamp:
         try:
             now = Stamp.of(path)
         except OSError as error:
-            raise HeadspanError(f"{path} vanished while it was in use: {reason(error)}") from None
+            raise HeadspanError(f"{path} disappeared while it was in use: {reason(error)}") from None
         if now != self:
             raise changed(path)
 
@@ -64,7 +64,7 @@ class Stamp:
 
 def changed(what: Path | str) -> HeadspanError:
     """The error for weights that are not what they were when the run began."""
-    return HeadspanError(f"{what} changed while it was in use: run again when nothing writes to it")
+    return HeadspanError(f"{what} changed while it was in use: run again when no other program writes to it")
 
 
 def open_regular(path: Path) -> Stamp:
@@ -107,7 +107,7 @@ def check_name(where: Path | str, name: object) -> str:
     if not isinstance(name, str) or not name or "\0" in name:
         raise HeadspanError(f"{where} names a weight file {str(name)[:80]!r}, which is not a file name")
     if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
-        raise HeadspanError(f"{where} names a weight file {name[:80]!r}, which leads out of the directory: refused")
+        raise HeadspanError(f"{where} names a weight file {name[:80]!r}, which is outside the directory: refused")
     return name
 
 

@@ -85,7 +85,7 @@ def adapt(base: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
         return FoldedWeights(adapt(base.inner, adapter))
     if not isinstance(base, CheckpointWeights):
         raise HeadspanError(
-            f"an adapter changes named tensors of a checkpoint, and {base.reference} has none: open the model itself"
+            f"an adapter changes named tensors of a checkpoint, but {base.reference} has none: open the model itself"
         )
     return AdaptedWeights(base, Adapter(Path(os.path.expanduser(os.fspath(adapter)))))
 
@@ -115,10 +115,10 @@ class Adapter:
         self.directory = directory
         files = LocalFiles(directory)
         if not is_directory(directory):
-            raise HeadspanError(f"{directory} is no adapter: give the directory that PEFT wrote, with its {CONFIG}")
+            raise HeadspanError(f"{directory} is not an adapter: give the directory that PEFT wrote, with its {CONFIG}")
         present = files.names()
         if CONFIG not in present:
-            raise HeadspanError(f"{directory} is no adapter: it has no {CONFIG}")
+            raise HeadspanError(f"{directory} is not an adapter: it has no {CONFIG}")
         name = next((name for name in WEIGHTS if name in present), None)
         if name is None:
             raise HeadspanError(f"{directory} has {CONFIG} but neither {WEIGHTS[0]} nor {WEIGHTS[1]}: it is incomplete")
@@ -139,7 +139,7 @@ class Adapter:
         kind = self.config.get("peft_type")
         if kind != "LORA":
             raise HeadspanError(
-                f"{self.directory} is an adapter of the kind {str(kind)[:40]!r}, and only LORA is understood:"
+                f"{self.directory} is an adapter of the kind {str(kind)[:40]!r}, but only LORA is supported:"
                 " merge it into its base with PEFT and give the merged model"
             )
         wrong = [text for key, text in _OTHER_METHODS.items() if self.config.get(key)]
@@ -148,7 +148,7 @@ class Adapter:
             wrong.append(f"{init}: its start was subtracted from the base")
         if wrong:
             raise HeadspanError(
-                f"{self.directory} is more than a LoRA ({wrong[0][:80]}): merge it into its base with PEFT and give the"
+                f"{self.directory} is not a plain LoRA ({wrong[0][:80]}): merge it into its base with PEFT and give the"
                 " merged model"
             )
 
@@ -163,7 +163,9 @@ class Adapter:
             elif embedding:
                 self.embeddings.setdefault(embedding[1], {})[embedding[2]] = name
             elif ".lora_" in bare or ".token_adapter." in bare or not bare.endswith((".weight", ".bias")):
-                raise HeadspanError(f"{self.directory} holds a tensor {name[:120]!r}, which is no part of a plain LoRA")
+                raise HeadspanError(
+                    f"{self.directory} holds a tensor {name[:120]!r}, which is not part of a plain LoRA"
+                )
             else:
                 self.saved[_SAVED.sub("", bare)] = name
         for module, pair in {**self.pairs, **self.embeddings}.items():
@@ -185,7 +187,9 @@ class Adapter:
                 alpha = value
                 break
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-            raise HeadspanError(f"{self.directory / CONFIG} has α = {str(alpha)[:40]!r} for {module[:80]}: no number")
+            raise HeadspanError(
+                f"{self.directory / CONFIG} has α = {str(alpha)[:40]!r} for {module[:80]}: give a number"
+            )
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def _fits(self, pattern: str, module: str) -> bool:
@@ -197,8 +201,7 @@ class Adapter:
         except (re.error, OverflowError, RecursionError):
             pass
         raise HeadspanError(
-            f"{self.directory / CONFIG} has an alpha_pattern {pattern[:80]!r} that cannot be used:"
-            " write the names of modules"
+            f"{self.directory / CONFIG} has an alpha_pattern {pattern[:80]!r} that is not valid: give names of modules"
         )
 
     def factor(self, name: str) -> np.ndarray:
@@ -206,7 +209,7 @@ class Adapter:
         array = self.file.read(name)
         if array.ndim != 2 or not np.isfinite(array).all():
             raise HeadspanError(
-                f"{name[:120]} of {self.directory} is no matrix of finite numbers (shape {tuple(array.shape)})"
+                f"{name[:120]} of {self.directory} is not a matrix of finite numbers (shape {tuple(array.shape)})"
             )
         return array
 
@@ -221,7 +224,7 @@ class AdaptedSource(TensorSource):
         self._map = TensorMap(base.source)
         if self._map.entry.layout == "heads":
             raise HeadspanError(
-                f"{base.reference} has TransformerLens tensors, and an adapter names modules of transformers: "
+                f"{base.reference} has TransformerLens tensors, but an adapter names modules of transformers: "
                 "give the model in Hugging Face layout"
             )
         self._stamps = {**getattr(base.source, "_stamps", {}), adapter.file.path: adapter.file.stamp}
@@ -248,7 +251,7 @@ class AdaptedSource(TensorSource):
         layer = re.search(rf"(?:^|\.){layers}", name)
         if layer and int(layer[1]) >= self._map.n_layers and name.startswith(tuple(prefixes - {""})):
             raise HeadspanError(
-                f"the adapter {self.adapter.directory} changes {name[:120]}, and {self.base.reference} has "
+                f"the adapter {self.adapter.directory} changes {name[:120]}, but {self.base.reference} has "
                 f"{self._map.n_layers} layers: it was made for another base{self._said()}"
             )
         self._unknown.append(name)
@@ -312,10 +315,10 @@ class AdaptedSource(TensorSource):
                 f"for example {self._unknown[0][:120]}"
             )
         if not {*self.patches, *self.replaced} & set(base.tensors()):
-            notes.append("the adapter changes no attention weight, so no head moves")
+            notes.append("the adapter changes no attention weights, so the heads stay the same")
         named = self.adapter.config.get("base_model_name_or_path")
         if isinstance(named, str) and named and Path(named).name != Path(base.reference.partition("@")[0]).name:
-            notes.append(f"the adapter says that its base is {named[:120]}, it was laid over {base.reference}")
+            notes.append(f"the adapter's config names the base {named[:120]}, but it was applied to {base.reference}")
         return notes
 
     # -- tensors ---------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class ArrayWeights(AttentionWeights):
         if missing or not set(names) <= known:
             raise HeadspanError(
                 f"four arrays Q, K, V and O are needed, got {', '.join(names) or 'nothing'}"
-                f" (further names understood: {', '.join(sorted(known - set('QKVO')))})"
+                f" (other accepted names: {', '.join(sorted(known - set('QKVO')))})"
             )
         self._arrays = {n: exact_array(arrays[key], n) for n, key in names.items() if n not in ("norm", "eps")}
         self._norm = arrays.get("norm")
@@ -54,7 +54,7 @@ class ArrayWeights(AttentionWeights):
         self._check_shapes()
         self.norm_kind = self._check_norm()
         self.norm_place = "pre" if self._norm else "none"
-        self.not_foldable_reason = None if self._norm else "the arrays come without a norm, so there is nothing to fold"
+        self.not_foldable_reason = None if self._norm else "the arrays have no norm, so there is nothing to fold"
         unembedding = self._arrays.get("unembedding")
         self.vocab_size = None if unembedding is None else len(unembedding)
         self.tied_embedding = None if unembedding is None else False
@@ -102,7 +102,7 @@ class ArrayWeights(AttentionWeights):
         if not (self._norm is None or (isinstance(self._norm, str) and self._norm in ("layer", "rms"))):
             raise HeadspanError(f"norm must be 'layer' or 'rms', not {self._norm!r}")
         if self._norm is None and any(name in self._arrays for name in ("gain", "gain_bias", "final_gain")):
-            raise HeadspanError("gains were given without saying which norm they belong to: add norm='layer' or 'rms'")
+            raise HeadspanError("gains were given without the kind of norm: add norm='layer' or norm='rms'")
         return self._norm or "none"
 
     def d_head(self, role: Role | str) -> int:
@@ -157,7 +157,7 @@ class ArrayWeights(AttentionWeights):
     def _vocabulary_matrix(self, name: str) -> np.ndarray:
         if name not in self._arrays:
             raise HeadspanError(
-                f"these weights come without {name}: add it to the arrays, (vocabulary, {self.d_model})"
+                f"these weights have no {name}: add it to the arrays with shape (vocabulary, {self.d_model})"
             )
         return _as_float(self._arrays[name])
 

@@ -204,7 +204,7 @@ class CheckpointWeights(AttentionWeights):
             raise HeadspanError(f"{name} of {self.reference} has shape {self._map.shape(name)}, expected {expected}")
         tensor = self.source.read(name)
         if not np.isfinite(tensor).all():
-            raise HeadspanError(f"{name} of {self.reference} holds NaN or infinite numbers")
+            raise HeadspanError(f"{name} of {self.reference} contains NaN or infinite numbers")
         return tensor
 
     # -- norms -----------------------------------------------------------------------------------------------

@@ -16,30 +16,30 @@ _HEADS = (
     "lm_head.dense.weight", "vocab_transform.weight",
 )  # fmt: skip
 _STREAMS = (
-    "it has several residual streams in one set of coordinates, which heads read and write through numbers for each "
-    "token: this changes no span, but effects are refused"
+    "it has several residual streams in one set of coordinates, which heads read and write with weights for each "
+    "token: spans do not change, but effects cannot be measured"
 )
 _SAMPLED = 32  # rows of two tensors that are compared
 
 
 def checkpoint_notes(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
-    """The sentences for the weights of a checkpoint, which are ready but for these, and the map of its tensors."""
+    """Notes on the weights of a checkpoint, from the weights and the map of their tensors."""
     entry, notes = tensors.entry, []
     left_out = sorted(set(range(tensors.n_layers)) - set(tensors.layers))
     if left_out:
         notes.append(
             f"{len(left_out)} of {tensors.n_layers} layers have no softmax attention and are left out "
-            f"({_ranges(left_out)}); the others keep their numbers"
+            f"({_ranges(left_out)}); the other layers keep their numbers"
         )
     if len({tensors.sizes[layer] for layer in tensors.layers if layer not in tensors.kv_layers}) > 1:
         notes.append(
             f"its layers differ: {weights.ports.a_layer(Role.O)} heads with {weights.ports.a_layer(Role.V)} key/value "
-            "heads; numbers and sizes said of a layer are the largest"
+            "heads; reported sizes of a layer are the largest"
         )
     if tensors.kv_layers:
         notes.append(
-            f"layers {_ranges(sorted(tensors.kv_layers))} make no keys and values: their heads use those of "
-            f"layers {_ranges(sorted(set(tensors.kv_layers.values())))}, which stand there once"
+            f"layers {_ranges(sorted(tensors.kv_layers))} have no keys and values of their own: their heads use "
+            f"those of layers {_ranges(sorted(set(tensors.kv_layers.values())))}, where they are listed once"
         )
     if entry.streams:
         notes.append(_STREAMS)
@@ -47,7 +47,7 @@ def checkpoint_notes(weights: AttentionWeights, tensors: TensorMap) -> list[str]
     qk_norm = tensors.in_layer(tensors.layers[0], entry.qk_norm) + "."
     if any(name.startswith(qk_norm) for name in tensors.names):
         notes.append(
-            "queries and keys are normalised after projection (QK-norm): the weights are those in front of it; "
+            "queries and keys are normalised after projection (QK-norm): the weights are those before the norm; "
             "its gains do not change what a head's weight spans"
         )
     if tensors.latents:
@@ -55,30 +55,30 @@ def checkpoint_notes(weights: AttentionWeights, tensors: TensorMap) -> list[str]
         notes += latent_notes(shapes, effects=tensors.even and not (entry.streams or entry.rotary_norm))
     if any(name in tensors.names for name in _HEADS):
         notes.append(
-            "a layer of its own stands between the stream and the unembedding: tokens of heads are those that the "
-            "unembedding would read without it"
+            "there is an extra layer between the stream and the unembedding: the tokens of heads are computed "
+            "without it"
         )
     if not weights.value_bias_is_constant:
         notes.append(
-            "a value bias is not a constant output here (attention sinks, clipped or normalised values, or an "
-            "output gate): folding leaves it where it is"
+            "a value bias does not give a constant output here (attention sinks, clipped or normalised values, or an "
+            "output gate): folding leaves it unchanged"
         )
     return notes + _contradictions(weights, tensors)
 
 
 def _contradictions(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
-    """What in the checkpoint does not go together, though it can be read."""
+    """Notes on contradictions in a checkpoint that can still be read."""
     notes = []
     kinds = weights.storage_dtypes()
     if len(kinds) > 1 and not tensors.source.config.get("_gguf"):
         notes.append(
-            f"the weights are stored in {len(kinds)} number types ({', '.join(kinds)}): the rank of each is judged "
-            "by its own"
+            f"the weights are stored in {len(kinds)} number types ({', '.join(kinds)}): each weight's rank is "
+            "judged by its own type"
         )
     if tensors.tied and not weights.tied_embedding:
         notes.append(
-            f"the config says that the unembedding is the embedding, but {tensors.unembedding} holds other numbers "
-            f"than {_embedding(tensors)}: tokens are read from {tensors.unembedding}"
+            f"the config ties the unembedding to the embedding, but {tensors.unembedding} differs "
+            f"from {_embedding(tensors)}: tokens are read from {tensors.unembedding}"
         )
     return notes
 

@@ -12,7 +12,7 @@ A norm in front: the block computes W·(γ ⊙ z + β) + b from the normalised s
 * Where a layer reads the stream without a norm, its Q, K and V stay as they are.
 
 A norm behind (OLMo 2; Gemma 2 has both): W_O' = diag(γ)·W_O, or diag(γ)·C_d·W_O for LayerNorm, and the output bias
-likewise; what it divides a token by is left out, and what it adds to every token (β) is no part of what heads write.
+likewise; what it divides a token by is left out, and what it adds to every token (β) is not part of what heads write.
 
 * The value bias becomes part of the output bias, since attention rows sum to 1 (kept apart where they do not).
 
@@ -31,12 +31,12 @@ from headspan.vocabulary.heads import Role
 
 _ROWS = 8192  # of the unembedding at a time
 FOLDED_NORMS = {
-    "pre": ["in front of attention", "in front of the unembedding"],
-    "partial": ["in front of attention, but for the first layer", "in front of the unembedding"],
-    "output": ["on the attention output", "in front of the unembedding"],
-    "sandwich": ["in front of attention", "on the attention output", "in front of the unembedding"],
+    "pre": ["before attention", "before the unembedding"],
+    "partial": ["before attention, except in the first layer", "before the unembedding"],
+    "output": ["on the attention output", "before the unembedding"],
+    "sandwich": ["before attention", "on the attention output", "before the unembedding"],
 }
-"""Whose gains folding moves into the weights, by where a family's norms stand."""
+"""Whose gains folding moves into the weights, by the position of a family's norms."""
 
 
 def fold(weights: AttentionWeights | str) -> FoldedWeights:
@@ -61,11 +61,11 @@ class FoldedWeights(WrappedWeights):
 
     def __init__(self, weights: AttentionWeights) -> None:
         if weights.folding != "none":
-            raise HeadspanError(f"the weights of {weights.reference} are folded already: folding them twice is wrong")
+            raise HeadspanError(f"the weights of {weights.reference} are already folded")
         if not weights.foldable:
             raise HeadspanError(f"{weights.reference} cannot be folded: {weights.not_foldable_reason}")
         super().__init__(weights)
-        self.not_foldable_reason = "it is folded already"
+        self.not_foldable_reason = "it is already folded"
         self.tied_embedding = False if weights.vocab_size else None
         # Writers may be centred where every reader of what they write centres it.
         self.centred = weights.norm_kind == "layer" and weights.norm_place != "output"

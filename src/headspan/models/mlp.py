@@ -82,8 +82,8 @@ class Mlps:
         if key is None or not self._map.config.get(key):
             return None
         return (
-            f"the MLPs of {self.weights.reference} are a mixture whose parts have norms of their own, and they are not "
-            "read: its heads, tokens and added directions are, and adapters of its attention"
+            f"the MLPs of {self.weights.reference} are a mixture whose parts have their own norms, which is not "
+            "supported: use its heads, tokens, added directions or adapters of its attention"
         )
 
     def parts(self, layer: int) -> list[Part]:
@@ -144,7 +144,7 @@ class Mlps:
             if neurons != first:  # ERNIE-4.5-VL: those of pictures are smaller
                 raise HeadspanError(
                     f"the experts of layer {layer} of {self.weights.reference} have {first} neurons and {neurons}: "
-                    "neurons are read where all experts of a layer have as many"
+                    "all experts of a layer must have the same number"
                 )
             wanted = {name: ((neurons, d) if layout.turned else (d, neurons))}
             rows = 2 * neurons if layout.fused else neurons

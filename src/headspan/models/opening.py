@@ -50,6 +50,4 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
 def refuse_result(ref: Any) -> None:
     """A result where a model is needed is told by name, since both are safetensors files."""
     if isinstance(ref, (str, os.PathLike)) and is_result(ref):
-        raise HeadspanError(
-            f"{os.fspath(ref)} is a result of headspan, and this needs a model: give the model it was made from"
-        )
+        raise HeadspanError(f"{os.fspath(ref)} is a headspan result, not a model: give the model it was made from")

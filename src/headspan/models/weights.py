@@ -338,7 +338,7 @@ class AttentionWeights(ABC):
         if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer not in self.layers:
             raise HeadspanError(
                 f"{self.reference} has no attention weights in layer {str(layer)[:40]!r}: {len(self.layers)} of its "
-                f"layers have, from {self.layers[0]} to {self.layers[-1]}"
+                f"layers do, from {self.layers[0]} to {self.layers[-1]}"
             )
 
 
@@ -354,7 +354,7 @@ def check_rows(start: int, stop: int) -> slice:
     """A run of rows from two whole numbers."""
     for end in (start, stop):
         if isinstance(end, bool) or not isinstance(end, (int, np.integer)) or end < 0:
-            raise HeadspanError(f"rows are counted in whole numbers from 0, not {repr(end)[:40]}")
+            raise HeadspanError(f"rows must be whole numbers from 0, not {repr(end)[:40]}")
     return slice(int(start), int(stop))
 
 
@@ -367,7 +367,7 @@ def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: 
         bad = int(np.count_nonzero(~np.isfinite(weights[index])))
         if bad:
             raise HeadspanError(
-                f"the weight {role} of head {heads[index]} (layer {heads[index].layer}) in {where} holds {bad} NaN or "
-                "infinite numbers, so it spans nothing meaningful"
+                f"the weight {role} of head {heads[index]} (layer {heads[index].layer}) in {where} has {bad} NaN or "
+                "infinite numbers, so it has no meaningful span"
             )
     return weights

@@ -2,7 +2,7 @@
 
 A of the query, key and value projections and of an MLP's input has rows in the stream; B of the attention output and of
 an MLP's output has columns there. Each such module is one node, a basis of as many dimensions as the adapter's rank;
-its scaling changes no span. The other factor lies inside the block and is no node.
+its scaling does not change the span. The other factor lies inside the block and is not a node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def adapter_sets(weights: AttentionWeights, directory: str | os.PathLike[str]) -
     path = Path(os.path.expanduser(os.fspath(directory)))
     if not str(directory).strip() or not is_adapter(path):
         raise HeadspanError(
-            f"{str(directory)[:200]!r} is no adapter: give the directory that PEFT wrote, with its {CONFIG}"
+            f"{str(directory)[:200]!r} is not an adapter: give the directory that PEFT wrote, with its {CONFIG}"
         )
     source = AdaptedSource(base, Adapter(path))
     where = Modules(weights)
@@ -49,20 +49,22 @@ def adapter_sets(weights: AttentionWeights, directory: str | os.PathLike[str]) -
     if not sets and unread:
         raise HeadspanError(where.mlps.not_read or "")
     if not sets:
-        raise HeadspanError(f"{path} changes no module that reads or writes the residual stream by a LoRA")
+        raise HeadspanError(f"{path} has no LoRA on a module that reads or writes the residual stream")
     notes = list(source.notes)
     left = [tensor for tensor in left if tensor not in unread]
     if unread:
-        notes.append(f"{len(unread)} modules of {path.name} are no nodes: {where.mlps.not_read}")
+        notes.append(f"{len(unread)} modules of {path.name} are not nodes: {where.mlps.not_read}")
     if left:
         notes.append(
-            f"{len(left)} modules of {path.name} are inside their blocks and no nodes, for example {left[0][:80]}"
+            f"{len(left)} modules of {path.name} lie inside their blocks and are not nodes, for example {left[0][:80]}"
         )
     if source.replaced:
-        notes.append(f"{len(source.replaced)} tensors that {path.name} replaces whole (modules_to_save) are no nodes")
+        notes.append(
+            f"{len(source.replaced)} tensors that {path.name} replaces as a whole (modules_to_save) are not nodes"
+        )
     scales = sorted({patch.scale for patch in source.patches.values() if patch.first})
     shown = f"{scales[0]:g}" if len(scales) == 1 else f"{scales[0]:g} to {scales[-1]:g}"
-    notes.append(f"{path.name} scales B·A by {shown}, which changes no span")
+    notes.append(f"{path.name} scales B·A by {shown}, which does not change its span")
     sets[0].notes += notes
     return sets
 

@@ -60,12 +60,12 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
     """The weights of a model with the nodes of some sets; too many of them are refused before anything is read."""
     sets = list(sets)
     if weights.ports.nodes:
-        raise HeadspanError("these weights have nodes already: give all of them at once")
+        raise HeadspanError("these weights already have nodes: give all nodes at once")
     count = sum(map(len, sets))
     if count > MOST_NODES:
         raise HeadspanError(
-            f"{count:,} nodes are too many for a result that holds every pair, which takes {MOST_NODES:,} at most: "
-            "headspan nodes finds the strongest of any number, or choose fewer"
+            f"{count:,} nodes are too many for a result that holds every pair (at most {MOST_NODES:,}): "
+            "choose fewer, or use headspan nodes to find the strongest of any number"
         )
     if not count:
         raise HeadspanError("no nodes were given: name at least one file, or leave nodes out")
@@ -94,7 +94,7 @@ def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
         rows[role].sort(key=lambda row: (row[0].position, row[0].layer))
         layers = [node.layer for node, *_ in rows[role]]
         if layers != sorted(layers):
-            raise HeadspanError("nodes of a later layer stand before those of an earlier one: check their layers")
+            raise HeadspanError("nodes of a later layer come before those of an earlier one: check their layers")
     present = [role for role in NODE_ROLES if rows[role]]
     return AddedNodes(
         {role: tuple(node for node, _, _ in rows[role]) for role in present},
@@ -115,7 +115,7 @@ def _read(found: NodeSet, role: Role) -> Iterator[tuple[Node, np.ndarray]]:
             kept = basis[:, : int(used[-1]) + 1 if used.size else 1]
             if not np.isfinite(kept).all():
                 raise HeadspanError(
-                    f"the node {node.name} holds NaN or infinite numbers, so it spans nothing meaningful"
+                    f"the node {node.name} contains NaN or infinite numbers, so it has no meaningful span"
                 )
             yield node, np.array(kept, order="C")
 
@@ -148,7 +148,7 @@ def _check_names(sets: Iterable[NodeSet]) -> None:
             here: set[str] = set()
             for node in found.nodes(role):
                 if node.name in here or seen.get(check_node_name(node.name), place) != place:
-                    raise HeadspanError(f"two nodes are called {node.name!r}: give one of them another name")
+                    raise HeadspanError(f"two nodes are named {node.name!r}: give one of them another name")
                 here.add(node.name)
                 seen[node.name] = place
 
@@ -230,7 +230,7 @@ class WithNodes(WrappedWeights):
             return self.inner.storage_dtype(role, layer)
         here = self.added.bases.get(role, ())[self.ports.span(role, layer)]
         names = {basis.dtype.name for basis in here}
-        # Of several the coarsest: what it cannot tell from rounding is no direction.
+        # Of several types use the coarsest: what it cannot tell from rounding does not count as a direction.
         return max(names, key=lambda name: -np.dtype(name).itemsize) if names else "float32"
 
     @property

@@ -52,13 +52,13 @@ def open_vectors(path: Path) -> VectorFile:
         from headspan.checkpoints.torch_file import TorchFile
 
         return TorchFile(path, bare=ALONE)
-    raise HeadspanError(f"{path} is no file of vectors: it should end in {', '.join(_SUFFIXES)}")
+    raise HeadspanError(f"{path} is not a file of vectors: it should end in {', '.join(_SUFFIXES)}")
 
 
 def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
     """What ``FILE[:name][@layer]`` may mean: file, tensor, layer. Names may hold ``:`` and ``@`` themselves."""
     if not text.strip() or "\0" in text:
-        raise HeadspanError(f"{text!r} is no file of vectors: write FILE, FILE:name or FILE:name@layer")
+        raise HeadspanError(f"{text!r} is not a file of vectors: write FILE, FILE:name or FILE:name@layer")
     match = _LAYER.fullmatch(text)
     found: list[tuple[Path, str | None, int | None]] = []
     for rest, layer in ((text, None), *([(match[1], int(match[2]))] if match else [])):
@@ -67,13 +67,13 @@ def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
             path = Path(os.path.expanduser(file))
             mode = mode_of(path) or 0
             if stat.S_ISDIR(mode) and name is None:
-                raise HeadspanError(f"{file} is a directory: a file of vectors is needed, or --sae for a directory")
+                raise HeadspanError(f"{file} is a directory: give a file of vectors, or use --sae for a directory")
             if stat.S_ISREG(mode):
                 found.append((path, name, layer))
     if not found:
         front, _, layer = text.rpartition("@")
         if front and any(c.is_file() for c in (Path(os.path.expanduser(front)), Path(front.rpartition(":")[0]))):
-            raise HeadspanError(f"{text[:200]}: {layer[:40]!r} is no layer; write a whole number from 0 on, like @8")
+            raise HeadspanError(f"{text[:200]}: {layer[:40]!r} is not a layer; write a whole number from 0, like @8")
         raise HeadspanError(f"{text[:200]}: no such file; write FILE, FILE:name or FILE:name@layer")
     return found
 
@@ -102,7 +102,7 @@ def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
             wrong = wrong or error
     if wrong is not None:  # a probe may lie beside its bias
         others = ", ".join(os.path.basename(found.label)[:80] for found in sets[:3])
-        raise HeadspanError(f"{wrong}{f'; name what is meant, {others}' if others else ''}")
+        raise HeadspanError(f"{wrong}{f'; name the array, {others}' if others else ''}")
     if len(sets) > 1:
         _say_once(path, sets)
     if layer is None:
@@ -136,7 +136,7 @@ class FileNodes(NodeSet):
         shape = file.shape(tensor)
         if not 1 <= len(shape) <= 3 or 0 in shape:
             raise HeadspanError(
-                f"{self.label} has shape {tuple(shape)}: one vector, a matrix of vectors or bases (n, d, r) are needed"
+                f"{self.label} has shape {tuple(shape)}: give one vector, a matrix of vectors or bases (n, d, r)"
             )
         self._columns, note = oriented(shape, self.d_model, self.label)
         self.notes = [note]

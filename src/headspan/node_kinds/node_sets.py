@@ -1,4 +1,4 @@
-"""Nodes: directions and subspaces that read or write the residual stream and are no heads.
+"""Nodes: directions and subspaces that read or write the residual stream and are not heads.
 
 A `NodeSet` holds nodes of one kind from one place: the vectors of a file, the features of a sparse autoencoder, the
 neurons of a layer, some tokens. All nodes of a set stand at one place of the stream, one for what they read (R) and
@@ -51,8 +51,8 @@ def stream_places(layer: int | None, weights: AttentionWeights) -> dict[Role, Pl
     whole = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
     if not whole or not 0 <= layer <= weights.n_layers:
         raise HeadspanError(
-            f"a node cannot stand at layer {str(layer)[:40]}: {weights.reference} has the layers 0 to "
-            f"{weights.n_layers - 1}, and {weights.n_layers} means behind the last"
+            f"a node cannot be at layer {str(layer)[:40]}: {weights.reference} has the layers 0 to "
+            f"{weights.n_layers - 1}, and {weights.n_layers} means after the last"
         )
     entrance = attention_position(int(layer))
     return {Role.R: Place(entrance, int(layer)), Role.W: Place(entrance - 1, int(layer))}
@@ -132,10 +132,10 @@ class NodeSet(ABC):
             largest = np.abs(found).max(axis=(1, 2)).astype(np.float64) if found.size else np.zeros(len(found))
         if not np.isfinite(largest).all():
             bad = self.name(int(ids[np.flatnonzero(~np.isfinite(largest))[0]]))
-            raise HeadspanError(f"{bad[:80]} of {self.label} holds NaN or infinite numbers, so it has no direction")
+            raise HeadspanError(f"{bad[:80]} of {self.label} contains NaN or infinite numbers, so it has no direction")
         if self.strict and (largest == 0).any():
             bad = self.name(int(ids[np.flatnonzero(largest == 0)[0]]))
-            raise HeadspanError(f"{bad[:80]} of {self.label} has the length 0, so it has no direction: leave it out")
+            raise HeadspanError(f"{bad[:80]} of {self.label} is zero, so it has no direction: leave it out")
         odd = (largest > 0) & ((largest < _USUAL[0]) | (largest > _USUAL[1]))
         if odd.any():  # only directions matter, and float32 would lose these
             found = found / np.where(odd, largest, 1)[:, None, None]
@@ -178,7 +178,7 @@ class GivenNode:
     ) -> None:
         self.name, self.layer = check_name(name), layer
         if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-            raise HeadspanError(f"the layer of {self.name} must be a whole number from 0 on, not {repr(layer)[:40]}")
+            raise HeadspanError(f"the layer of {self.name} must be a whole number from 0, not {repr(layer)[:40]}")
         if not isinstance(reads, bool) or not isinstance(writes, bool):
             raise HeadspanError(f"reads and writes of {self.name} must be True or False")
         if not reads and not writes:

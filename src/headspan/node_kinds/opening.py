@@ -65,16 +65,16 @@ def _added(weights: AttentionWeights, item: Any) -> list[NodeSet]:
         wrong = [key for key in item if key not in _ARGUMENTS]
         if wrong or not item:
             seen = f"has {str(wrong[0])[:40]!r}" if wrong else "is empty"
-            raise HeadspanError(f"nodes by their kinds are a mapping of {', '.join(_ARGUMENTS)}, and this one {seen}")
+            raise HeadspanError(f"nodes by kind are a mapping of {', '.join(_ARGUMENTS)}, but this one {seen}")
         return node_sets(weights, **item)
     if isinstance(item, (str, os.PathLike)):
         return file_sets(weights, os.fspath(item))
-    raise HeadspanError(f"{repr(item)[:60]} is no node: give headspan.Node(basis, name, layer) or a file")
+    raise HeadspanError(f"{repr(item)[:60]} is not a node: give headspan.Node(basis, name, layer) or a file")
 
 
 def _path(item: Any) -> str:
     if not isinstance(item, (str, os.PathLike)) or not isinstance(os.fspath(item), str):
-        raise HeadspanError(f"{repr(item)[:60]} is no path of a directory")
+        raise HeadspanError(f"{repr(item)[:60]} is not the path of a directory")
     return os.fspath(item)
 
 
@@ -109,5 +109,5 @@ def check_names(sets: Sequence[NodeSet]) -> None:
         for other in large[:i]:
             if found.stem == other.stem and np.intersect1d(found.ids, other.ids).size:
                 raise HeadspanError(
-                    f"{found.label} and {other.label} name their nodes alike ({found.stem}…): rename one of them"
+                    f"{found.label} and {other.label} name their nodes the same ({found.stem}…): rename one of them"
                 )

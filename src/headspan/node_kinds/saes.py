@@ -15,7 +15,7 @@ ln1.hook_normalized L, ln2, mlp.in     the same, behind the norm
 hook_attn_out L, hook_mlp_out L        (one output only, not the stream)      with attention, with the MLP
 =====================================  =====================================  =================================
 
-What a hook inside a block sees (hook_z, mlp.hook_post …) is no vector of the stream and is refused.
+What a hook inside a block sees (hook_z, mlp.hook_post …) is not a vector of the stream and is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def parse_hook(name: Any, weights: AttentionWeights, parallel: bool) -> Hook:
         return Hook(None, Place(EMBEDDING_POSITION, -1))
     match, output = _HOOK.fullmatch(text), _LAYER_OUTPUT.fullmatch(text)
     if match is None and output is None:
-        raise HeadspanError(f"the hook {str(name)[:80]!r} is not known: a name like blocks.5.hook_resid_pre is needed")
+        raise HeadspanError(f"unknown hook {str(name)[:80]!r}: give a name like blocks.5.hook_resid_pre")
     layer = int((match or output)["layer"])  # type: ignore[index]
     what = "hook_resid_post" if output is not None else match["what"]  # type: ignore[index]
     if layer >= weights.n_layers:
@@ -97,7 +97,7 @@ def parse_hook(name: Any, weights: AttentionWeights, parallel: bool) -> Hook:
     if known is None:
         raise HeadspanError(
             f"{text[:80]} is not in the residual stream, so its directions cannot be compared with what heads read and "
-            "write: hook_resid_pre, hook_resid_mid, hook_resid_post, hook_mlp_in, hook_mlp_out and hook_attn_out are"
+            "write: use hook_resid_pre, hook_resid_mid, hook_resid_post, hook_mlp_in, hook_mlp_out or hook_attn_out"
         )
     return known._replace(layer=layer)
 
@@ -105,7 +105,7 @@ def parse_hook(name: Any, weights: AttentionWeights, parallel: bool) -> Hook:
 def directory_and_features(text: str) -> tuple[Path, str | None]:
     """The directory of ``DIR`` or ``DIR:0,5,10-20``, and which features are chosen."""
     if not text.strip() or "\0" in text:
-        raise HeadspanError(f"{text!r} is no directory of a sparse autoencoder: write DIR or DIR:0,5,10-20")
+        raise HeadspanError(f"{text!r} is not a directory of a sparse autoencoder: write DIR or DIR:0,5,10-20")
     directory, chosen = Path(os.path.expanduser(text)), None
     if not is_directory(directory) and ":" in text:
         front, _, chosen = text.rpartition(":")
@@ -132,7 +132,9 @@ class Features(NodeSet):
         present = files.names()
         name = next((name for name in WEIGHTS if name in present), None)
         if CONFIG not in present or name is None:
-            raise HeadspanError(f"{directory} is no sparse autoencoder of SAELens: it needs {CONFIG} and {WEIGHTS[0]}")
+            raise HeadspanError(
+                f"{directory} is not a sparse autoencoder of SAELens: it needs {CONFIG} and {WEIGHTS[0]}"
+            )
         self._config = _flat(read_json(files.path(CONFIG), CONFIG_LIMIT))
         self._file = SafetensorsFile(files.path(name))
         self._encoder = self._matrix("W_enc", rows_read=False)
@@ -173,7 +175,7 @@ class Features(NodeSet):
                 f"before it: check hook_name and hook_name_out in its {CONFIG}"
             )
         self.places = {role: place for role in NODE_ROLES if (place := found[role]) is not None}
-        missing = {Role.R: "has no R: its hook sees one output and not the stream", Role.W: "has no W"}
+        missing = {Role.R: "has no R: its hook sees one output, not the stream", Role.W: "has no W"}
         self.notes += [f"{self._stem} {missing[role]}" for role in NODE_ROLES if found[role] is None]
         layer_norm = config.get("normalize_activations") == "layer_norm"
         self._norm = self._norm_behind(weights, hook)
@@ -195,18 +197,18 @@ class Features(NodeSet):
         """The tensor of W_enc or W_dec, and whether its rows are the features."""
         found = next((tensor for tensor in _OLDER_TENSORS[name] if tensor in self._file.names()), None)
         if found is None:
-            raise HeadspanError(f"{self.label} has no tensor {name}: it is no sparse autoencoder of SAELens")
+            raise HeadspanError(f"{self.label} has no tensor {name}: it is not a sparse autoencoder of SAELens")
         shape = self._file.shape(found)
         if len(shape) > 2:
             raise HeadspanError(
-                f"{name} of {self.label} has shape {tuple(shape)}, a matrix for each of several places: crosscoders "
-                "and cross-layer transcoders are not read; save the part of one place alone, or its vectors "
+                f"{name} of {self.label} has shape {tuple(shape)}, a matrix for each of several positions: crosscoders "
+                "and cross-layer transcoders are not read; save the part of one position, or its vectors "
                 "in a file for --nodes"
             )
         if len(shape) != 2 or self.d_model not in shape or 0 in shape:
             raise HeadspanError(
                 f"{name} of {self.label} has shape {tuple(shape)}: no axis is of d_model {self.d_model}, so it belongs "
-                "to another model or stands at another place"
+                "to another model or another position"
             )
         if shape[0] == shape[1]:
             return found, rows_read if found == name else not rows_read

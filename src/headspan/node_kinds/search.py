@@ -207,8 +207,8 @@ class Search:
         )
         if pairs > MOST_NODE_PAIRS:
             self.notes.append(
-                f"the nodes would make {pairs:,} pairs among themselves, so they are compared with heads only: name "
-                "fewer to compare them with one another"
+                f"the nodes form {pairs:,} pairs among themselves, so they are compared with heads only: give "
+                "fewer nodes to compare them with one another"
             )
         return 0 < pairs <= MOST_NODE_PAIRS
 
@@ -234,7 +234,7 @@ class Search:
         if few:
             what = f"{few} of {len(self.sets)} kinds of nodes have" if len(self.sets) > 1 else "these nodes have"
             self.notes.append(
-                f"{what} no empirical p: it takes at least {FEWEST_OTHERS + 1} nodes of one kind from one place"
+                f"{what} no empirical p, which needs at least {FEWEST_OTHERS + 1} nodes of one kind at one position"
             )
 
     # -- partners --------------------------------------------------------------------------------------------

@@ -63,9 +63,9 @@ def token_id(weights: AttentionWeights, word: str) -> int:
             raise HeadspanError(f"{weights.reference} has {size} tokens, so there is no token {int(match[1])}")
         return int(match[1])
     if not isinstance(word, str) or not word:
-        raise HeadspanError(f"{word!r} is no token: write a text such as ' Paris', or <id 42>")
+        raise HeadspanError(f"{word!r} is not a token: write a text such as ' Paris', or <id 42>")
     if vocabulary is None:
-        raise HeadspanError(f"{weights.reference} has no tokenizer beside it: name tokens by their ids, <id 42>")
+        raise HeadspanError(f"{weights.reference} has no tokenizer: give tokens by id, <id 42>")
     found = _look_up(vocabulary, word)
     if len(found) == 1 and found[0] < size:
         return found[0]
@@ -73,7 +73,7 @@ def token_id(weights: AttentionWeights, word: str) -> int:
         raise HeadspanError(f"the token {word!r} has the id {found[0]}, but {weights.reference} has {size} rows")
     pieces = " ".join(vocabulary.readable(i) for i in found)
     what = f"it consists of {len(found)}: {pieces}" if found else "its tokenizer has no such text"
-    hint = "" if word.startswith(" ") else f"; with a blank in front it may be one ({' ' + word!r})"
+    hint = "" if word.startswith(" ") else f"; with a leading space it may be one ({' ' + word!r})"
     raise HeadspanError(f"{word!r} is not one token of {weights.reference}: {what}{hint}")
 
 

@@ -46,7 +46,7 @@ def check_ranks(ranks: Mapping[Role, np.ndarray], d_model: int, provenance: Mapp
     for role, found in ranks.items():
         most = min(d_model, widths.get(str(role), d_model))
         if (found > most).any():
-            raise damaged(path, f"it has subspaces of {found.max()} dimensions for {role}, of {most} at most")
+            raise damaged(path, f"it has subspaces of {found.max()} dimensions for {role}, more than {most}")
 
 
 def check_scores(
@@ -92,7 +92,7 @@ def effect_shape(name: str, ports: PortTable) -> tuple[int, ...]:
         return (heads,)
     pairing = Pairing.parse(last)
     if pairing not in FLOW_PAIRINGS:
-        raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is no edge of a circuit")
+        raise HeadspanError(f"the result is damaged: it has effects of {pairing}, which is not an edge of a circuit")
     return heads, len(ports.of(pairing.target))
 
 
@@ -110,7 +110,7 @@ def check_extra(extra: Mapping[str, np.ndarray], ports: PortTable, path: Path) -
         if values.shape != shape or values.dtype.kind != "f":
             raise damaged(path, f"{name[:80]} has shape {values.shape}, its heads need {shape}")
         if np.isinf(values).any():
-            raise damaged(path, f"{name[:80]} holds infinite numbers")
+            raise damaged(path, f"{name[:80]} contains infinite numbers")
         if len(shape) == 2:
             pairing = Pairing.parse(name.rpartition("/")[2])
             forward = forward_mask(ports.of(pairing.source), ports.of(pairing.target))
@@ -131,4 +131,4 @@ def check_annotations(
     known = {str(head) for head in ports.query}
     named = {name for kind, scores in behaviour.items() if kind != MODEL for name in scores}
     if unknown := {name for name in named if str(Head.parse(name)) not in known}:
-        raise damaged(path, f"it has head scores of {min(unknown)}, which is none of its heads")
+        raise damaged(path, f"it has head scores of {min(unknown)}, which is not one of its heads")

@@ -71,7 +71,7 @@ def _behaviour(scores: Scores) -> BehaviourScores:
     kept = scores.annotations.get("behaviour")
     if not kept:
         raise HeadspanError(
-            "the labels behaviour need head scores, which are not kept with this result: put them there with "
+            "the labels behaviour need head scores, and this result has none: add them with "
             "headspan behaviour MODEL --into RESULT"
         )
     return BehaviourScores.from_dict(kept)

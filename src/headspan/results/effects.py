@@ -24,7 +24,7 @@ from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
 from headspan.vocabulary.ports import PortTable
 
 NOT_COMPARED = (
-    "These effects were measured without random writes, so none is called large or small. "
+    "These effects were measured without random writes, so headspan cannot say which are large. "
     "Measure them again: headspan effects MODEL --into RESULT"
 )
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
@@ -255,7 +255,7 @@ def effects_of(scores: Scores) -> Effects:
     """The effects in a result, or one sentence on how to put them there."""
     found = effects_in(scores)
     if found is None:
-        raise HeadspanError("this result holds no effects: measure them with headspan effects MODEL --into RESULT")
+        raise HeadspanError("this result has no effects: measure them with headspan effects MODEL --into RESULT")
     return found
 
 
@@ -333,8 +333,8 @@ def check_same_heads(table: PortTable, scores: Scores | None, reference: str) ->
     for role in (Role.O, Role.K):
         if tuple(scores.heads(role)) != tuple(table.of(role)):
             raise HeadspanError(
-                f"this is a result of another model: it has {len(scores.heads(role))} {role} heads where {reference} "
-                f"has {len(table.of(role))}, or others; give the model it was made from"
+                f"this is a result of another model: its {len(scores.heads(role))} {role} heads are not the "
+                f"{len(table.of(role))} of {reference}; give the model it was made from"
             )
 
 
@@ -344,7 +344,7 @@ def _check_shape(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
 
 
 def _check_protocol(protocol: dict[str, Any]) -> None:
-    """Refuse what a result says of its effects where it cannot be so."""
+    """Refuse metadata of effects with impossible values."""
 
     def number(value: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < np.inf

@@ -127,11 +127,11 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     def from_dict(cls, content: Mapping[str, Mapping[str, float | None]]) -> BehaviourScores:
         """The inverse of `to_dict` (for behaviour.json and the annotations of a result) and of `to_file_dict`."""
         if not isinstance(content, Mapping) or not HEAD_SCORES.fits(dict(content)):
-            raise HeadspanError("these are no head scores: expected kind -> head -> a number from 0 to 1 or null")
+            raise HeadspanError("these are not head scores: expected kind -> head -> a number from 0 to 1 or null")
         tables = {kind: scores for kind, scores in content.items() if kind != MODEL}
         names = list(next(iter(tables.values()), ()))
         if not names or any({*names} != {*scores} for scores in tables.values()):
-            raise HeadspanError("these are no head scores: every kind needs the same heads")
+            raise HeadspanError("these are not head scores: every kind needs the same heads")
         values = {k: np.array([math.nan if s[n] is None else s[n] for n in names]) for k, s in tables.items()}
         return cls(tuple(Head.parse(name) for name in names), values, model=dict(content.get(MODEL) or {}))
 

@@ -17,19 +17,19 @@ IDENTITY_PREFIX = "2:"  # fingerprints of version 0.1 have none: they were taken
 
 
 def same_model(made: Mapping[str, Any], given: Mapping[str, Any], what: str, other: str) -> str | None:
-    """None if two provenances are of one model, a sentence where that cannot be known, an error if they are of two.
+    """None if two provenances are of one model, a note if that is unknown; raises if they are of different models.
 
-    ``made`` belongs to ``what``, ``given`` to ``other``: words for the sentence. Scores of unfolded weights depend on
-    the attention weights alone, so other biases, norms or configs beside equal weights are told and let pass.
+    ``what`` and ``other`` name ``made`` and ``given`` in the message. Scores of unfolded weights depend on
+    the attention weights alone, so other biases, norms or configs beside equal weights are reported but accepted.
     """
     first, second = made.get("fingerprint"), given.get("fingerprint")
     for text, who, partner in ((first, what, other), (second, other, what)):
         if not isinstance(text, str):
-            return f"{who} names no fingerprint, so it cannot be told whether {partner} belong to the same model"
+            return f"{who} has no fingerprint, so headspan cannot check whether {partner} belong to the same model"
         if not text.startswith(IDENTITY_PREFIX):
             return (
-                f"{who} was made by headspan 0.1, whose fingerprint does not tell whether {partner} are of the same "
-                "model"
+                f"{who} was made by headspan 0.1, whose fingerprint cannot show whether {partner} belong to the "
+                "same model"
             )
     if first == second:
         return None
@@ -37,7 +37,7 @@ def same_model(made: Mapping[str, Any], given: Mapping[str, Any], what: str, oth
         return f"{what} and {other} have the same attention weights, but their configs, biases or norms differ"
     raise HeadspanError(
         f"{what} and {other} are of different models (fingerprints {str(first)[:14]}… and {str(second)[:14]}…): "
-        "give the model that the result was made from, or score this one anew"
+        "give the model that the result was made from, or score this one again"
     )
 
 

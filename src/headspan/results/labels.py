@@ -125,8 +125,8 @@ class Labels:
         if self.source not in SHIPPED or provenance.get("attention_hash") == GPT2_SMALL:
             return None
         return (
-            f"the labels {self.source} are about the published weights of GPT-2 small, and "
-            f"{provenance.get('reference', 'this model')} is not known to be those: they may not hold here"
+            f"the labels {self.source} are for the published weights of GPT-2 small, and "
+            f"{provenance.get('reference', 'this model')} may be a different model: they may not apply to it"
         )
 
     def _list(self) -> str:

@@ -87,14 +87,14 @@ class Scores:
         """Dimension of every head's subspace in that role (what the random baseline needs)."""
         role = Role.parse(role)
         if role not in self.role_ranks:
-            raise HeadspanError(f"this result has no pairing with the role {role}, and so no ranks of it")
+            raise HeadspanError(f"this result has no pairing with the role {role}, so it has no ranks for it")
         return self.role_ranks[role]
 
     def check_all_pairs(self, what: str) -> None:
         """Refuse a screened result where every pair is needed, since its strongest ones alone would mislead."""
         if self.screened:
             raise HeadspanError(
-                f"this result holds only the strongest pairs of every pairing (--screen), and {what} needs all of "
+                f"this result holds only the strongest pairs of every pairing (--screen), but {what} needs all of "
                 "them: make it without --screen"
             )
 
@@ -226,7 +226,7 @@ def _parse_key(key: Any) -> tuple[str, Pairing]:
     """A similarity and a pairing, as scores are asked for."""
     if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)):
         raise WrongArgument(
-            f'ask for scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
+            f'index scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
         )
     return key[0], Pairing.parse(key[1])
 

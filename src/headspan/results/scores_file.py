@@ -117,14 +117,14 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
             "series": ("a training run", f"headspan track {path} --out page.html"),
         }[head["kind"]]
         raise HeadspanError(
-            f"{path} holds {what}, not the scores of one model: make those with headspan score, or see it with {page}"
+            f"{path} holds {what}, not the scores of one model: make those with headspan score, or open it with {page}"
         )
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
         )
     if type(schema) is not int or schema < 1 or not {*RESULT} - {"extra", "hash"} <= {*head}:
-        raise HeadspanError(f"{path} is damaged: its headspan metadata lacks what a result must have; make it again")
+        raise HeadspanError(f"{path} is damaged: its headspan metadata is incomplete; make it again")
     check_fields(head, RESULT, "metadata", path)
     check_fields(head["provenance"], PROVENANCE, "provenance", path)
     check_fields(head["annotations"], ANNOTATIONS, "annotation", path)
@@ -133,7 +133,7 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
 
 def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     """The heads and nodes that a result file lists, in the way of its schema."""
-    damaged = HeadspanError(f"{path} is damaged: its lists of heads are not such lists; make it again")
+    damaged = HeadspanError(f"{path} is damaged: its lists of heads are malformed; make it again")
     try:
         if head["schema"] == 1:
             query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
@@ -194,5 +194,5 @@ def _checked_array(values: np.ndarray, shape: tuple[int, ...], dtype: type, name
         # One kind of NaN: a damaged file may hold signalling ones, which warn in every later conversion.
         values = np.where(np.isnan(values), np.float32(np.nan), values)
     if np.isinf(values).any() or (dtype is np.int32 and (values < 0).any()):
-        raise HeadspanError(f"{path} is damaged: {name} holds numbers that no result has")
+        raise HeadspanError(f"{path} is damaged: {name} contains values that no result can have")
     return values

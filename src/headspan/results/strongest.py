@@ -99,7 +99,7 @@ def around(
     if role is not None and not any(role in pairing for pairing in chosen):
         like = f"{role}K" if role.writes else f"O{role}"
         raise HeadspanError(
-            f"{asked} has no part in {', '.join(map(str, chosen))}: choose a pairing with {role}, for example {like}"
+            f"{asked} is not part of {', '.join(map(str, chosen))}: choose a pairing with {role}, for example {like}"
         )
     incoming, outgoing = Edges(), Edges()
     for pairing in chosen:
@@ -135,7 +135,7 @@ def top(
     if label is not None:
         classes = given_labels(labels, scores)
         if classes is None:
-            raise HeadspanError(f"to list the heads of the class {label!r}, say whose classes: give labels")
+            raise HeadspanError(f"the class {label!r} needs labels: give labels as well")
         members = classes.heads(label)
     if layer is not None and layer not in {port.layer for port in (*scores.ports.heads, *scores.ports.nodes)}:
         layers = sorted({head.layer for head in scores.ports.query})

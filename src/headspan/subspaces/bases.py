@@ -76,7 +76,7 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
     if weight.ndim != 2 or 0 in weight.shape:
         raise HeadspanError(f"a subspace needs a d×m matrix with d, m ≥ 1, not an array of shape {weight.shape}")
     if not np.isfinite(weight).all():
-        raise HeadspanError("a subspace needs finite numbers, but this weight holds NaN or infinity")
+        raise HeadspanError("a subspace needs finite numbers, but this weight contains NaN or infinity")
     scale = float(power_of_two(np.abs(weight).max()))
     weight = weight / scale
     with one_thread():
@@ -306,7 +306,7 @@ def projection_kernel(first: np.ndarray, second: np.ndarray) -> float:
 def _check_same_space(first: np.ndarray, second: np.ndarray) -> None:
     if first.ndim != 2 or second.ndim != 2 or first.shape[0] != second.shape[0]:
         raise HeadspanError(
-            f"two subspaces must lie in one space: got bases of shapes {first.shape} and {second.shape}"
+            f"two subspaces must be in the same space: got bases of shapes {first.shape} and {second.shape}"
         )
 
 

@@ -63,7 +63,9 @@ def _bases(first: Matrix, second: Matrix, rank: int | None) -> tuple[np.ndarray,
     one, other = _basis(first, rank, "first"), _basis(second, rank, "second")
     if len(one) != len(other):
         shapes = " and ".join(str(np.shape(matrix)) for matrix in (first, second))
-        raise HeadspanError(f"two subspaces must lie in one space, but these matrices have shapes {shapes}: d differs")
+        raise HeadspanError(
+            f"two subspaces must be in the same space, but these matrices have different d: shapes {shapes}"
+        )
     return one, other
 
 
@@ -96,5 +98,5 @@ def _array(matrix: Matrix, name: str) -> tuple[np.ndarray, str]:
     if array.ndim != 2 or 0 in array.shape:
         raise HeadspanError(f"{wanted} with d, m ≥ 1, but this one has shape {array.shape}")
     if not np.isfinite(array).all():
-        raise HeadspanError(f"{wanted}, but this one of shape {array.shape} holds NaN or infinity")
+        raise HeadspanError(f"{wanted}, but this one of shape {array.shape} contains NaN or infinity")
     return array, given.dtype.name if given.dtype.kind in "fV" else "float64"

@@ -207,7 +207,9 @@ def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
     if not all(isinstance(name, str) for name in given):
-        raise HeadspanError(f"{str(names)[:80]!r} is no list of similarities: choose from {', '.join(METRICS)} or all")
+        raise HeadspanError(
+            f"{str(names)[:80]!r} is not a list of similarities: choose from {', '.join(METRICS)} or all"
+        )
     parts = [part.strip().lower() for name in given for part in name.split(",")]
     for part in parts:
         if part != "all" and part not in METRICS:

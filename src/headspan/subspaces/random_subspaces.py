@@ -173,7 +173,7 @@ def squared_entry_density(y: ArrayLike, d: int) -> np.ndarray:
 
 def _check_entry_dimension(d: int) -> None:
     if d < 2:
-        raise HeadspanError(f"the entry of a random orthogonal matrix has a density from d = 2 on, but d = {d}")
+        raise HeadspanError(f"an entry of a random orthogonal matrix has a density only for d ≥ 2, but d = {d}")
 
 
 def random_bases(n: int, d: int, m: int, seed: int | np.random.Generator = 0) -> np.ndarray:

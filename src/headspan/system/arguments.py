@@ -205,7 +205,7 @@ def _shown(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 60 else text[:60] + "…"
     if isinstance(value, int):
-        return "so large a number"
+        return "a number this large"
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     if isinstance(value, (list, tuple)):

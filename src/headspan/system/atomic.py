@@ -61,7 +61,7 @@ def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator
         except OSError as error:
             reason = error.strerror or str(error)
             raise HeadspanError(
-                f"cannot write {path}: {reason}; nothing was changed there, choose another place or free it"
+                f"cannot write {path}: {reason}; nothing was changed. Choose another path, or make this one writable"
             ) from error
     finally:
         if handle >= 0:

@@ -21,5 +21,7 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
-    """Tell once where it is used that a name has changed."""
-    warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, stacklevel + 1)
+    """Warn, at the line that uses it, that a name has changed."""
+    warnings.warn(
+        f"{old} is now {new}; the old name will be removed in the next version", DeprecationWarning, stacklevel + 1
+    )

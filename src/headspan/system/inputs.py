@@ -79,7 +79,7 @@ def read_text(path: PathLike, missing: str, what: str, *, most: int = 2**30, enc
     try:
         size = found.stat().st_size
         if size > most:
-            raise HeadspanError(f"{_shown(path)} has {size:,} bytes, more than any {what}: give another file")
+            raise HeadspanError(f"{_shown(path)} has {size:,} bytes, too many for a {what}: give another file")
         return found.read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
         raise HeadspanError(f"{_shown(path)} cannot be read as a {what}: {reason(error)}") from None

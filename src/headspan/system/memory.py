@@ -41,7 +41,7 @@ def check_room(what: str, needed: int) -> None:
     free = available_memory()
     if needed > free:
         raise HeadspanError(
-            f"{what} needs about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free: "
+            f"{what} needs about {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free: "
             "score fewer similarities or pairings, or use a machine with more"
         )
 

@@ -126,7 +126,9 @@ def check_output(
     else:
         _check_is_no_model_file(path, target, given)
         if kind in ("result", "diff", "series") and _is_model_without_standard_name(target.parent):
-            raise _refusal(path, "its folder holds a model, whose weights it might be taken for; choose another folder")
+            raise _refusal(
+                path, "its folder holds a model, whose weights it could be mistaken for; choose another folder"
+            )
     _check_folder_takes_files(path, target.parent)
     return target
 
@@ -141,11 +143,11 @@ def check_outputs(
         target = check_output(path, kind, inputs=given, force=force)
         if target in seen:
             raise _refusal(
-                path, f"it was named twice ({os.fspath(seen[target])}): every output needs a file of its own"
+                path, f"another output has the same path ({os.fspath(seen[target])}): give each output its own file"
             )
         for other in seen:
             if other in target.parents or target in other.parents:
-                raise _refusal(path, f"it would stand inside {os.fspath(seen[other])}, which is to be a file")
+                raise _refusal(path, f"it would be inside {os.fspath(seen[other])}, which is another output file")
         seen[target] = path
 
 
@@ -157,7 +159,7 @@ def check_folder(
     with _told(folder):
         real = Path(os.path.realpath(place))
         if os.path.lexists(real) and not real.is_dir():
-            raise _refusal(folder, "it is not a directory; the files go into one")
+            raise _refusal(folder, "it is not a directory; give a directory")
         model = _model_in(real)
         if model is not None:
             raise _refusal(folder, f"it holds a model ({model}); choose another folder")
@@ -206,7 +208,7 @@ def _told(path: PathLike) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         raise _refusal(path, f"{reason[:1].lower()}{reason[1:]}; choose another place") from None
     except ValueError:
-        raise _refusal(ascii(path), "no file can have such a name; choose another one") from None
+        raise _refusal(ascii(path), "this is not a valid file name; choose another one") from None
 
 
 def _plain(path: Any) -> str:
@@ -217,9 +219,9 @@ def _plain(path: Any) -> str:
     with _told(text):
         encoded = os.fsencode(text)
     if not text.strip() or "\0" in text:
-        raise _refusal(ascii(text), "no file can have such a name; choose another one")
+        raise _refusal(ascii(text), "this is not a valid file name; choose another one")
     if text == "-":
-        raise _refusal(text, "a file is written whole, not to the standard output; use --json or --csv for that")
+        raise _refusal(text, "this file cannot be written to standard output; use --json or --csv instead")
     if len(encoded) > _PATH or any(len(os.fsencode(part)) > _NAME for part in Path(text).parts):
         raise HeadspanError(f"cannot write {text[:60]}…: the name is too long; choose a shorter one")
     return text
@@ -240,7 +242,7 @@ def _ordinary_place(path: PathLike) -> Path:
             return real
         special = next((what for test, what in _SPECIAL.items() if test(mode)), None)
         if special is not None or not stat.S_ISREG(mode):
-            raise _refusal(path, f"it is {special or 'no ordinary file'}; give the name of an ordinary file")
+            raise _refusal(path, f"it is {special or 'not an ordinary file'}; give the name of an ordinary file")
     return real
 
 
@@ -249,24 +251,26 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
         found = os.stat(target)
     for given in inputs:
         if _same(given, found) or (not is_ours(target, kind) and _is_part_of(given, found)):
-            raise _refusal(path, "it is a file that is read here; choose another name")
+            raise _refusal(path, "it is one of the input files; choose another name")
     ours = is_ours(target, kind)
     if not ours and _was_read(found):
-        raise _refusal(path, "it is a file that has been read; choose another name")
+        raise _refusal(path, "headspan has read that file; choose another name")
     if not ours and target.suffix.lower() in _MODEL_ENDINGS and _in_model_folder(target, inputs):
-        raise _refusal(path, "it stands beside the weights that are read and may belong to them; choose another name")
+        raise _refusal(path, "it is in the model's folder and may belong to the model; choose another name")
     if not ours and not force:
         raise _refusal(
             path,
-            f"headspan did not make that file as a {kind}; choose another name, or replace it by --force (force=True)",
+            f"that file is not a headspan {kind}; choose another name, or replace it with --force (force=True)",
         )
     if not found.st_mode & 0o222 and not force:
-        raise _refusal(path, "that file is write-protected; choose another name, or replace it by --force (force=True)")
+        raise _refusal(
+            path, "that file is write-protected; choose another name, or replace it with --force (force=True)"
+        )
 
 
 def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
     if _MODEL_NAMES.fullmatch(target.name.lower()) and _in_model_folder(target, inputs):
-        raise _refusal(path, "by that name it would be taken for a part of the model beside it; choose another name")
+        raise _refusal(path, "that name would make it part of the model in its folder; choose another name")
 
 
 def _model_in(folder: Path) -> str | None:

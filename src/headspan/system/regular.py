@@ -18,5 +18,5 @@ def read_regular(path: Path, most: int) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not an ordinary file")
         if found.st_size > most:
-            raise OSError(f"{path} has {found.st_size} bytes, where there may be {most}")
+            raise OSError(f"{path} has {found.st_size} bytes, more than the {most} allowed")
         return file.read(found.st_size)  # reading `most` would allocate a buffer of that size

@@ -1,8 +1,8 @@
 """Our safetensors files: arrays, everything else as JSON under ``headspan``, and a hash of both.
 
 The hash is SHA-256 over the name, type, shape and bytes of every array in the order of the names, and over the JSON
-without the hash itself, keys sorted. It notices a file that was edited after this program wrote it. It is no signature:
-whoever edits a file on purpose can compute it anew.
+without the hash itself, keys sorted. It detects a file that was edited after headspan wrote it. It is not a
+signature: anyone who edits a file on purpose can recompute it.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def check_seal(
     elif said is None and not expected:
         return
     elif said is None:
-        why = "it has no hash, though files of its version have one"
+        why = "it has no hash, but files of its version have one"
     elif said != content_hash(tensors, head):
-        why = "its hash is not that of its content"
+        why = "its hash does not match its content"
     else:
         return
     provenance[ALTERED] = True
-    warn(f"{path} is not as headspan wrote it: {why}. Make it again before you rely on it")
+    warn(f"{path} is not as headspan wrote it: {why}. Make it again before relying on it")

@@ -1,4 +1,4 @@
-"""The exceptions and warnings that users are meant to read, and how untrusted text is shown to them."""
+"""Exceptions and warnings for users, and how messages show untrusted text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 import warnings
 from collections import deque
 
-QUOTED = 200  # letters of a name, path or value that a message shows
-_LONGEST = 900  # letters of a whole message
+QUOTED = 200  # characters of a name, path or value that a message shows
+_LONGEST = 900  # characters of a whole message
 _LONG = re.compile(rf"\S{{{QUOTED + 1},}}|'[^']{{{QUOTED + 1},}}'|\"[^\"]{{{QUOTED + 1},}}\"")
 
 
 class _Escapes(dict[int, str]):
-    """How every character is shown; found once."""
+    """How each character is shown, computed once."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -27,9 +27,9 @@ _ESCAPES = _Escapes()
 
 
 def visible(text: str) -> str:
-    r"""Text on one line, with what would move the cursor, change colours or the direction of writing spelled out.
+    r"""Text on one line, with escapes for control characters: cursor, colours, writing direction.
 
-    Names of files, tensors, tokens and labels come from strangers, and a terminal obeys what is printed on it.
+    Names of files, tensors, tokens and labels are untrusted, and a terminal obeys the control characters it prints.
 
     >>> visible("red\x1b[31m, bell\x07, reversed\u202e")
     'red\\x1b[31m, bell\\x07, reversed\\u202e'
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 
 
 def quoted(value: object, most: int = QUOTED) -> str:
-    """A value as a message shows it: the beginning and the end of what is long, so that a suffix is still seen.
+    """A value as a message shows it; a long one keeps its beginning and its end, so that a suffix stays visible.
 
     >>> quoted("a" * 500 + ".npz", 20)
     'aaaaaaaaaaaa…aaa.npz'
@@ -51,9 +51,9 @@ def quoted(value: object, most: int = QUOTED) -> str:
 
 
 def message(text: str) -> str:
-    """A sentence for a reader: on one line, visible, and with no more than 200 letters of any one name or value.
+    """The text of an error or warning: on one line, escaped, with at most 200 characters of any one name or value.
 
-    Words, quotations and what was remembered as given (`remember_text`) are cut, and at last the whole.
+    Long words, quotations and texts noted by `remember_text` are shortened, then the message as a whole.
 
     >>> len(message("no tensor named " + "x" * 5000))
     216
@@ -66,7 +66,7 @@ _given: deque[str] = deque(maxlen=16)
 
 
 def remember_text(*texts: object) -> None:
-    """Note long texts that a caller gave, words or paths, so that no message repeats more than 200 letters of one."""
+    """Record long texts that a caller passed, so that no message repeats more than 200 characters of one."""
     for text in texts:
         found = os.fspath(text) if isinstance(text, os.PathLike) else text
         if isinstance(found, str) and len(found) > QUOTED and found not in _given:
@@ -74,7 +74,7 @@ def remember_text(*texts: object) -> None:
 
 
 def _cut_given(shown: str) -> str:
-    """A message with every run of more than 200 letters of a remembered text cut in its middle."""
+    """A message with every run of more than 200 characters of a recorded text shortened in the middle."""
     size = QUOTED + 1
     windows: dict[str, list[int]] = {}
     for i in range(len(shown) - size + 1):
@@ -92,10 +92,10 @@ def _cut_given(shown: str) -> str:
 
 
 class HeadspanError(Exception):
-    """Bad input or an impossible request, told in one plain sentence.
+    """Bad input or an impossible request, reported in one short message.
 
-    The sentence says what was wrong, what was seen (shape, key, file) and what to do.
-    The command line prints it and exits with code 2; it never shows a traceback for it.
+    The message says what was wrong, what was seen (shape, key, file) and what to do.
+    The command line prints it without a traceback and exits with code 2.
 
     >>> str(HeadspanError("no tensor named 'a\\nb'"))
     "no tensor named 'a\\\\nb'"
@@ -106,14 +106,14 @@ class HeadspanError(Exception):
 
 
 class HeadspanWarning(UserWarning):
-    """Something that a reader should know before they rely on an answer: a result that was edited, for example.
+    """Something to know before relying on a result, for example that its file was edited.
 
-    The command line prints it as one line on stderr and goes on.
+    The command line prints it as one line on stderr and continues.
     """
 
 
 def warn(sentence: str) -> None:
-    """Warn whoever called the package, at the line of theirs that did."""
+    """Issue a `HeadspanWarning` at the line of the caller outside this package."""
     level, frame = 2, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
         level, frame = level + 1, frame.f_back
@@ -121,7 +121,7 @@ def warn(sentence: str) -> None:
 
 
 class WrongArgument(HeadspanError, TypeError):
-    """A value of the wrong kind; also a TypeError, as Python code expects."""
+    """A value of the wrong type; also a TypeError."""
 
 
 def missing_extra(package: str, extra: str, what: str) -> HeadspanError:

@@ -221,11 +221,10 @@ def check_node_name(name: str) -> str:
     """
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         raise HeadspanError(
-            f"{repr(name)[:60]} cannot be the name of a node: give 1 to {_LONGEST_NAME} letters on one line, "
-            "without control characters"
+            f"{repr(name)[:60]} cannot be the name of a node: give 1 to {_LONGEST_NAME} printable characters"
         )
     if is_head_name(name.partition(".")[0]):
-        raise HeadspanError(f"{name[:60]!r} cannot be the name of a node, it is the name of a head: choose another")
+        raise HeadspanError(f"{name[:60]!r} cannot be the name of a node because it names a head: choose another")
     return name
 
 

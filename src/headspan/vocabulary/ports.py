@@ -113,7 +113,7 @@ class PortTable:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Everything that is no head, once."""
+        """All nodes that are not heads, each once."""
         return tuple(dict.fromkeys(node for role in (Role.W, Role.R) for node in self.of(role)))
 
     @property
@@ -188,7 +188,7 @@ class PortTable:
         if len(alike) == 1:
             return places[alike[0]]
         if alike:
-            raise HeadspanError(f"{text[:80]!r} may mean {' or '.join(map(repr, alike[:5]))}: write it as it stands")
+            raise HeadspanError(f"{text[:80]!r} may mean {' or '.join(map(repr, alike[:5]))}: give the exact name")
         is_head = is_head_name(text)
         if not self.nodes or is_head or not text.strip():
             head = Head.parse(name)  # type: ignore[arg-type]
@@ -196,21 +196,21 @@ class PortTable:
                 return places[str(self.served_by[head])]
         ports = self.of(role)
         if not ports:
-            raise HeadspanError(f"nothing here has the role {role}: there are {', '.join(map(str, self.ports))}")
+            raise HeadspanError(f"no head or node has the role {role}: the roles are {', '.join(map(str, self.ports))}")
         what = "head" if is_head else "node"
         raise HeadspanError(
-            f"there is no {what} {str(name)[:80]} with role {role} here: its {role} go from {ports[0]} to {ports[-1]}"
+            f"there is no {what} {str(name)[:80]} with the role {role}: these go from {ports[0]} to {ports[-1]}"
         )
 
     def node(self, name: Port | str) -> Node | None:
-        """The node of a name, whatever its roles; None where there is none."""
+        """The node with that name, whatever its roles, or None."""
         by_name = {node.name: node for node in self.nodes}
         if str(name) in by_name:
             return by_name[str(name)]
         alike = [other for other in by_name if _letters(other) == _letters(str(name))]
         if len(alike) > 1:
             names = " or ".join(map(repr, alike[:5]))
-            raise HeadspanError(f"{str(name)[:80]!r} may mean {names}: write it as it stands")
+            raise HeadspanError(f"{str(name)[:80]!r} may mean {names}: give the exact name")
         return by_name[alike[0]] if alike else None
 
     def ask(self, name: Port | HeadRole | str) -> tuple[Port, Role | None]:
@@ -235,7 +235,7 @@ class PortTable:
             )
         names = list(dict.fromkeys(node.name for node in self.nodes))
         raise HeadspanError(
-            f"there is no head or node {str(name)[:80]!r} here: heads are written like L4H7, and the nodes are "
+            f"there is no head or node {str(name)[:80]!r}: heads are written like L4H7, and the nodes are "
             f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
         )
 
@@ -244,7 +244,7 @@ class PortTable:
         return self.of(role)[self.find(name, role)]
 
     def note(self, name: Port | str, role: Role | str) -> str | None:
-        """A sentence where a name means the KV head of a query head, for whoever shows the result.
+        """A note where a name refers to the KV head of a query head, or None.
 
         >>> PortTable.regular(range(2), 6, 2).note("L1H4", "K")
         'L1H4 shares its keys and values: L1H4.K is L1KV1.K, which serves L1H3, L1H4, L1H5'

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headspan.checkpoints.gguf.family import Family
 
 About = Callable[[str], Any]
-"""The value of a metadata key without the architecture in front, or None."""
+"""The value of a metadata key without the architecture prefix, or None."""
 
 # Metadata key (after the architecture) → config key.
 _CONFIG_KEYS = {

@@ -70,7 +70,7 @@ class GgufSource(TensorSource):
         self.metadata = {**header.metadata, **self.metadata}  # the first part knows the model
         twice = self._stored.keys() & header.tensors.keys()
         if twice:
-            raise HeadspanError(f"{path} is not a valid GGUF file: another part holds {min(twice)[:80]!r} too")
+            raise HeadspanError(f"{path} is not a valid GGUF file: another part also holds {min(twice)[:80]!r}")
         self._stamps[path] = stamp
         self._stored |= header.tensors
         self._part_of |= dict.fromkeys(header.tensors, path)
@@ -269,7 +269,7 @@ class GgufSource(TensorSource):
 
     def _stamp_of(self, path: Path) -> Stamp:
         if path not in self._stamps:
-            raise HeadspanError(f"{self.reference} was closed and cannot be read any more: open it again")
+            raise HeadspanError(f"{self.reference} is closed and cannot be read: open it again")
         return self._stamps[path]
 
     def _hash(self, name: str) -> bytes:

@@ -65,7 +65,7 @@ class _Reader:
         for _ in range(n_values):
             key = self.text()
             if key in metadata:
-                raise self.bad(f"the metadata key {key[:80]!r} stands twice")
+                raise self.bad(f"the metadata key {key[:80]!r} occurs twice")
             metadata[key] = self.value(self.number("I"))
         listed = [self.tensor() for _ in range(n_tensors)]
         alignment = metadata.get("general.alignment", 32)

@@ -26,7 +26,7 @@ UNREAD: dict[str, str] = {
     "gptj": "llama.cpp names its tensors, but no converter writes such files, so the order of their rows is unknown",
     "persimmon": "llama.cpp no longer supports it, so the order of its rows is unknown",
 }  # fmt: skip
-"""``general.architecture`` → why it is not read; it ends a sentence."""
+"""``general.architecture`` → why it is not read, as the end of an error message."""
 
 
 def why_unread(architecture: str, known: Iterable[str]) -> str:

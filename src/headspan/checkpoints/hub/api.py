@@ -68,7 +68,7 @@ def list_files(repo: str, revision: str | None) -> tuple[str, list[str]]:
     try:
         commit, names = said["sha"], [file["rfilename"] for file in said["siblings"] or []]
     except (KeyError, TypeError):
-        raise BadAnswer("the hub sent something else than a list of files") from None
+        raise BadAnswer("the hub did not send a list of files") from None
     if not (_is_text(commit) and COMMIT.fullmatch(commit) and all(map(_is_text, names))):
         raise BadAnswer("the hub sent a list of files without a commit or without names")
     return commit, list(dict.fromkeys(names))
@@ -80,7 +80,7 @@ def list_revisions(repo: str) -> dict[str, str]:
     try:
         found = {ref["name"]: ref["targetCommit"] for kind in ("tags", "branches") for ref in said.get(kind) or []}
     except (KeyError, TypeError, AttributeError):
-        raise BadAnswer("the hub sent something else than a list of revisions") from None
+        raise BadAnswer("the hub did not send a list of revisions") from None
     if not all(_is_text(name) and _is_text(commit) and COMMIT.fullmatch(commit) for name, commit in found.items()):
         raise BadAnswer("the hub sent a list of revisions without commits or without names")
     return found
@@ -104,11 +104,11 @@ def about_file(address: str, commit: str) -> About:
     with connection, ask("HEAD", address, 0, _headers(address), follow) as answer:
         _check_status(answer, sent_on=True)
         if answer.headers.get("X-Repo-Commit", commit) != commit:
-            raise BadAnswer("the hub answered for another commit than it was asked for")
+            raise BadAnswer("the hub answered for a different commit than requested")
         linked, moved = answer.headers.get("X-Linked-Etag"), answer.location()
         etag = plain_etag(linked or answer.headers.get("ETag"))
         if not etag:
-            raise BadAnswer("the hub does not say of which version the file is (no ETag)")
+            raise BadAnswer("the hub does not give the version of the file (no ETag)")
         size = answer.headers.get("X-Linked-Size") or (None if moved else answer.headers.get("Content-Length"))
         if size is not None and not _NUMBER.fullmatch(size):
             raise BadAnswer(f"the hub says that the file has {size[:40]!r} bytes")

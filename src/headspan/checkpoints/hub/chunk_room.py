@@ -119,15 +119,15 @@ def _make_room(needed: int, keep: Collection[Path]) -> None:
             forget_lost()
     if not fits:
         raise HeadspanError(
-            f"the parts of this model take {size_text(kept + needed)}, and the cache may have {size_text(limit)}:"
+            f"the parts of this model take {size_text(kept + needed)}, but the cache is limited to {size_text(limit)}:"
             " set HEADSPAN_CACHE_LIMIT to more, or download whole files with --download"
         )
     with suppress(OSError):  # whoever writes next says what is wrong with the folder
         free = shutil.disk_usage(root()).free
         if needed > free:
             raise HeadspanError(
-                f"the parts of this model take {size_text(needed)} more, and {root()} has room for {size_text(free)}: "
-                "free some, or choose another place with HEADSPAN_CACHE_DIR"
+                f"the parts of this model take {size_text(needed)} more, but {root()} has room for {size_text(free)}: "
+                "free some space, or choose another place with HEADSPAN_CACHE_DIR"
             )
 
 

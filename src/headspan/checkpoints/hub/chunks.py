@@ -113,8 +113,8 @@ class ChunkStore:
             write_whole(self._path(number), data + self._digest(number, data))
         except OSError as error:
             raise HeadspanError(
-                f"a part of {self.label} cannot be kept in {self.folder.parent}: {error.strerror or error}; "
-                "free some room there, or choose another place with HEADSPAN_CACHE_DIR"
+                f"a part of {self.label} cannot be stored in {self.folder.parent}: {error.strerror or error}; "
+                "free some space there, or choose another folder with HEADSPAN_CACHE_DIR"
             ) from None
 
     def touch(self) -> None:

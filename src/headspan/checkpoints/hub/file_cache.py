@@ -120,7 +120,9 @@ def bring_file(repo: str, commit: str, name: str, about: About) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(blob.parent).free
     if most > free:
-        raise HeadspanError(f"{name} has {size_text(most)}, and {root()} has room for {size_text(free)}: free some")
+        raise HeadspanError(
+            f"{name} has {size_text(most)}, but {root()} has room for {size_text(free)}: free some space"
+        )
     try:
         if not _is_sound(blob, about):
             _download(file_address(repo, commit, name), about, most, temporary)
@@ -141,7 +143,7 @@ def _keeping(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise HeadspanError(f"{name} cannot be kept in {root()}: {reason(error)}") from None
+        raise HeadspanError(f"{name} cannot be stored in {root()}: {reason(error)}") from None
 
 
 def _remove_empty(folder: Path, home: Path) -> None:
@@ -169,7 +171,7 @@ def _most(name: str, about: About) -> int:
     limit = INDEX_LIMIT if name.endswith(".index.json") else CONFIG_LIMIT if name == "config.json" else JSON_LIMIT
     if about.size is None:
         if weights:
-            raise BadAnswer("the hub does not say how large the file is")
+            raise BadAnswer("the hub does not give the size of the file")
         return limit
     if about.size > limit and not weights:
         raise BadAnswer(f"it has {about.size} bytes, more than any real file of its kind")
@@ -235,7 +237,7 @@ def _download(address: str, about: About, most: int, path: Path) -> None:
         with _keeping(path.name):
             file.close()
     if content_hash(about.etag, 0) is not None and not _is_sound(path, about):
-        raise BadAnswer(f"the content is not the one that the hub promised ({about.etag[:12]}…)")
+        raise BadAnswer(f"the content does not match the hub's hash ({about.etag[:12]}…)")
 
 
 class _Part:

@@ -54,8 +54,8 @@ class Remote:
             raise
         except Exception as error:  # whatever the network does
             raise HeadspanError(
-                f"{self.label} cannot be read from the hub: {reason(error)}, {TRIES} times at most; "
-                "what came is kept: run again"
+                f"{self.label} cannot be read from the hub: {reason(error)}, after up to {TRIES} attempts; "
+                "what arrived is kept: run again"
             ) from None
 
     def changed(self) -> HeadspanError:
@@ -97,7 +97,7 @@ class Remote:
         if match is not None and match[3] not in ("*", str(self.size)):
             raise self.changed()
         if match is None or (int(match[1]), int(match[2])) != (begin, end - 1):
-            raise BadAnswer(f"an answer for other bytes than were asked for ({place[:60]!r})", again=True)
+            raise BadAnswer(f"an answer for other bytes than requested ({place[:60]!r})", again=True)
         etag = plain_etag(answer.headers.get("ETag"))
         if not etag:
             raise NoRanges

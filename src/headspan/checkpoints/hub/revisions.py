@@ -59,7 +59,7 @@ def find_checkpoints(refs: Any, *, steps: Sequence[int] | None = None, last: int
     steps: only these steps, by the numbers in their names. last: only so many from the end.
     """
     if steps is not None and last is not None:
-        raise HeadspanError("give the steps or how many from the end, not both")
+        raise HeadspanError("give either the steps or the number of last checkpoints, not both")
     given = [refs] if isinstance(refs, (str, os.PathLike)) or not isinstance(refs, Iterable) else list(refs)
     listings: dict[str, dict[str, str] | None] = {}
     found = [checkpoint for place, ref in enumerate(given) for checkpoint in _expand(ref, place, listings)]
@@ -71,10 +71,10 @@ def find_checkpoints(refs: Any, *, steps: Sequence[int] | None = None, last: int
         found = found[-last:]
     if len(found) < 2:
         names = found[0].name if found else "none"
-        raise HeadspanError(f"a series needs at least two checkpoints, and there is {len(found)} ({names})")
+        raise HeadspanError(f"a series needs at least two checkpoints, but there is {len(found)} ({names})")
     twice = next((one.name for i, one in enumerate(found) if one.name in {c.name for c in found[:i]}), None)
     if twice is not None:
-        raise HeadspanError(f"{twice} is named twice: give every checkpoint of a series once")
+        raise HeadspanError(f"{twice} is given twice: give each checkpoint once")
     numbers = [checkpoint.step for checkpoint in found]
     if -1 in numbers or len(set(numbers)) < len(numbers):  # not every name has a number of its own: count
         found = [checkpoint._replace(step=place) for place, checkpoint in enumerate(found)]

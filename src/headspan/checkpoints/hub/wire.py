@@ -90,12 +90,12 @@ class Pace:
             self._spent += took
             self._left -= took
             if self._left <= 0:
-                raise BadAnswer("the server takes too long")
+                raise BadAnswer("the server took too long")
             if got is not None:
                 self._came += got
                 self._most -= got
                 if self._most < 0:
-                    raise BadAnswer("the server sends more than it may")
+                    raise BadAnswer("the server sent more than allowed")
             if self._spent >= self._window:
                 if got != 0 and self._came < RATE * self._window:
                     raise Stalled(f"the server sent {self._came} bytes in {self._window:g} seconds")
@@ -155,24 +155,24 @@ class Answer:
             there = urljoin(self.address, where)
             scheme, *_ = origin(there)
         except ValueError:
-            raise BadAnswer("the server sends on to an address that is none") from None
+            raise BadAnswer("the server redirects to an invalid address") from None
         if scheme == "http" and origin(self.address)[0] == "https":
-            raise BadAnswer("the server sends on from https to http")
+            raise BadAnswer("the server redirects from https to http")
         return there
 
     def pieces(self, most: int) -> Iterator[bytes]:
         """The body, of which ``most`` bytes are expected at most."""
         if self.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
-            raise BadAnswer("a compressed answer, which was not asked for")
+            raise BadAnswer("a compressed answer, which was not requested")
         told = self._response.length
         if told is not None and told > most:
-            raise BadAnswer(f"an answer of {told} bytes, where there may be {most}")
+            raise BadAnswer(f"an answer of {told} bytes, more than the {most} allowed")
         self._pace.begin(2 * most + HEADERS)  # the marks between chunks count too
         came = 0
         while piece := self._response.read(_PIECE):
             came += len(piece)
             if came > most:
-                raise BadAnswer(f"an answer of more than the {most} bytes that there may be")
+                raise BadAnswer(f"an answer of more than the {most} bytes allowed")
             yield piece
         if told is not None and came < told:
             raise BadAnswer(f"an answer that ended early ({came} bytes of {told})", again=True)
@@ -201,7 +201,7 @@ def ask(
                 return
         address = there
         pace.begin(HEADERS)
-    raise BadAnswer("the server sends on again and again")
+    raise BadAnswer("the server redirects too many times")
 
 
 @contextmanager
@@ -220,7 +220,7 @@ def _answered(method: str, address: str, headers: Mapping[str, str], pace: Pace)
     except http.client.IncompleteRead as error:
         raise BadAnswer(f"an answer that ended early ({len(error.partial)} bytes)", again=True) from None
     except http.client.RemoteDisconnected:
-        raise ConnectionResetError("the server hung up") from None
+        raise ConnectionResetError("the server closed the connection") from None
     except (http.client.HTTPException, UnicodeError) as error:  # or the name of a host that no host can have
         raise BadAnswer(f"an answer that is not HTTP ({str(error)[:60]!r})") from None
 

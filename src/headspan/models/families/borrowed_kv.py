@@ -30,7 +30,7 @@ def kv_layers(config: Config, n_layers: int, where: Any) -> dict[int, int]:
     if not isinstance(kinds, (list, tuple)) or len(kinds) != n_layers or not all(isinstance(k, str) for k in kinds):
         raise HeadspanError(
             f"the last {count} layers of {where} use the keys and values of earlier layers of their kind "
-            f"(num_kv_shared_layers), and its config does not list the kinds of its {n_layers} layers (layer_types)"
+            f"(num_kv_shared_layers), but its config does not list the kinds of its {n_layers} layers (layer_types)"
         )
     lenders = {kind: layer for layer, kind in enumerate(kinds[: n_layers - count])}
     borrowers = range(n_layers - count, n_layers)
@@ -38,6 +38,6 @@ def kv_layers(config: Config, n_layers: int, where: Any) -> dict[int, int]:
     if alone is not None:
         raise HeadspanError(
             f"layer {alone} of {where} uses the keys and values of an earlier layer of the kind "
-            f"{kinds[alone][:40]!r} (num_kv_shared_layers), and there is none: check its config"
+            f"{kinds[alone][:40]!r} (num_kv_shared_layers), but there is none: check its config"
         )
     return {layer: lenders[kinds[layer]] for layer in borrowers}

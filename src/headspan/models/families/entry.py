@@ -73,7 +73,7 @@ WHY_NOT_FOLDABLE: dict[NormPlace, str] = {
     "itself and cannot be moved into the weights exactly",
     "residual": "its residual stream continues from the normalised stream, so the gain cannot be moved into the "
     "weights exactly",
-    "none": "it has no norm in front of attention, so there is nothing to fold",
+    "none": "it has no norm before attention, so there is nothing to fold",
 }
 
 WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
@@ -81,4 +81,4 @@ WHY_NO_DIRECT_EDGE: dict[NormPlace, str] = {
     "writes reaches no later head directly",
     "residual": "its stream continues from the normalised stream, so what a head writes reaches no later head directly",
 }
-"""Families in which an edge from head to head is not a sum in the stream, by where their norm stands."""
+"""Families in which an edge from head to head is not a sum in the stream, by the position of their norm."""

@@ -142,7 +142,7 @@ def latent_notes(shapes: Mapping[int, LatentShape], effects: bool) -> list[str]:
     each = list(shapes.values())
     q_ranks = [shape.q_rank for shape in each if shape.q_rank is not None]
     queries = f" and queries through one of {_sizes(q_ranks)}" if q_ranks else ""
-    kept = "; effects keep what those norms divide by as it was in the clean run" if effects else ""
+    kept = "; effects keep the divisors of these norms fixed at their clean values" if effects else ""
     found = [
         f"latent attention: keys and values of a layer come through a latent of "
         f"{_sizes([shape.kv_rank for shape in each])} dimensions{queries}; a head's weights are the products, gains of "

@@ -45,8 +45,8 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
     entry = ARCHITECTURES[name]
     if config.get("kv_lora_rank") and not entry.latent:
         raise HeadspanError(
-            f"the config says {name} and sets kv_lora_rank, the mark of latent attention, which {name} is not known to "
-            "have: check its model_type"
+            f"the config says {name} but sets kv_lora_rank, a sign of latent attention, which {name} does not have: "
+            "check its model_type"
         )
     if entry.in_files and any(f".{entry.in_files['o']}." in tensor for tensor in names):
         entry = replace(entry, **entry.in_files)

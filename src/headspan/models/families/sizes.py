@@ -172,7 +172,7 @@ class ModelSizes:
         key = next((key for key in keys if self._config.get(key) is not None), None)
         if key is None:
             raise HeadspanError(
-                f"the config of {self._reference} does not say {what}: one of {', '.join(keys)} is needed"
+                f"the config of {self._reference} does not give {what}: one of {', '.join(keys)} is needed"
             )
         value = self._config[key]
         other = next((k for k in keys if self._config.get(k) is not None and self._config[k] != value), None)

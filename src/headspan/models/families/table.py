@@ -215,7 +215,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "minimax": Architecture(norm_place="residual", hybrid=True),
     "mllama_text_model": Architecture(
-        hybrid=True, remark="the layers that are left out read pictures by cross-attention and write into its stream",
+        hybrid=True, remark="the layers left out read images by cross-attention and write to the stream",
     ),
     "qwen3_next": Architecture(one_plus=True, gated=True, hybrid=True),
     # latent attention
@@ -313,4 +313,4 @@ BODY_PREFIXES = (
     "", "model.", "backbone.", "model.language_model.", "language_model.", "language_model.model.",
     "language_model.backbone.", "model.text_model.", "text_model.model.", "thinker.model.", "llm.model.",
 )  # fmt: skip
-"""Where a body may stand when it is not under its own name: bare, wrapped, or inside a multimodal model."""
+"""Other prefixes of the body's tensors: bare, wrapped, or inside a multimodal model."""

@@ -63,7 +63,7 @@ class TensorMap:
             raise HeadspanError(f"the config of {self.source.reference} has layer_types that are not a list")
         if kinds and len(kinds) not in (self.n_layers, self.n_layers + self._extra_layers()):
             raise HeadspanError(
-                f"the config of {self.source.reference} has the kinds of {len(kinds)} layers (layer_types), but "
+                f"the config of {self.source.reference} lists the kinds of {len(kinds)} layers (layer_types), but has "
                 f"{self.n_layers} layers"
             )
         other = {layer for layer, kind in enumerate(kinds) if kind not in _SOFTMAX_LAYERS} | self._headless
@@ -94,7 +94,7 @@ class TensorMap:
             raise self._quantised(packed or f"no tensor {weight_of(self.module(Role.Q, 'N'))}")
         self.prefix = entry.body
         raise HeadspanError(
-            f"{self.source.reference} says it is {self.architecture}, but for no layer N it has a tensor "
+            f"{self.source.reference} says it is {self.architecture}, but no layer N has a tensor "
             f"{weight_of(self.module(Role.Q, 'N'))}: are the attention weights in this checkpoint?"
         )
 
@@ -118,8 +118,8 @@ class TensorMap:
         odd = next((number for number in numbers if str(int(number)) != number), None)
         if odd is not None:
             raise HeadspanError(
-                f"{self.source.reference} has a tensor {start}{odd}{end}: layers are numbered 0, 1, 2 …, and {odd!r} "
-                f"could be meant for {int(odd)}"
+                f"{self.source.reference} has a tensor {start}{odd}{end}: layers are numbered 0, 1, 2 …, but {odd!r} "
+                f"could mean {int(odd)}"
             )
         return sorted(map(int, numbers))
 

@@ -80,8 +80,8 @@ UNREAD: dict[str, str] = {
     "reformer": "their layers are reversible and alternate between two streams",
     "xlnet": "attention runs over two streams, with weights per relative position",
 }  # fmt: skip
-"""``model_type`` → why models of it are not read; it ends a sentence. Where the text model of a vision or audio model
-is not read, both names are listed."""
+"""``model_type`` → why models of it are not read, as the end of an error message. Where the text model of a
+vision or audio model is not read, both names are listed."""
 
 _ARRAYS = (
     'pass its four weights as arrays, headspan.open({"Q": Q, "K": K, "V": V, "O": O}), each (layer, head, d_model, '
