@@ -190,9 +190,9 @@ def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
         ({"lora_alpha": "seven"}, "has α = 'seven'"),
         ({"lora_alpha": None}, "has α = 'None'"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern that is not an object"),
-        ({"alpha_pattern": {"(a+)+b": 1}}, "alpha_pattern .* that cannot be used"),
-        ({"alpha_pattern": {"q_proj(": 1}}, "alpha_pattern .* that cannot be used"),
-        ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "alpha_pattern .* that cannot be used"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "alpha_pattern .* not valid"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "alpha_pattern .* not valid"),
+        ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "alpha_pattern .* not valid"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(

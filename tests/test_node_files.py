@@ -157,7 +157,7 @@ WRONG = {
     "infinite": (np.full((2, D), np.inf), "NaN or infinite"),
     "text": (np.array(["a"] * D), "not real numbers"),
     "complex": (np.ones(D, complex), "not real numbers"),
-    "L4H7": (np.ones(D), "name of a head"),
+    "L4H7": (np.ones(D), "names a head"),
 }
 
 

@@ -1,7 +1,7 @@
-"""Whether what a result file holds can be a result: heads, ranks, scores, pairs, effects, and whose they are.
+"""Checks of the content of a result file: heads, ranks, scores, pairs, effects and their model.
 
-Called once, when a file is read, so that every reader may rely on it. What a file may hold in its provenance and
-annotations stands in :mod:`headspan.results.metadata`; what range a score has, in the table of similarities.
+They run once, when a file is read, so that later code can rely on them. :mod:`headspan.results.metadata` checks
+provenance and annotations; the table of similarities has the range of each score.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role, forward_mask, pair_mask
 from headspan.vocabulary.ports import PortTable
 
-# By how much a score may leave its range, as a share of the largest one: float32 sums, and products of bfloat16.
+# Tolerance of the range of a score, as a share of its maximum: float32 sums, and products of bfloat16.
 SLACK, COARSE_SLACK = 1e-4, 2.0**-7
 
 
 def damaged(path: Path, what: str) -> HeadspanError:
-    """The sentence for a file that cannot be a result."""
+    """The error for a damaged file."""
     return HeadspanError(f"{path} is damaged: {what}; make it again")
 
 
 def check_heads(ports: Mapping[Role, Sequence[Any]], path: Path) -> None:
-    """Refuse heads in an order, or with numbers, that no model has: names would stand beside wrong scores."""
+    """Refuse heads in an order, or with numbers, that no model has, since names and scores would not match."""
     for role in ROLES:
         last, counted = -1, {}
         for head in ports[role]:
@@ -84,7 +84,7 @@ def check_scores(
 
 
 def effect_shape(name: str, ports: PortTable) -> tuple[int, ...]:
-    """The shape of an array of effects by its name; one that names no edges of a circuit is refused."""
+    """The shape of an array of effects by its name; raises if the name does not describe edges of a circuit."""
     _, _, rest = name.partition("/")
     measure, _, last = rest.partition("/")
     heads = len(ports.of(Role.O))
@@ -102,7 +102,7 @@ def is_effect(name: str) -> bool:
 
 
 def check_extra(extra: Mapping[str, np.ndarray], ports: PortTable, path: Path) -> None:
-    """Refuse effects of the wrong shape, infinite ones, and effects of what cannot be an edge."""
+    """Refuse effects with the wrong shape, infinite effects, and effects of impossible edges."""
     for name, values in extra.items():
         if not is_effect(name):
             continue
@@ -121,7 +121,7 @@ def check_extra(extra: Mapping[str, np.ndarray], ports: PortTable, path: Path) -
 def check_annotations(
     annotations: Mapping[str, Any], ports: PortTable, provenance: Mapping[str, Any], path: Path
 ) -> None:
-    """Refuse head scores and effects that say they are of another model, and head scores of heads that are not here."""
+    """Refuse head scores and effects of another model, and head scores of unknown heads."""
     from headspan.results.identity import same_model
 
     behaviour, effects = annotations.get("behaviour") or {}, annotations.get("effects") or {}

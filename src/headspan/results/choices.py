@@ -1,4 +1,4 @@
-"""Which pairings and labels a caller asks for, out of those that a result has."""
+"""The pairings and labels that a caller chooses from those of a result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BEHAVES = 0.3  # a head score from which the labels "behaviour" give a head its 
 def given_pairings(
     pairings: str | Pairing | Iterable[str | Pairing], scores: Scores, metric: str
 ) -> tuple[Pairing, ...]:
-    """Pairings as they are asked for; of a word for several (flow, all, nodes) those that these scores have.
+    """The requested pairings; for a name of several (flow, all, nodes), those that these scores have.
 
-    Where a result has nodes, flow means what they write and read too, and all everything that was scored.
+    For a result with nodes, flow includes their pairings, and all is everything that was scored.
 
     >>> import headspan as hs
     >>> [str(p) for p in given_pairings("flow", hs.score("demo", "pk", ["OK", "KK"]), "pk")]
@@ -39,7 +39,7 @@ def given_pairings(
 
 
 def _flows(scores: Scores, pairing: Pairing) -> bool:
-    """Whether a pairing of nodes has pairs along the stream: a result of all pairs may have only others."""
+    """Whether a pairing of nodes has forward pairs; a result of all pairs may have only others."""
     return bool(forward_mask(scores.heads(pairing.source), scores.heads(pairing.target)).any())
 
 
@@ -48,7 +48,7 @@ def given_labels(
     scores: Scores,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Labels | None:
-    """Labels as they are, or by name or file; ``"behaviour"`` are those of the head scores kept with the scores.
+    """Labels as they are, or by name or file; ``"behaviour"`` takes those of the head scores in the result.
 
     They are checked against the heads of the model; a shared key/value head takes over those of its group. ``say``
     hears of it where nobody can tell whether they are for these weights.

@@ -1,4 +1,4 @@
-"""Measured effects of edges: looking at them, and keeping them in a result.
+"""Measured effects of edges: inspecting them and storing them in a result.
 
 :func:`headspan.running.effects.effects` measures them; nothing here runs a model.
 """
@@ -27,7 +27,7 @@ NOT_COMPARED = (
     "These effects were measured without random writes, so headspan cannot say which are large. "
     "Measure them again: headspan effects MODEL --into RESULT"
 )
-HAS_HABIT, LOST_SHARE = 0.2, 0.1  # a head score that a head has, and the part of it whose loss counts
+HAS_HABIT, LOST_SHARE = 0.2, 0.1  # head score that counts as present, and the share of it whose loss counts
 
 
 @dataclass(repr=False, eq=False)
@@ -56,11 +56,11 @@ class Effects(Tabular):
 
     @property
     def materials(self) -> tuple[str, ...]:
-        """What the model was run on."""
+        """The materials that the model was run on."""
         return tuple(name for name in ("random", "text", "tokens") if any(name == key for key, _ in self.arrays))
 
     def of(self, pairing: Pairing | str, material: str | None = None) -> np.ndarray:
-        """The effect of every edge of a pairing: on one material, or the larger of all."""
+        """The effect of every edge of a pairing: on one material, or the largest of all."""
         pairing = Pairing.parse(pairing)
         names = self.materials if material is None else (material,)
         found = [self.arrays[name, pairing] for name in names if (name, pairing) in self.arrays]
@@ -93,7 +93,7 @@ class Effects(Tabular):
         return "floors" in self.protocol
 
     def unit(self, pairing: Pairing | str) -> str:
-        """What an effect of this pairing is a number of."""
+        """The unit of an effect of this pairing."""
         return UNITS[Pairing.parse(pairing).target]
 
     def floor(self, pairing: Pairing | str) -> float:
@@ -103,9 +103,9 @@ class Effects(Tabular):
         return float(floors.get(str(pairing), FLOORS[pairing.target]))
 
     def ratio(self, pairing: Pairing | str) -> np.ndarray:
-        """How many times the effect of a random write an effect is, where it is at or above its floor; else NaN.
+        """The effect divided by that of a random write, where it is at or above its floor; else NaN.
 
-        Of several materials the one on which the ratio is largest.
+        With several materials, the largest ratio.
         """
         pairing = Pairing.parse(pairing)
         found = np.full(self.of(pairing).shape, np.nan)
@@ -116,7 +116,7 @@ class Effects(Tabular):
         return found
 
     def large(self, pairing: Pairing | str) -> np.ndarray:
-        """True for edges with a large effect: at or above the floor, and well above what a random write does."""
+        """True for edges with a large effect: at or above the floor, and well above the effect of a random write."""
         least = float(self.protocol.get("least_ratio", LEAST_RATIO))
         with np.errstate(invalid="ignore"):
             return self.ratio(pairing) >= least
@@ -142,7 +142,7 @@ class Effects(Tabular):
 
     @property
     def tokens(self) -> dict[str, int]:
-        """How many tokens the model was run on, by material, as far as the result tells."""
+        """How many tokens the model was run on, by material, where the result records it."""
         lengths = self.protocol.get("tokens", {})
         return {name: int(sum(lengths[name])) for name in self.materials if name in lengths}
 
@@ -186,7 +186,7 @@ class Effects(Tabular):
     ) -> list[dict[str, Any]]:
         """Rows of a table: the ``k`` edges of each pairing with the largest ``"effect"`` or ``"score"``.
 
-        Head scores are given as their change; a negative one says that the target does less of it without the edge.
+        Head scores are given as their change; negative if the target loses some of it without the edge.
         """
         rows: list[dict[str, Any]] = []
         for pairing in self.pairings:
@@ -252,7 +252,7 @@ def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def effects_of(scores: Scores) -> Effects:
-    """The effects in a result, or one sentence on how to put them there."""
+    """The effects in a result; raises if it has none, with how to measure them."""
     found = effects_in(scores)
     if found is None:
         raise HeadspanError("this result has no effects: measure them with headspan effects MODEL --into RESULT")
@@ -281,7 +281,7 @@ def _percentile(block: np.ndarray) -> np.ndarray:
 
 
 def attach(scores: Scores, measured: Effects) -> str | None:
-    """Put effects into a result of the same model, in place of those it had; a sentence where nobody can tell."""
+    """Put effects into a result of the same model, replacing earlier ones; a note if the model cannot be compared."""
     check_same_heads(measured.ports, scores, "the model of these effects")
     doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
     for name in [name for name in scores.extra if name.startswith("effect/")]:

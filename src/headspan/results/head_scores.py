@@ -136,13 +136,13 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
         return cls(tuple(Head.parse(name) for name in names), values, model=dict(content.get(MODEL) or {}))
 
     def to_file_dict(self) -> dict[str, Any]:
-        """What a file of head scores holds: `to_dict`, and the model they are of."""
+        """What a file of head scores holds: `to_dict`, and their model."""
         return {**self.to_dict(), MODEL: self.model}
 
     def to_annotation(self) -> dict[str, Any]:
-        """What a result keeps of head scores: `to_dict`, and what tells their model from others."""
+        """What a result keeps of head scores: `to_dict`, and the identity of their model."""
         return {**self.to_dict(), **({MODEL: identity(self.model)} if self.model else {})}
 
     def doubt(self, scores: Scores) -> str | None:
-        """An error if a result is of another model than these head scores, a sentence where nobody can tell."""
+        """A note if the model of a result cannot be compared with that of these head scores; raises if they differ."""
         return same_model(scores.provenance, self.model, "the result", "these head scores")

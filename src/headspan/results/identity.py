@@ -2,7 +2,7 @@
 
 >>> same_model({"fingerprint": "2:ab"}, {"fingerprint": "2:ab"}, "the result", "these weights")
 >>> same_model({"fingerprint": "ab"}, {"fingerprint": "2:ab"}, "the result", "these weights")
-'the result was made by headspan 0.1, whose fingerprint does not tell whether these weights are of the same model'
+'the result was made by headspan 0.1, whose fingerprint cannot show whether these weights belong to the same model'
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from headspan.results.metadata import IDENTITY
 from headspan.vocabulary.errors import HeadspanError
 
-IDENTITY_PREFIX = "2:"  # fingerprints of version 0.1 have none: they were taken from samples of the bytes
+IDENTITY_PREFIX = "2:"  # fingerprints of version 0.1 lack it: they were computed from samples of the bytes
 
 
 def same_model(made: Mapping[str, Any], given: Mapping[str, Any], what: str, other: str) -> str | None:
     """None if two provenances are of one model, a note if that is unknown; raises if they are of different models.
 
     ``what`` and ``other`` name ``made`` and ``given`` in the message. Scores of unfolded weights depend on
-    the attention weights alone, so other biases, norms or configs beside equal weights are reported but accepted.
+    the attention weights alone, so different biases, norms or configs with equal weights are reported but accepted.
     """
     first, second = made.get("fingerprint"), given.get("fingerprint")
     for text, who, partner in ((first, what, other), (second, other, what)):
@@ -42,7 +42,7 @@ def same_model(made: Mapping[str, Any], given: Mapping[str, Any], what: str, oth
 
 
 def identity(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a provenance by which models are told apart, to be kept with what was measured of one.
+    """The part of a provenance that identifies the model, stored with what was measured on it.
 
     >>> identity({"fingerprint": "2:ab", "notes": ["long"]})
     {'fingerprint': '2:ab'}

@@ -25,13 +25,13 @@ from headspan.vocabulary.ports import PortTable
 if TYPE_CHECKING:
     pass
 
-# Name -> the shipped files it stands for.
+# Name -> the shipped files that it means.
 SHIPPED = {
     "gpt2-ioi": ("gpt2-ioi",),
     "gpt2-identity": ("gpt2-identity",),
     "gpt2": ("gpt2-ioi", "gpt2-identity"),
 }
-# The attention weights that the shipped lists are about, by their hash: OpenAI's GPT-2 small as it was published.
+# The attention weights that the shipped lists describe, by hash: OpenAI's GPT-2 small as it was published.
 GPT2_SMALL = "eb6de7b7ff6bb81b91df313c9a65fef47d9a544d2ebc9ab9fb562daa289aaa8d"
 
 
@@ -82,7 +82,7 @@ class Labels:
 
     @checked
     def joined(self, name: str) -> str:
-        """The classes of a head by its name, put together by ``;``; nothing for the name of a node."""
+        """The classes of a head by its name, joined by ``;``; empty for a node."""
         return ";".join(self.of(name)) if is_head_name(name) else ""
 
     @checked
@@ -102,9 +102,9 @@ class Labels:
 
     @checked
     def for_model(self, table: PortTable) -> Labels:
-        """These labels checked against a model's heads, shared key/value heads taking over their group's classes.
+        """These labels checked against a model's heads, with the classes of its group for a shared key/value head.
 
-        A KV head is one subspace used by a group of query heads: a class of any of them is a class of it.
+        A KV head is one subspace used by a group of query heads: it has every class of its group.
         Labels for heads that the model does not have are an error that names them.
         """
         known = set(table.heads)
@@ -121,7 +121,7 @@ class Labels:
         return Labels.from_pairs(pairs, self.source)
 
     def doubt(self, provenance: Mapping[str, Any]) -> str | None:
-        """A sentence if these labels are about GPT-2 small and a result is not known to be of its very weights."""
+        """A note if these labels are for GPT-2 small and a result may be of other weights."""
         if self.source not in SHIPPED or provenance.get("attention_hash") == GPT2_SMALL:
             return None
         return (
@@ -172,5 +172,5 @@ def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = 
     """A label file (columns head,label) that `Labels.load` and the option --labels read."""
     rows = [{"head": str(head), "label": label} for label in labels.names for head in labels.heads(label)]
     with writing(path, "csv", force=force) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        file.write(f"# {MADE_BY}\n")  # a label file written by hand has no such line, and is not replaced
+        file.write(f"# {MADE_BY}\n")  # a label file written by hand lacks this line and is not replaced
         file.write(csv_text(rows, ("head", "label")))

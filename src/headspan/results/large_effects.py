@@ -1,13 +1,13 @@
 """What counts as a large effect: at least a floor in the effect's own unit, and more than a random write has.
 
-A *random write* is the same exchange with what the source writes turned by a random rotation of the residual stream:
-every token's write keeps its length, and the writes of a sequence keep their angles to each other. The rotation is
+A *random write* is the same patch with the source's output rotated at random in the residual stream: every token's
+output keeps its length, and the outputs of a sequence keep their angles to each other. The rotation is
 drawn uniformly, so under LayerNorm a part of 1/d falls on the direction that centring removes, as for any direction.
 
-Of ``DRAWS`` rotations the largest effect counts. Narrow heads scatter: where ``SPREADS`` standard deviations of the
-logarithms above their mean are more than ``LEAST_RATIO`` times the largest draw, that point counts instead. The ratio
-has to be above 1 by a margin because a write that makes up most of the stream is taken out of it by the real exchange
-and not by the turned one; on random weights this alone makes ratios of up to 1.46.
+The largest effect of ``DRAWS`` rotations counts. Effects of narrow heads vary more: where ``SPREADS`` standard
+deviations of the logarithms above their mean exceed ``LEAST_RATIO`` times the largest draw, that point counts instead.
+The ratio must exceed 1 by a margin because the real patch removes an output that makes up most of the stream and the
+rotated one does not; on random weights this alone gives ratios of up to 1.46.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def rotation(d: int, seed: int, draw: int) -> np.ndarray:
 
 
 def random_write(draws: np.ndarray) -> np.ndarray:
-    """What a random write does to each edge, from the effects of several, (draws, …); NaN where there are none."""
+    """The effect of a random write on each edge, from several draws, (draws, …); NaN where there are none."""
     largest = draws.max(0)
     tested = ~np.isnan(largest)
     if len(draws) < 2 or not tested.any():
         return largest
     logs = np.log(np.maximum(draws[:, tested], np.finfo(np.float32).tiny))
     spread = logs.std(0, ddof=1)
-    # Few draws can lie close together by chance: an edge scatters at least as much as the edges of its pairing do.
+    # A few draws can be close by chance, so an edge's spread is at least that of the edges of its pairing.
     spread = np.maximum(spread, np.median(spread))
     level = largest.copy()
     level[tested] = np.maximum(largest[tested], np.exp(logs.mean(0) + SPREADS * spread) / LEAST_RATIO)

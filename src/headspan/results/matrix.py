@@ -56,7 +56,7 @@ class ScoreMatrix(Tabular):
     sources: tuple[Head, ...]  # or Nodes, where the result has some
     targets: tuple[Head, ...]
     values: np.ndarray
-    ports: PortTable | None = None  # knows that L17H3.K is L17KV1.K
+    ports: PortTable | None = None  # maps L17H3.K to L17KV1.K
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per pair, largest score first."""

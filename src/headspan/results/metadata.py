@@ -1,7 +1,7 @@
 """What the metadata of our files may hold: one table of fields, checked once when a file is read.
 
-A field that some reader uses stands in one of the tables below with what it may be; others are kept as they are and
-only ever shown as text. So no reader has to expect a number where it needs a mapping.
+Every field that headspan uses is in one of the tables below with its allowed values. Other fields are kept unchanged
+and only shown as text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, get_args
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PairSet, Role, is_head_name
 
-MODEL = "_model"  # among head scores: the model they are of
+MODEL = "_model"  # in head scores: their model
 LARGEST_MODEL = 2**20  # dimensions of a stream: twenty times what the widest models have
-_HEAD_SCORE_SLACK = 0.01  # attention in half precision does not sum to 1 more exactly
-_SHOWN = 60  # letters of a wrong value in a sentence
+_HEAD_SCORE_SLACK = 0.01  # precision of sums of attention in half precision
+_SHOWN = 60  # characters of a wrong value in a message
 
 
 class Field(NamedTuple):
-    """What a value may be, in words and as a test."""
+    """The allowed values of a field, in words and as a test."""
 
     says: str
     fits: Callable[[Any], bool]
@@ -92,7 +92,7 @@ def mapping_of(
 
 
 def fields(known: Mapping[str, Field], needed: tuple[str, ...] = ()) -> Field:
-    """A JSON object with some fields that have a rule; what else it holds does not matter."""
+    """A JSON object with some fields that have a rule; other fields are ignored."""
     return Field(
         f"a mapping with {', '.join(needed or known)}",
         lambda value: (
@@ -104,7 +104,7 @@ def fields(known: Mapping[str, Field], needed: tuple[str, ...] = ()) -> Field:
 
 
 def check_fields(content: Mapping[str, Any], table: Mapping[str, Field], where: str, path: Path) -> None:
-    """Refuse a file in which a field of the table is something else, naming it."""
+    """Refuse a file with a wrong value in a field of the table, and name the field."""
     for key, field in table.items():
         if key in content and not field.fits(content[key]):
             shown = repr(content[key])
@@ -127,7 +127,7 @@ def _is_layer(word: str) -> bool:
 ANYTHING = Field("anything", lambda value: True)
 MAPPING = fields({})
 TEXTS = list_of(text())
-# What tells models apart: see models/identity.py. Files of version 0.1 have fewer of them.
+# The identity of a model. Files of version 0.1 have fewer of these fields.
 IDENTITY: dict[str, Field] = {
     "fingerprint": optional(text(200)),
     "attention_hash": optional(text(200)),

@@ -1,6 +1,6 @@
 """The result of a run: one labelled matrix per (metric, pairing), with provenance, in one safetensors file.
 
-A result knows nothing of the model it came from but what its provenance says.
+A result knows only the provenance of its model, not the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Edge", "Edges", "ScoreMatrix", "Scores", "edge_row", "is_result", "load"]
 
-_WIDEST = 60  # letters of a reference in a repr
+_WIDEST = 60  # characters of a reference in a repr
 
 
 @dataclass(repr=False, eq=False)
@@ -46,7 +46,7 @@ class Scores:
     role_ranks: dict[Role, np.ndarray]
     provenance: dict[str, Any] = field(default_factory=dict)
     annotations: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are no scores, such as "effect/OK"
+    extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are not scores, such as "effect/OK"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Scores:
 
     def __repr__(self) -> str:
         model = visible(str(self.provenance.get("reference", "arrays")))
-        model = model if len(model) <= _WIDEST else "…" + model[-_WIDEST:]  # the end of a path tells which it is
+        model = model if len(model) <= _WIDEST else "…" + model[-_WIDEST:]  # the end of a path is the informative part
         shared = f", {len(self.ports.kv)} shared key/value heads" if self.ports.shared else ""
         nodes = len({node.name for node in self.ports.nodes})
         shared += f", {nodes} node{'s' if nodes > 1 else ''}" if nodes else ""
@@ -68,7 +68,7 @@ class Scores:
         )
 
     def __eq__(self, other: object) -> bool:
-        """True for the same heads and the same scores; where they came from does not matter."""
+        """True for the same heads and the same scores; provenance is ignored."""
         if not isinstance(other, Scores):
             return NotImplemented
         return (
@@ -91,7 +91,7 @@ class Scores:
         return self.role_ranks[role]
 
     def check_all_pairs(self, what: str) -> None:
-        """Refuse a screened result where every pair is needed, since its strongest ones alone would mislead."""
+        """Refuse a screened result where all pairs are needed, since the strongest alone would mislead."""
         if self.screened:
             raise HeadspanError(
                 f"this result holds only the strongest pairs of every pairing (--screen), but {what} needs all of "
@@ -100,7 +100,7 @@ class Scores:
 
     @property
     def screened(self) -> bool:
-        """True where only the strongest pairs were computed; the provenance says how many, and how certain they are."""
+        """True where only the strongest pairs were computed; the provenance gives their number and certainty."""
         return "screen" in self.provenance
 
     def __contains__(self, key: tuple[str, str | Pairing]) -> bool:
@@ -111,7 +111,7 @@ class Scores:
         if (metric, pairing) not in self.arrays:
             here = ", ".join(dict.fromkeys(m for m, _ in self.arrays)) or "nothing"
             pairings = ", ".join(map(str, self.pairings))
-            if metric in self.metrics and pairing in self.pairings:  # of nodes that the similarity says nothing about
+            if metric in self.metrics and pairing in self.pairings:  # of nodes for which the similarity is undefined
                 here, pairings = metric, ", ".join(str(p) for m, p in self.arrays if m == metric)
             raise HeadspanError(
                 f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
@@ -127,7 +127,7 @@ class Scores:
         return strongest.top(self, pairings, k, metric, **only)
 
     def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = PK) -> Around:
-        """Who feeds a head, and whom it feeds, over all pairings; see :func:`headspan.around`."""
+        """The strongest inputs and outputs of a head, over all pairings; see :func:`headspan.around`."""
         return strongest.around(self, head, k, metric)
 
     # ------------------------------------------------------------------ files
@@ -223,7 +223,7 @@ class Scores:
 
 
 def _parse_key(key: Any) -> tuple[str, Pairing]:
-    """A similarity and a pairing, as scores are asked for."""
+    """The similarity and the pairing of an index."""
     if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)):
         raise WrongArgument(
             f'index scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'

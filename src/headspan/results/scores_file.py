@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # its position; 4: a hash of the content, and the identity of its model with every annotation.
 SCHEMA = SEALED_SCHEMA = 4
 Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
-# arrays, ports, d_model, ranks, provenance, annotations, extra: what a Scores is made of
+# arrays, ports, d_model, ranks, provenance, annotations, extra: the fields of Scores
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
 
 
@@ -56,7 +56,7 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
 def read_result(path: Path) -> Parts:
     """What a result file holds; a file from a newer version, of another kind or with impossible content is refused.
 
-    A file that was edited since it was written is read with a warning.
+    A file that was edited after it was written is read with a warning.
     """
     name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
     missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
@@ -109,7 +109,7 @@ def is_result(path: str | os.PathLike[str]) -> bool:
 
 
 def _checked_head(head: Any, path: Path) -> dict[str, Any]:
-    """The JSON metadata of a result file, or one sentence on what is wrong with it."""
+    """The JSON metadata of a result file, checked."""
     schema = head.get("schema") if isinstance(head, dict) else None
     if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
         what, page = {
@@ -132,7 +132,7 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
 
 
 def _port_table(head: dict[str, Any], path: Path) -> PortTable:
-    """The heads and nodes that a result file lists, in the way of its schema."""
+    """The heads and nodes of a result file, by its schema."""
     damaged = HeadspanError(f"{path} is damaged: its lists of heads are malformed; make it again")
     try:
         if head["schema"] == 1:
@@ -173,7 +173,7 @@ def _is_node(node: Node) -> bool:
 
 
 def _in_order(nodes: Sequence[Node]) -> bool:
-    """Whether nodes stand in the order of the stream, as those of a result do."""
+    """Whether nodes are in stream order, as in a result."""
     places = [(node.position, node.layer) for node in nodes]
     return places == sorted(places)
 
@@ -185,13 +185,13 @@ def _role(name: str, path: Path) -> Role:
 
 
 def _checked_array(values: np.ndarray, shape: tuple[int, ...], dtype: type, name: str, path: Path) -> np.ndarray:
-    """Scores or ranks of a result file, or one sentence on why they cannot be those of its heads."""
+    """Scores or ranks of a result file; raises if they do not fit its heads."""
     if values.shape != shape:
         raise HeadspanError(f"{path} is damaged: {name} has shape {values.shape}, its heads need {shape}")
     if values.dtype != dtype:
         raise HeadspanError(f"{path} is damaged: {name} holds numbers of the type {values.dtype}")
     if dtype is np.float32:
-        # One kind of NaN: a damaged file may hold signalling ones, which warn in every later conversion.
+        # Replace signalling NaNs of a damaged file, which would warn in every later conversion.
         values = np.where(np.isnan(values), np.float32(np.nan), values)
     if np.isinf(values).any() or (dtype is np.int32 and (values < 0).any()):
         raise HeadspanError(f"{path} is damaged: {name} contains values that no result can have")

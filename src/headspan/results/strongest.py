@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Around(Tabular):
-    """The neighbourhood of a head or node, or of one of its ports: who feeds it and whom it feeds, best first.
+    """The neighbourhood of a head or node, or of one of its ports: its strongest inputs and outputs, best first.
 
-    reads: the heads whose reading counts as this head's, itself or, under GQA, the KV head it shares.
-    note: a sentence where that is another head, for whoever shows this.
+    reads: the heads that read for this head: itself or, under GQA, its KV head.
+    note: a text for display if that is another head, else None.
     """
 
     head: Port | HeadRole
@@ -76,14 +76,14 @@ def around(
     metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
 ) -> Around:
-    """Who feeds a head, and whom does it feed? The k strongest forward pairs of every pairing on either side.
+    """The strongest inputs and outputs of a head: the k largest forward pairs of every pairing on each side.
 
-    Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
-    A head with a role, ``L5H1.K``, asks for the pairs of that port only. In a result with nodes their names are
-    understood too (``refusal``, ``refusal.R``), and a head's pairs with nodes are among those listed.
+    By default all pairings of the scores in which the source writes and the target reads: OQ, OK, OV.
+    A head with a role, ``L5H1.K``, gives the pairs of that port only. In a result with nodes their names are accepted
+    too (``refusal``, ``refusal.R``), and a head's pairs with nodes are included.
 
     Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
-    heads of its group: their pairs are among those listed.
+    heads of its group: their pairs are included.
     """
     chosen = FLOW_PAIRINGS if pairings is None else parse_pairings(pairings)
     if pairings is None:
@@ -180,5 +180,5 @@ def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
 
 
 def _ids(heads: Iterable[Port]) -> np.ndarray:
-    """Heads as texts, which numpy can compare."""
+    """Heads as strings, which numpy can compare."""
     return np.array([str(head) for head in heads], dtype=object).astype(str)

@@ -1,4 +1,4 @@
-"""What everything tabular has in common: rows, a data frame, a short text and an HTML table."""
+"""The interface of tabular results: rows, a data frame, a short repr and an HTML table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headspan.vocabulary.errors import missing_extra, visible
 if TYPE_CHECKING:
     import pandas
 
-_SHOWN = 6  # rows of a repr, which with its headline and the table's head fits ten lines
+_SHOWN = 6  # rows of a repr: with its headline and column names, ten lines
 _SHOWN_HTML = 20
-_WIDEST = 28  # letters of a cell in a repr
-_FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")  # what makes a spreadsheet compute a cell
+_WIDEST = 28  # characters of a cell in a repr
+_FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")  # first characters of a formula in a spreadsheet
 _NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?%?")
 
 
@@ -30,7 +30,7 @@ class Tabular:
         raise NotImplementedError
 
     def _headline(self) -> str:
-        """One line that says what this is."""
+        """One line that describes the result."""
         return type(self).__name__
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -52,14 +52,14 @@ class Tabular:
         return html_table(self._headline(), self.rows())
 
     def __eq__(self, other: object) -> bool:
-        """True for the same rows; a value that is missing equals one that is missing."""
+        """True for the same rows; missing values are equal."""
         return same_content(self.rows(), other.rows()) if isinstance(other, type(self)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def same_content(mine: Any, theirs: Any) -> bool:
-    """Whether two records or lists of records say the same; what is not a number equals itself here.
+    """Whether two records or lists of records are equal; NaN equals NaN.
 
     >>> same_content([{"score": float("nan")}], [{"score": float("nan")}])
     True
@@ -82,7 +82,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text on one line, with a ' before what a spreadsheet would compute: names come from untrusted files."""
+    """Text on one line, with a ' before what a spreadsheet would compute, because names are untrusted."""
     if not isinstance(value, str):
         return value
     formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
@@ -90,7 +90,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def data_frame(content: Any, **options: Any) -> pandas.DataFrame:
-    """Flat records, columns or a matrix as a data frame, or a sentence on how to get pandas."""
+    """Flat records, columns or a matrix as a data frame, raises with how to install pandas."""
     try:
         import pandas
     except ImportError:

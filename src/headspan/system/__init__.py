@@ -1,1 +1,1 @@
-"""The machine: files that are whole or not there, threads, memory."""
+"""The machine: files that are written atomically, threads, memory."""

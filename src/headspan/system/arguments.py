@@ -1,4 +1,4 @@
-"""Arguments of public functions checked against their annotations, with the sentence that a command would give.
+"""Arguments of public functions checked against their annotations, with the message that a command would give.
 
 >>> @checked
 ... def double(k: int = 1) -> int:
@@ -29,8 +29,8 @@ from headspan.vocabulary.errors import WrongArgument, remember_text
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LARGEST = 2**63 - 1  # whole numbers beyond it fit no array
-_MOST = 100_000  # items that a generator may give
+_LARGEST = 2**63 - 1  # larger integers do not fit in an array
+_MOST = 100_000  # items allowed from a generator
 _LISTED = 100  # items of a list whose texts are remembered
 _WORDS = {
     "Scores": "scores (hs.score or hs.load gives them)",
@@ -55,10 +55,10 @@ _WORDS = {
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """Refuse arguments whose kinds are not those of the annotations, before the function does anything.
+    """Refuse arguments whose types do not match the annotations, before the function runs.
 
-    Looked at are plain types, unions, literals, paths, lists and functions; what is annotated otherwise is left to the
-    function itself. A generator arrives as a list.
+    Plain types, unions, literals, paths, lists and functions are checked; other annotations are left to the function
+    itself. A generator is passed on as a list.
     """
     signature = inspect.signature(function)
 
@@ -76,7 +76,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def expect(value: Any, kind: Any, name: str) -> Any:
-    """The value, or a sentence that says what the argument of that name must be; ``kind`` is a type annotation."""
+    """The value, if it matches ``kind`` (a type annotation); raises with what the argument must be otherwise."""
     if isinstance(value, Iterator) and not _fits(value, kind, deep=False):
         raise WrongArgument(f"{name} must be {_described(kind)}, not {_shown(value)}")
     if isinstance(value, Iterator) and _is_list(kind):
@@ -99,12 +99,12 @@ class _Names(dict[str, Any]):
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function as types; those that cannot be told are left out."""
+    """The annotations of a function as types, without those that cannot be resolved."""
     found: dict[str, Any] = {}
     space = _Names(getattr(function, "__globals__", {}))
     for name, hint in getattr(function, "__annotations__", {}).items():
         try:
-            kind = eval(hint, {}, space) if isinstance(hint, str) else hint  # our own source, nobody else's
+            kind = eval(hint, {}, space) if isinstance(hint, str) else hint  # headspan's own source only
         except (NameError, KeyError, TypeError, AttributeError):
             continue
         if name != "return":
@@ -181,7 +181,7 @@ def _finite(value: Any) -> bool:
 
 
 def _described(kind: Any) -> str:
-    """A kind in words."""
+    """An annotation in words."""
     words = list(dict.fromkeys(map(_word, _options(kind))))
     if "None" in words and len(words) > 1:
         words.remove("None")
@@ -200,7 +200,7 @@ def _word(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in few letters."""
+    """A value as a short text."""
     if isinstance(value, (str, bytes, bool, float, type(None))) or (isinstance(value, int) and abs(value) <= _LARGEST):
         text = repr(value)
         return text if len(text) <= 60 else text[:60] + "…"

@@ -1,7 +1,7 @@
-"""Files that are either whole or not there.
+"""Files that are written atomically: complete or absent.
 
-While a file is written it stands beside its place under a name of ours, ``.headspan-…tmp``, and is locked. What a
-killed run left of it is neither, and is removed by the next one that writes the same file.
+While a file is written it is a locked temporary file in the same folder, ``.headspan-…tmp``. If a run is killed, the
+next run that writes the same file removes what it left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headspan.vocabulary.errors import HeadspanError
 
 try:
     import fcntl
-except ImportError:  # Windows: an open file cannot be deleted there, which does as a lock
+except ImportError:  # Windows, where an open file cannot be deleted, which serves as a lock
     fcntl = None
 
 
@@ -29,8 +29,8 @@ except ImportError:  # Windows: an open file cannot be deleted there, which does
 def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends without an error.
 
-    A reader sees the old file or the new one, never a part; on any error nothing is left behind, no new folder either.
-    This does not ask what it replaces: what users name goes through `headspan.system.outputs.writing`.
+    A reader sees the old file or the new one, never a part. After an error nothing is left, not even a new folder.
+    It does not check what it replaces: paths from users go through `headspan.system.outputs.writing`.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -50,7 +50,7 @@ def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator
             handle, temporary = _create(path)
             yield temporary
             os.fsync(handle)
-            if temporary.stat().st_ino != os.fstat(handle).st_ino:  # whoever wrote it put another file there
+            if temporary.stat().st_ino != os.fstat(handle).st_ino:  # the writer put another file there
                 with open(temporary, "rb") as written:
                     os.fsync(written.fileno())
             if fcntl is None:
@@ -80,7 +80,7 @@ def write_safetensors(
 ) -> None:
     """Arrays as one safetensors file, atomically.
 
-    Written one array after the other: the library's own way makes the whole file in memory first.
+    Arrays are written one at a time, because the library builds the whole file in memory first.
     """
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     order, end = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)), 0
@@ -115,7 +115,7 @@ def try_lock(handle: int) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one under which this program writes what is not finished."""
+    """Whether a file name is that of a temporary file of headspan."""
     return name.startswith(".headspan-") and name.endswith(".tmp")
 
 
@@ -125,13 +125,13 @@ def _make_folders(folder: Path, made: list[Path]) -> None:
         missing.append(folder)
         folder = folder.parent
     for new in reversed(missing):
-        with suppress(FileExistsError):  # another run makes it at this moment
+        with suppress(FileExistsError):  # another run is creating it
             new.mkdir()
             made.append(new)
 
 
 def _prefix(path: Path) -> str:
-    """Whose temporary file it is; a hash, because a name may be as long as names can be."""
+    """The prefix of a file's temporary files; a hash, because the name may already have the maximum length."""
     return f".headspan-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}-"
 
 
@@ -144,11 +144,11 @@ def _create(path: Path) -> tuple[int, Path]:
         with suppress(OSError):
             if os.stat(temporary).st_ino == os.fstat(handle).st_ino:
                 return handle, temporary
-        os.close(handle)  # another run took it for an orphan before it was locked
+        os.close(handle)  # another run removed it as an orphan before it was locked
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove what killed runs left of this file: regular, ours by name and owner, and held by nobody."""
+    """Remove what killed runs left: ordinary files with our name and owner that no process has locked."""
     if fcntl is None:
         return
     prefix = _prefix(path)

@@ -1,4 +1,4 @@
-"""Where this program keeps files of its own: the user's cache folder."""
+"""Where headspan keeps its own files: the user's cache folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """``HEADSPAN_CACHE_DIR``, or ``headspan`` in the place where this system keeps caches. It need not exist yet."""
+    """``HEADSPAN_CACHE_DIR``, or ``headspan`` in the system's cache folder. It need not exist yet."""
     given = os.environ.get("HEADSPAN_CACHE_DIR")
     if given:
         return Path(given).absolute()
@@ -18,5 +18,5 @@ def cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "headspan"
     standard = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored, says the standard.
+    # The XDG standard says to ignore a relative path.
     return (Path(standard) if os.path.isabs(standard) else Path.home() / ".cache") / "headspan"

@@ -1,4 +1,4 @@
-"""Paths that users give to be read: what stands there, or one sentence on why it cannot be read.
+"""Paths of input files: checked before reading, with one message if a file cannot be read.
 
 Every reader of a file that a user names comes through here, so that no error of the operating system (a name that is
 too long, links in a circle, a file in place of a folder, no permission) leaves the package as it is.
@@ -15,13 +15,13 @@ from headspan.system.outputs import remember_input
 from headspan.vocabulary.errors import HeadspanError
 
 PathLike = str | os.PathLike[str]
-_SHOWN = 200  # letters of a path in a sentence
+_SHOWN = 200  # characters of a path in a message
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 _SPECIAL = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 
 
 def reason(error: BaseException) -> str:
-    """An exception's message on one line, for the end of a sentence.
+    """An exception's message on one line, for the end of another message.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "x"))
     'no such file or directory'
@@ -33,12 +33,12 @@ def reason(error: BaseException) -> str:
 
 
 def unreadable(path: PathLike, error: BaseException) -> HeadspanError:
-    """The sentence for a path at which the operating system finds something wrong."""
+    """The error for a path that the operating system rejects."""
     return HeadspanError(f"{_shown(path)} cannot be read: {reason(error)}")
 
 
 def mode_of(path: PathLike) -> int | None:
-    """The mode of what stands at a path, links followed; None where nothing does.
+    """The mode of the file at a path, links followed, or None if there is none.
 
     >>> mode_of("/no/such/file") is None
     True
@@ -49,18 +49,18 @@ def mode_of(path: PathLike) -> int | None:
         if error.errno in _NOTHING:
             return None
         raise unreadable(path, error) from None
-    except ValueError as error:  # a zero byte, or letters that no file system can hold
+    except ValueError as error:  # a zero byte, or characters that no file system allows
         raise unreadable(path, error) from None
 
 
 def is_directory(path: PathLike) -> bool:
-    """Whether a directory stands at a path; a path that cannot be looked at is refused."""
+    """Whether a path is a directory; raises if the path cannot be examined."""
     mode = mode_of(path)
     return mode is not None and stat.S_ISDIR(mode)
 
 
 def input_file(path: PathLike, missing: str) -> Path:
-    """The path of an ordinary file that can be read, remembered as an input; ``missing`` says that there is none."""
+    """The path of an ordinary file that can be read, recorded as an input; ``missing`` is the error otherwise."""
     mode = mode_of(path)
     if mode is None:
         raise HeadspanError(missing)
@@ -74,7 +74,7 @@ def input_file(path: PathLike, missing: str) -> Path:
 
 
 def read_text(path: PathLike, missing: str, what: str, *, most: int = 2**30, encoding: str = "utf-8") -> str:
-    """The text of an ordinary file of at most so many bytes; ``what`` it should be, for the sentence."""
+    """The text of an ordinary file of limited size; ``what`` names the kind of file in the error."""
     found = input_file(path, missing)
     try:
         size = found.stat().st_size

@@ -30,14 +30,14 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken now without swapping; a container's limits count, less what it uses already."""
+    """Bytes available without swapping, within the limits of a container."""
     import psutil
 
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _container_limits())]))
 
 
 def check_room(what: str, needed: int) -> None:
-    """Refuse what needs more memory than is free, with the amount, before it is begun."""
+    """Raise before work that needs more memory than is free."""
     free = available_memory()
     if needed > free:
         raise HeadspanError(
@@ -47,9 +47,9 @@ def check_room(what: str, needed: int) -> None:
 
 
 def default_memory() -> int:
-    """The share of free memory that a run takes unless told otherwise: half of it, rounded down to a power of two.
+    """The memory that a run uses by default: half of what is free, rounded down to a power of two.
 
-    Rounded, so that the same command makes the same tiles again and can go on with them, though free memory changes.
+    Rounding lets the same command make the same tiles and resume them, although free memory changes.
 
     >>> default_memory().bit_count() == 1
     True
@@ -57,7 +57,7 @@ def default_memory() -> int:
     return 1 << max(available_memory() // 2, 1).bit_length() - 1
 
 
-# How the two versions of control groups call their limit, their use, and the part of it that is only cached files.
+# Files of the two versions of control groups: limit, use, and the key for cached files.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -79,7 +79,7 @@ def _container_limits(
         else:
             continue
         parts = [part for part in name.split("/") if part not in ("", "..")]
-        # In a container its own group is mounted at the top, though its name may be the one that the host gives it.
+        # In a container its own group is mounted at the root, although its name may be the one on the host.
         for top in dict.fromkeys(tops):
             for depth in range(len(parts), -1, -1):
                 limit = _limit(top.joinpath(*parts[:depth]), *files)

@@ -1,4 +1,4 @@
-"""Orders of many numbers, faster than numpy's stable sorts of them."""
+"""Stable sorting of large arrays, faster than numpy's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _INDEX_BITS = 32
 
 
 def descending(values: np.ndarray) -> np.ndarray:
-    """The order from the largest to the smallest, equal ones as they came, NaN last: ``argsort(-values)``, stable.
+    """The order from largest to smallest, ties in their original order, NaN last: ``argsort(-values)``, stable.
 
-    numpy sorts whole numbers of 64 bits ten times as fast as it finds a stable order, so a float32 and its place are
-    sorted as one such number.
+    numpy sorts 64-bit integers ten times as fast as it finds a stable order, so each float32 and its index are packed
+    into one such integer.
 
     >>> descending(np.array([1.0, 3.0, np.nan, 3.0], dtype=np.float32)).tolist()
     [1, 3, 0, 2]
@@ -68,7 +68,7 @@ class Best:
         if size <= self.k:
             return np.broadcast_to(np.arange(size), scores.shape)
         chosen = np.argpartition(scores, size - self.k, axis=1)[:, size - self.k :]
-        # A partition picks any of several equal scores: settle the rows where the last place is shared.
+        # A partition picks any of several equal scores: choose again in rows with a tie for the last place.
         last = np.take_along_axis(scores, chosen, axis=1).min(axis=1, keepdims=True)
         for row in np.flatnonzero((scores >= last).sum(axis=1) > self.k):
             chosen[row] = np.argsort(-scores[row], kind="stable")[: self.k]

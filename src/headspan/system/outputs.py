@@ -1,11 +1,11 @@
-"""What may be written where: an output never destroys an input, nor a file that this program did not make.
+"""Checks of output paths: an output never replaces an input, nor a file that headspan did not make.
 
 Before any work: ``check_output(path, "result", inputs=[model, labels], force=force)`` (or `check_outputs` for several,
 `check_folder` for a folder of files). To write: ``with writing(path, "json", force=force) as temporary: ...``.
 
-An input is what a command was given to read, and every file that this process has read (readers call
-`remember_input`); a model's input is also what stands beside its weights. It is refused by any name: relative, through
-links, in other letters where the file system does not tell them apart. ``force`` replaces a file that is not of our
+Inputs are what a command was given to read and every file that this process has read (readers call
+`remember_input`); for a model, also the files in the folder of its weights. They are recognised under any name:
+relative, through links, in another case on a file system that ignores case. ``force`` replaces a file of another
 kind, never an input.
 """
 
@@ -24,15 +24,15 @@ from headspan.system.atomic import atomic_path
 from headspan.vocabulary.errors import HeadspanError
 
 PathLike = str | os.PathLike[str]
-_ENDS = 256 * 2**10  # bytes at each end of a file in which its maker's name is looked for
+_ENDS = 256 * 2**10  # bytes at each end of a file that are searched for the name of its maker
 _HEADER = 100_000_000  # bytes: the largest header of a safetensors file
 _NAME, _PATH = 255, 4095  # bytes of a file name and of a path that file systems take
 _MODEL_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".gguf", ".model", ".txt")
-# What a reader of models looks for by name: a new file of that name would be taken for the model's own.
+# File names that a reader of models looks for: a new file of that name would become part of the model.
 _MODEL_NAMES = re.compile(
     r"(pytorch_)?model.*\.(safetensors|bin|json)|.*config\.json|tokenizer.*|vocab.*|added_tokens.*"
 )
-# What makes a folder a model's, into which no folder of figures or pages goes.
+# Files that mark the folder of a model, where figures and pages are not written.
 _CHECKPOINT = re.compile(
     r"(pytorch_|adapter_|tf_)?model([-.].*)?\.(safetensors|bin|pth?|h5)(\.index\.json)?|sae_weights\.safetensors"
     r"|.*\.gguf|consolidated.*\.pth|(adapter_)?config\.json|tokenizer(_config)?\.(json|model)"
@@ -45,14 +45,14 @@ _SPECIAL = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-GENERATOR = "headspan"  # what our JSON files say under "generator"
-MADE_BY = "made by headspan"  # what our text files say in a comment on their first lines
+GENERATOR = "headspan"  # under "generator" in our JSON files
+MADE_BY = "made by headspan"  # in a comment on the first lines of our text files
 
 Ends = tuple[bytes, bytes]
 
 
 def _has_metadata(kind: str) -> Callable[[Ends, Path], bool]:
-    """A safetensors file whose header says that it is ours, and of this kind; scores do not say a kind."""
+    """Whether the header of a safetensors file says that headspan made it as this kind; scores have no kind."""
 
     def says_so(ends: Ends, path: Path) -> bool:
         with open(path, "rb") as file:  # another run may have put a new file there since: all is read from one
@@ -74,13 +74,13 @@ def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable
     return lambda ends, path: expression.search(ends[1] if end else ends[0][:within]) is not None
 
 
-# The first lines of our tables, which tell them from others; a comment in them would trouble their readers.
+# The first lines of our tables identify them, because CSV readers would not skip a comment.
 _CSV_HEADERS = (
     b"metric,pairing,rank,source,target,score,(effect,(effect_unit,large_effect,)?)?source_labels,target_labels",
     b"section,key,published,ours,verdict,note",
 )
 _TEXT = re.escape(MADE_BY).encode()
-# How a file shows that this program made it, by kind.
+# How to recognise a file that headspan made, by kind.
 _OURS: dict[str, Callable[[Ends, Path], bool]] = {
     "result": _has_metadata("result"),
     "diff": _has_metadata("diff"),
@@ -100,7 +100,7 @@ _model_folders: dict[tuple[int, int], str] = {}
 
 
 def remember_input(path: PathLike, *, model: bool = False) -> None:
-    """Note that a file is being read, so that nothing is written over it. ``model``: what is beside it counts too."""
+    """Record that a file is being read, so that no output replaces it. ``model``: files beside it count too."""
     with suppress(OSError, ValueError):
         whole = os.path.realpath(path)
         _read[_identity(os.stat(whole))] = whole
@@ -112,15 +112,15 @@ def remember_input(path: PathLike, *, model: bool = False) -> None:
 def check_output(
     path: PathLike, kind: str, *, inputs: Iterable[PathLike | None] = (), force: bool = False, ending: str | None = None
 ) -> Path:
-    """The file to write, links resolved, or a refusal in a sentence. Nothing is written or made.
+    """The file to write, links resolved; raises if it must not be written. Nothing is created.
 
     kind: what will be written: result, diff, series, page, png, pdf, svg, csv, json, graphml or markdown.
-    inputs: what is read for it; a word that is not an existing path (a hub id, a label list) is passed over.
+    inputs: what is read for it; a text that is not an existing path (a hub id, a label list) is ignored.
     """
     target = _ordinary_place(path)
     if ending is not None and not os.fspath(path).lower().endswith(ending):
         raise _refusal(path, f"its name must end in {ending}")
-    given = [one for one in inputs if isinstance(one, (str, os.PathLike))]  # a damaged result may name a number
+    given = [one for one in inputs if isinstance(one, (str, os.PathLike))]  # a damaged result may hold a number here
     if target.exists():
         _check_replaceable(path, target, kind, given, force)
     else:
@@ -136,7 +136,7 @@ def check_output(
 def check_outputs(
     outputs: Iterable[tuple[PathLike, str]], *, inputs: Iterable[PathLike | None] = (), force: bool = False
 ) -> None:
-    """`check_output` for the files of one command, which must be different ones."""
+    """`check_output` for the files of one command, which must all be different."""
     given = list(inputs)
     seen: dict[Path, PathLike] = {}
     for path, kind in outputs:
@@ -171,13 +171,13 @@ def check_folder(
 def writing(
     path: PathLike, kind: str, *, inputs: Iterable[PathLike | None] = (), force: bool = False
 ) -> Iterator[Path]:
-    """A temporary path that becomes the output when the block ends well; checked first, whatever was checked before."""
+    """A temporary path that becomes the output if the block succeeds; the path is always checked first."""
     with atomic_path(check_output(path, kind, inputs=inputs, force=force)) as temporary:
         yield temporary
 
 
 def is_ours(path: PathLike, kind: str) -> bool:
-    """Whether an existing file shows that this program made it, and made it as that kind of file."""
+    """Whether headspan made an existing file as this kind of file."""
     path = Path(path)
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -201,7 +201,7 @@ def _refusal(path: object, why: str) -> HeadspanError:
 
 @contextmanager
 def _told(path: PathLike) -> Iterator[None]:
-    """What the file system says of a path, as a sentence."""
+    """Turn errors of the file system into a `HeadspanError` about the path."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -212,7 +212,7 @@ def _told(path: PathLike) -> Iterator[None]:
 
 
 def _plain(path: Any) -> str:
-    """A path as text, if it can be the name of a file."""
+    """A path as text; raises if it cannot be the name of a file."""
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise HeadspanError(f"an output is the path of a file, not {type(path).__name__}: give text or a Path")
     text = os.fspath(path)
@@ -228,7 +228,7 @@ def _plain(path: Any) -> str:
 
 
 def _ordinary_place(path: PathLike) -> Path:
-    """The real path of an output: an ordinary file or nothing yet, at the end of links that lead somewhere."""
+    """The real path of an output, links resolved: an ordinary file, or nothing yet."""
     text = _plain(path)
     with _told(path):
         real = Path(os.path.realpath(text))
@@ -274,7 +274,7 @@ def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]
 
 
 def _model_in(folder: Path) -> str | None:
-    """The name of a file that makes a folder a model's, if there is one."""
+    """The name of a file that marks a folder as a model's, or None."""
     with suppress(OSError), os.scandir(folder) as entries:
         found = sorted(entry.name for entry in entries if _CHECKPOINT.fullmatch(entry.name.lower()))
         return next((name for name in found if not is_ours(folder / name, _kind_by_name(name))), None)
@@ -282,7 +282,7 @@ def _model_in(folder: Path) -> str | None:
 
 
 def _is_model_without_standard_name(folder: Path) -> bool:
-    """Whether weights of any name are looked for in this folder, so that one more safetensors file would confuse."""
+    """Whether this folder's weights may have any name, so that another safetensors file would be ambiguous."""
     with suppress(OSError):
         names = os.listdir(folder)
         return "config.json" in names and not any(map(_STANDARD.fullmatch, names))
@@ -300,7 +300,7 @@ def _same(given: PathLike, found: os.stat_result) -> bool:
 
 
 def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
-    """Whether a file is one of those in a model's directory, or beside a model's file, by whatever name."""
+    """Whether a file is in a model's directory or beside a model's file, under any name."""
     with suppress(OSError, ValueError):
         path = os.path.expanduser(given)
         if not os.path.isdir(path):
@@ -313,13 +313,13 @@ def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
 
 
 def _was_read(found: os.stat_result) -> bool:
-    """Whether this process has read that file; a number of an inode that was used again does not count."""
+    """Whether this process has read that file; a reused inode number does not count."""
     name = _read.get(_identity(found))
     return name is not None and _same(name, found)
 
 
 def _in_model_folder(target: Path, inputs: list[PathLike]) -> bool:
-    """Whether a file stands in a folder that is given as a model or whose weights are read."""
+    """Whether a file is in a folder that is given as a model or whose weights are read."""
     with suppress(OSError):
         found = os.stat(target.parent)
         name = _model_folders.get(_identity(found))
@@ -328,7 +328,7 @@ def _in_model_folder(target: Path, inputs: list[PathLike]) -> bool:
 
 
 def _check_folder_takes_files(path: PathLike, folder: Path) -> None:
-    """Refuse a place in which no file can be made, found out by making one in the nearest folder that exists."""
+    """Refuse a folder that is not writable, by creating a file in the nearest existing folder."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     with _told(path):

@@ -1,4 +1,4 @@
-"""One progress bar at a time, on stderr, where somebody is looking."""
+"""One progress bar at a time, on stderr, in a terminal or notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _showing = False
 def progress_bar(description: str, given: Update | None = None) -> Iterator[Update]:
     """A bar with the time left, driven by ``update(done, total)``.
 
-    A caller's own function (``given``) takes the place of the bar. Without a terminal or notebook, and inside the block
+    A caller's own function (``given``) replaces the bar. Without a terminal or notebook, and inside the block
     of another bar, nothing is shown.
 
     >>> with progress_bar("counting") as update:
@@ -43,6 +43,6 @@ def _terminal() -> bool:
 
 
 def _notebook() -> bool:
-    """True inside a Jupyter kernel, whose stderr is no terminal but shows bars all the same."""
+    """True inside a Jupyter kernel, whose stderr shows bars although it is not a terminal."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"

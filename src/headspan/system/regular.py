@@ -1,4 +1,4 @@
-"""Files that anybody may have put there are opened only if they are ordinary ones."""
+"""Opening untrusted files: only ordinary files, never pipes or devices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import stat
 from pathlib import Path
 
-# A pipe is opened without waiting for somebody at its other end.
+# Opening a pipe does not wait for its other end.
 CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of an ordinary file of at most so many; OSError for anything else: pipes, sockets, devices, folders."""
+    """The bytes of an ordinary file of at most ``most`` bytes; OSError for pipes, sockets, devices and folders."""
     handle = os.open(path, os.O_RDONLY | CAREFUL)
     with open(handle, "rb") as file:
         found = os.fstat(handle)

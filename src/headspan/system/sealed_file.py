@@ -21,13 +21,13 @@ from headspan.system.inputs import input_file, reason
 from headspan.system.memory import check_room
 from headspan.vocabulary.errors import HeadspanError, warn
 
-KEY = "headspan"  # of the JSON among the metadata of the file
-HASH = "hash"  # of the hash in that JSON
-ALTERED = "altered"  # in the provenance of what was read from a file whose hash was wrong: saving it keeps that
+KEY = "headspan"  # key of the JSON in the metadata of the file
+HASH = "hash"  # key of the hash in that JSON
+ALTERED = "altered"  # key in the provenance of a result read from a file with a wrong hash; saving keeps it
 
 
 def content_hash(tensors: Mapping[str, np.ndarray], head: Mapping[str, Any]) -> str:
-    """The hash of arrays and metadata; ``head`` as JSON gives it back, its own hash left out.
+    """The hash of arrays and metadata; ``head`` as read back from JSON, without its own hash.
 
     >>> first = content_hash({"a": np.zeros(2)}, {"k": 1})
     >>> first == content_hash({"a": np.zeros(2)}, {"k": 1, "hash": first}), first == content_hash({}, {"k": 1})
@@ -63,16 +63,16 @@ def read_sealed(path: str | os.PathLike[str], what: str, missing: str) -> tuple[
                 return None, {}
             return json.loads(text), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        # TypeError and its like: a number type that numpy does not have
+        # TypeError and others: a number type that numpy does not have
         raise HeadspanError(f"{found} cannot be read as a {what} ({reason(error)}): make it again") from error
 
 
 def check_seal(
     head: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path: Path, provenance: dict[str, Any], expected: bool
 ) -> None:
-    """Warn of a file whose content is not what was written, and note it in the provenance.
+    """Warn about a file whose content was changed, and record it in the provenance.
 
-    expected: whether a file of its schema has a hash at all; those of older versions have none.
+    expected: whether files of this schema have a hash; older versions have none.
     """
     said = head.get(HASH)
     if provenance.get(ALTERED):

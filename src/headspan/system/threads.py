@@ -1,8 +1,8 @@
-"""Threads: ours around BLAS calls of one thread each, never BLAS's own inside many small calls.
+"""Threads: our own pool around single-threaded BLAS calls, instead of BLAS threads inside many small calls.
 
-A small product or factorisation is over before a second BLAS thread has woken up, and on a busy machine waiting for
-that thread can make it a hundred times slower. So BLAS gets one thread, and we hand out independent pieces of work to
-as many threads as there are cores (numpy lets go of the interpreter lock inside BLAS and LAPACK).
+A small product or factorisation finishes before a second BLAS thread starts, and on a busy machine waiting for that
+thread can make it a hundred times slower. So BLAS gets one thread, and independent pieces of work run on as many
+threads as there are cores (numpy releases the interpreter lock inside BLAS and LAPACK).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def one_thread() -> AbstractContextManager[Any]:
 
 @lru_cache
 def _controller(loaded: tuple[bool, ...]) -> Any:
-    """Looking for BLAS libraries takes milliseconds: done once, and again when a package that brings one is loaded."""
+    """The BLAS libraries; finding them takes milliseconds, so the result is cached until another one may be loaded."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -46,7 +46,7 @@ def cores() -> int:
 
 @contextmanager
 def team(workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads, one per core, with BLAS limited to one thread for as long as it lives."""
+    """A pool of threads, one per core, with BLAS limited to one thread while it exists."""
     with one_thread(), ThreadPoolExecutor(workers or cores()) as pool:
         yield pool
 
@@ -55,9 +55,9 @@ _own = threading.local()
 
 
 def scratch(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A float64 array that this thread gets again when it asks by the same name, with whatever it held.
+    """A float64 array that is reused when this thread asks for the same name; its contents are arbitrary.
 
-    Memory that is fresh from the system costs as much as what is computed in it. For use inside one function.
+    New memory from the system costs as much time as the computation in it. For use inside one function.
     """
     size = math.prod(shape)
     held = _own.__dict__.get(name)
@@ -69,7 +69,7 @@ def scratch(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def parallel_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """``map`` on a team, in order; one item more than ``workers`` is taken at most, so that a lazy source stays lazy.
+    """``map`` on a team, in order; at most one item more than ``workers`` is taken ahead from a lazy source.
 
     >>> list(parallel_map(lambda x: x * x, range(4)))
     [0, 1, 4, 9]

@@ -1,1 +1,1 @@
-"""Words that everything else uses: heads, roles, pairings, ports, positions, errors and warnings."""
+"""Shared vocabulary: heads, roles, pairings, ports, positions, errors and warnings."""

@@ -1,4 +1,4 @@
-"""The vocabulary: roles, pairings, heads and other nodes, where they stand, and which pairs are compared.
+"""Roles, pairings, heads and other nodes, their positions in the stream, and which pairs are compared.
 
 >>> Head.parse("L4H7")
 Head(layer=4, index=7, kind='H')
@@ -44,7 +44,7 @@ class Role(str, Enum):
 
     @classmethod
     def parse(cls, value: Role | str) -> Role:
-        """A role by its letter; what is no text, such as an array, is refused like any other word."""
+        """A role by its letter; raises for anything else."""
         return value if isinstance(value, Role) else cls(value if isinstance(value, str) else str(value)[:80])
 
     @property
@@ -88,7 +88,7 @@ class Pairing(NamedTuple):
 
     @property
     def of_nodes(self) -> bool:
-        """True where one side is no head."""
+        """True where one side is not a head."""
         return self.source in NODE_ROLES or self.target in NODE_ROLES
 
     @property
@@ -111,9 +111,9 @@ class Pairing(NamedTuple):
 PAIRINGS = tuple(Pairing(source, target) for source in ROLES for target in ROLES)
 FLOW_PAIRINGS = tuple(Pairing(Role.O, target) for target in (Role.Q, Role.K, Role.V))
 SAME_TYPE_PAIRINGS = tuple(Pairing(role, role) for role in ROLES)
-# What nodes other than heads add: heads write what they read, they write what heads and other nodes read.
+# Pairings of other nodes: what heads write and nodes read, and what nodes write and heads or nodes read.
 NODE_PAIRINGS = (Pairing(Role.O, Role.R), *(Pairing(Role.W, role) for role in (Role.Q, Role.K, Role.V, Role.R)))
-PAIRING_WORDS = {"all": PAIRINGS, "flow": FLOW_PAIRINGS, "nodes": NODE_PAIRINGS}  # words for several
+PAIRING_WORDS = {"all": PAIRINGS, "flow": FLOW_PAIRINGS, "nodes": NODE_PAIRINGS}  # names for several pairings
 
 
 def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pairing, ...]:
@@ -174,17 +174,17 @@ class Head:
 
 
 def is_head_name(text: str) -> bool:
-    """True for what is written like a head; no node may be called so."""
+    """True for a text with the form of a head name, which no node may have."""
     return _HEAD.fullmatch(text.strip()) is not None
 
 
 def attention_position(layer: int) -> int:
-    """Where the attention of a layer stands in the residual stream: after everything of the layers before it."""
+    """The position of a layer's attention in the residual stream: after everything in earlier layers."""
     return 2 * layer
 
 
 def mlp_position(layer: int, parallel: bool = False) -> int:
-    """Where the MLP of a layer stands: after its attention, or beside it in parallel blocks."""
+    """The position of a layer's MLP: after its attention, or at the same position in parallel blocks."""
     return attention_position(layer) + (not parallel)
 
 
@@ -196,8 +196,8 @@ UNEMBEDDING_POSITION = 2**31
 class Node:
     """Anything else that reads or writes the stream: a direction, a neuron, a feature, an adapter, a token.
 
-    position orders the stream (see :func:`attention_position`); layer is where it stands, −1 for the embedding. What a
-    node writes may stand just before what it reads: its two ports are one node if they are of one layer.
+    position orders the stream (see :func:`attention_position`); layer is its layer, −1 for the embedding. The
+    position of a node's W may come just before that of its R: two ports in one layer with one name are one node.
     """
 
     position: int = field(compare=False)
@@ -214,7 +214,7 @@ _LONGEST_NAME = 200
 
 
 def check_node_name(name: str) -> str:
-    """A name that a node can be asked for by and every file can hold, or a sentence on why it is none.
+    """The name, if it is valid for a node in every file format; raises otherwise.
 
     >>> check_node_name("refusal, layer 14"), check_node_name("L3.N17")
     ('refusal, layer 14', 'L3.N17')
@@ -256,30 +256,30 @@ def layers_of(heads: Sequence[Port]) -> np.ndarray:
 
 
 def positions_of(ports: Sequence[Port]) -> np.ndarray:
-    """Where every head or node stands in the stream, as an integer array."""
+    """The stream position of every head or node, as an integer array."""
     return np.array([port.position for port in ports], dtype=np.int64)
 
 
 def forward_mask(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
-    """True where the source stands before the target: for heads, where its layer comes before the target's."""
+    """True where the source comes before the target: for heads, where its layer is earlier."""
     return positions_of(sources)[:, None] < positions_of(targets)[None, :]
 
 
 def same_type_mask(heads: Sequence[Port]) -> np.ndarray:
-    """True for each unordered pair once, in layer order, a head with itself left out (i < j)."""
+    """True for each unordered pair once, in layer order, without a head and itself (i < j)."""
     index = np.arange(len(heads))
     return index[:, None] < index[None, :]
 
 
 def pair_mask(pairing: Pairing, sources: Sequence[Port], targets: Sequence[Port], pairs: PairSet) -> np.ndarray:
-    """Which pairs of a pairing belong to a pair set; :func:`mask_of` for a part of them."""
+    """Which pairs of a pairing belong to a pair set; see :func:`mask_of` for a subset of rows and columns."""
     everything = slice(0, len(sources)), slice(0, len(targets))
     chosen = mask_of(pairing, positions_of(sources), positions_of(targets), pairs, *everything)
     return chosen & other_node(sources, targets) if pairing.between_nodes else chosen
 
 
 def other_node(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
-    """True where source and target are not one node: that a direction writes what it reads says nothing."""
+    """True where source and target are different nodes: a direction that writes what it reads is not informative."""
     names = {str(port): i for i, port in enumerate((*sources, *targets))}
     first, second = (np.array([names[str(port)] for port in ports], dtype=int) for ports in (sources, targets))
     return first[:, None] != second[None, :]

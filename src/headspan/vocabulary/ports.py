@@ -23,8 +23,8 @@ from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, HeadRole, Node, P
 class PortTable:
     """What reads and writes the stream: for every role its heads or nodes, in the order of the stream.
 
-    With shared key/value heads (GQA, MQA) a KV head stands once, never once per query head. ``served_by`` then says
-    for every query head which one it reads through; it may be one of an earlier layer.
+    With shared key/value heads (GQA, MQA) a KV head is listed once, not once per query head. ``served_by`` then gives
+    the KV head of every query head, which may be in an earlier layer.
     """
 
     ports: Mapping[Role, tuple[Port, ...]]
@@ -122,7 +122,7 @@ class PortTable:
         return bool(self.served_by)
 
     def same_heads(self, other: PortTable) -> bool:
-        """Whether two tables have the same heads, whatever nodes are in them besides."""
+        """Whether two tables have the same heads; other nodes are ignored."""
         same = isinstance(other, PortTable) and self.served_by == other.served_by
         return same and all(self.of(role) == other.of(role) for role in ROLES)
 
@@ -131,10 +131,10 @@ class PortTable:
         return self.ports.get(Role.parse(role), ())
 
     def span(self, role: Role | str, layer: int) -> slice:
-        """Where the ports of one layer stand in the list of a role."""
+        """The slice of a role's list that holds the ports of one layer."""
         try:
             return self._spans[role].get(layer, slice(0, 0))  # type: ignore[index]
-        except (KeyError, TypeError):  # a role by its letter, or one that nothing has here
+        except (KeyError, TypeError):  # a role by its letter, or one that nothing in this table has
             if not isinstance(layer, int):
                 raise WrongArgument(f"a layer is a whole number, not {str(layer)[:80]!r}") from None
             return self._spans.get(Role.parse(role), {}).get(layer, slice(0, 0))
@@ -155,7 +155,7 @@ class PortTable:
 
     @cached_property
     def _spellings(self) -> dict[Role, dict[str, list[str]]]:
-        """The names of a role by their letters alone, without their case and the blanks around them."""
+        """The names of a role in upper case and without surrounding spaces."""
         found: dict[Role, dict[str, list[str]]] = {}
         for role, names in self._places.items():
             for name in names:
@@ -177,7 +177,7 @@ class PortTable:
     def find(self, name: Port | str, role: Role | str) -> int:
         """The place of a head or node in the list of a role; a query head's K and V are those of its KV head.
 
-        Upper and lower case mean the same unless two nodes differ by nothing else.
+        Case is ignored unless two names differ only in case.
         """
         role = Role.parse(role)
         places = self._places.get(role, {})
@@ -214,9 +214,9 @@ class PortTable:
         return by_name[alike[0]] if alike else None
 
     def ask(self, name: Port | HeadRole | str) -> tuple[Port, Role | None]:
-        """The head or node of a name, with the role where one is named: ``L5H1``, ``L5H1.K``, ``refusal.R``.
+        """The head or node with a name, and the role if the name has one: ``L5H1``, ``L5H1.K``, ``refusal.R``.
 
-        Nodes come first: their names may hold dots. That a head exists is not checked here.
+        Nodes are tried first, because their names may contain dots. Whether a head exists is not checked here.
         """
         if isinstance(name, HeadRole):
             return name
@@ -240,7 +240,7 @@ class PortTable:
         )
 
     def resolve(self, name: Port | str, role: Role | str) -> Any:
-        """The head or node of a role that a name means, by the rule of :meth:`find`."""
+        """The head or node of a role that a name refers to, as in :meth:`find`."""
         return self.of(role)[self.find(name, role)]
 
     def note(self, name: Port | str, role: Role | str) -> str | None:
