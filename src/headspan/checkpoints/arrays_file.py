@@ -1,7 +1,7 @@
 """Arrays that numpy saved (``.npy``, ``.npz``), read by name and in runs of rows or columns; never a pickle.
 
-A ``.npy`` file is memory-mapped. A member of an ``.npz`` is read whole when it is asked for, so one that would take
-half of the machine's memory is refused: saved as ``.npy`` it can be read piece by piece.
+A ``.npy`` file is memory-mapped. A member of an ``.npz`` is read as a whole, so one that would take half of
+the machine's memory is refused: saved as ``.npy`` it can be read piece by piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headspan.system.memory import total_memory
 from headspan.vocabulary.errors import HeadspanError, quoted
 
 ARRAY_SUFFIXES = (".npy", ".npz")
-_SMALL = 2**24  # bytes of an array that any machine has room for
+_SMALL = 2**24  # bytes of an array that fit in memory on any machine
 ALONE = ""  # the name of the only array of a .npy file
 
 
@@ -95,7 +95,7 @@ class ArraysFile:
                     self._archive = zipfile.ZipFile(self.path)
                 with self._archive.open(self._members[name][0]) as file:
                     self._kept = (name, np.lib.format.read_array(file, allow_pickle=False))
-            except Exception as error:  # whatever a damaged archive makes zipfile, zlib and numpy raise
+            except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged archive
                 raise HeadspanError(f"{quoted(name)} of {self.path} cannot be read: {reason(error)}") from None
         return self._kept[1]
 

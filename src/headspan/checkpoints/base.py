@@ -1,4 +1,4 @@
-"""What an opened checkpoint is to the rest of the package: named tensors, read one at a time.
+"""The interface of an opened checkpoint: named tensors, read one at a time.
 
 Every kind of reference (directory, hub id, GGUF file, live model, arrays) becomes a `TensorSource` with
 Hugging Face tensor names and a Hugging Face config. Nothing here knows where the heads are in those tensors.
@@ -31,8 +31,8 @@ class TensorSource(ABC):
     reference : what the user gave, as text.
     config : the model's config.json, or a dict with the same keys made from other metadata. A GGUF file
         adds ``"_gguf": True``.
-    notes : sentences the user should see, for example that the model is a random one.
-    in_memory : whether the tensors belong to this process, where anybody may change them without a trace.
+    notes : messages for the user, for example that the model is random.
+    in_memory : whether the tensors are in memory, where other code may change them unnoticed.
     reads_scales : whether float8 numbers come multiplied with the scales that are stored beside them.
     """
 
@@ -96,7 +96,7 @@ class TensorSource(ABC):
         """sha256 of all that decides the numbers of a tensor."""
 
     def check_unchanged(self) -> None:
-        """Raise if what was hashed changed since, or a file behind this source changed or vanished."""
+        """Raise if what was hashed changed since, or a file of this source changed or disappeared."""
         self._check_stamps()
         before = dict(self._hashed)
         if self.in_memory or any(stamp.young for stamp in self._stamps.values()):  # no stamp to rely on
@@ -113,7 +113,7 @@ class TensorSource(ABC):
         return None
 
     def close(self) -> None:
-        """Let go of files and memory; the source cannot be read afterwards."""
+        """Release files and memory; the source cannot be read afterwards."""
         self._stamps.clear()
         self._hashed.clear()
 

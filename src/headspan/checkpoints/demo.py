@@ -15,7 +15,7 @@ LAYERS, HEADS, D_MODEL, VOCABULARY, CONTEXT = 2, 8, 64, 128, 64
 
 
 def open_demo() -> TensorSource:
-    """The trained model shipped with the package, or a random one when it is not there."""
+    """The trained model shipped with the package, or a random one if it is missing."""
     directory = Path(str(resources.files("headspan"))) / "data" / "demo"
     if (directory / "config.json").is_file():
         return open_checkpoint(LocalFiles(directory), "demo")

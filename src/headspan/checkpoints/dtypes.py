@@ -51,7 +51,7 @@ def native(dtype: np.dtype) -> np.dtype:
 
 
 def widen(array: np.ndarray, name: str) -> np.ndarray:
-    """The same numbers as float32 (float64 stays), or a refusal for integers, which need scales to mean anything."""
+    """The same numbers as float32 (float64 stays), or an error for integers, which have no meaning without scales."""
     kind = native(array.dtype)
     if kind not in _FLOATS:
         what = "integer-quantised checkpoints are not read" if kind.kind in "biu" else "such numbers are not read"
@@ -65,7 +65,7 @@ def widen(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def exact_array(value: Any, name: str) -> np.ndarray:
-    """Numbers of any kind as an array of a floating point type that holds each of them exactly, or a refusal.
+    """Numbers of any kind as an array of a float type that holds each of them exactly; raises if there is none.
 
     Floating point numbers keep their type, in the byte order of this machine; integers and booleans become
     float64. Values that float64 cannot hold exactly (wide integers, long doubles) and complex numbers are refused.
@@ -105,7 +105,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
                 return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
             return tensor.numpy()
         return np.asanyarray(value)
-    except Exception as error:  # whatever a foreign object raises when it is asked for its numbers
+    except Exception as error:  # foreign objects may raise any exception
         raise HeadspanError(f"{name} cannot be read as an array ({type(value).__name__}): {reason(error)}") from None
 
 
@@ -132,7 +132,7 @@ def row_range(rows: slice | None, shape: tuple[int, ...], name: str) -> tuple[in
 
 
 def apply_scale(array: np.ndarray, scale: np.ndarray, block: tuple[int, int], first_row: int, name: str) -> np.ndarray:
-    """Multiply float8 numbers (rows from ``first_row`` on) by their scale: one number, one a row, or one a block.
+    """Multiply float8 numbers (rows from ``first_row`` on) by their scale: one number, one per row, or one per block.
 
     >>> apply_scale(np.ones((2, 4), np.float32), np.array([[1.0, 2.0]], np.float32), (2, 2), 0, "x").tolist()
     [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]

@@ -62,7 +62,7 @@ def open_weight_file(path: Path) -> WeightFile:
 
 
 class LocalFiles:
-    """The files of one directory. Links that lead out of it are refused, but for a file the user named himself."""
+    """The files of one directory. Links out of it are refused, except for a file that the user named."""
 
     commit: str | None = None  # of a hub repository
 
@@ -99,8 +99,8 @@ class LocalFiles:
 class CheckpointSource(TensorSource):
     """Tensors spread over the weight files of one checkpoint.
 
-    A shard is located, checked and opened when one of its tensors is first asked for, so a shard that holds
-    nothing we need may be missing, and is not downloaded.
+    A shard is located, checked and opened when one of its tensors is first asked for, so a shard that is
+    not needed may be missing, and is not downloaded.
     """
 
     reads_scales = True
@@ -156,7 +156,7 @@ class CheckpointSource(TensorSource):
         present = set(self._files.names())
         for name in TOKENIZER_FILES:
             if name in present:
-                self._files.path(name)  # refuses a link that leads away; downloads from the hub
+                self._files.path(name)  # refuses a link out of the directory; downloads from the hub
         return Vocabulary.from_directory(self._files.directory)
 
     def whole_folder(self) -> Path:
@@ -198,13 +198,13 @@ class CheckpointSource(TensorSource):
         return self._opened[shard]
 
     def _open_ahead(self, names: Iterable[str]) -> None:
-        """Open the shards of tensors together, where that helps; what is wrong with one is said when it is needed."""
+        """Open the shards of tensors together, where that helps; errors are raised when a shard is needed."""
         shards = (self._weight_map[name] for name in names if name in self._weight_map)
         for shard, file in self._files.open_ahead(shard for shard in shards if shard not in self._opened).items():
             self._add(shard, file)
 
     def _alike(self, name: str) -> Iterator[str]:
-        """Tensors that are named like one but for numbers: who asks for one layer's asks for those of others too."""
+        """Tensors with the same name except for numbers: those of other layers will be needed too."""
         pattern = _NUMBER.sub("0", name)
         return (other for other in self._weight_map if _NUMBER.sub("0", other) == pattern)
 

@@ -1,4 +1,4 @@
-"""Models that live in this process: transformers, TransformerLens, or a state dict with its config."""
+"""Models in memory: transformers, TransformerLens, or a state dict with its config."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def checkpoint_names(model: Any) -> dict[str, Any]:
     """The state dict of a transformers model under the names that save_pretrained would write.
 
     transformers 5 renames the tensors of some families while loading and has a reverse map for saving. Experts
-    are left out first: they would be copied, and no head is in them.
+    are left out first: they would be copied, and they contain no heads.
     """
     state = _state_without_experts(model)
     try:
@@ -100,7 +100,7 @@ def _from_bridge(bridge: Any) -> MappingSource:
     """A TransformerBridge: the wrapped model itself, unless compatibility mode has rewritten its weights.
 
     Compatibility mode folds norms into the per-head weights and leaves the wrapped model's fused tensors stale,
-    so there the per-head weights are the truth.
+    so there the per-head weights are used.
     """
     wraps_transformers = hasattr(bridge.original_model, "config")  # else one of TransformerLens' own models
     if wraps_transformers and not getattr(bridge, "compatibility_mode", False):

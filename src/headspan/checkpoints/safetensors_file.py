@@ -1,8 +1,8 @@
 """One safetensors file: its header is checked as a whole, its tensors are read one by one.
 
 The format is 8 bytes with the length of a JSON header, the header (name → dtype, shape, byte range), then the
-bytes of the tensors without gaps. Reading it here, and not through the safetensors package, is what lets a read
-take only some rows, keeps every bad file a one-sentence error, and lets tensors nobody asks for be broken.
+bytes of the tensors without gaps. headspan reads it itself, not through the safetensors package, so that it can
+read only some rows, report every bad file in one message, and ignore damage in tensors that are not needed.
 """
 
 from __future__ import annotations

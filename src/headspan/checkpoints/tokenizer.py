@@ -1,7 +1,7 @@
-"""The tokens of a tokenizer, by id, in a form that people can read in a table.
+"""The tokens of a tokenizer, by id, in a readable form for tables.
 
 Only the list of tokens is needed, so tokenizer files are parsed here, as plain JSON, text or protobuf; the
-`tokenizers` package is loaded when a text is to be encoded, and not before.
+`tokenizers` package is loaded only to encode text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 )
 
 _NOT_KNOWN = ("<unk>", "[unk]", "<|unk|>", "<unknown>")
-_MAX_TOKENS = 10_000_000  # the largest real vocabularies have 262,144; a hostile id must not fill the memory
+_MAX_TOKENS = 10_000_000  # the largest real vocabularies have 262,144; an untrusted id must not fill the memory
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ID = re.compile(r"[0-9]{1,9}")
 _GGUF_PADDING = re.compile(r"\[PAD\d+\]")
@@ -77,7 +77,7 @@ class Vocabulary:
 
     @cached_property
     def unknown(self) -> frozenset[int]:
-        """Tokens that stand for any text that the tokenizer does not know."""
+        """Tokens for text that the tokenizer does not know."""
         return frozenset(i for i, token in self._tokens.items() if token.lower() in _NOT_KNOWN)
 
     def raw(self, token_id: int) -> str:
@@ -102,7 +102,7 @@ class Vocabulary:
 
     @property
     def start_id(self) -> int | None:
-        """The special token that the tokenizer puts in front of every text, as the model was trained, or None."""
+        """The special token that the tokenizer puts before every text, as in training, or None."""
         if self._start is not None or self._encoder is None:
             return self._start
         alone = self._ids("a", special=False)
@@ -188,7 +188,7 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_txt(cls, path: Path) -> Vocabulary:
-        """From a WordPiece list: one token a line, ``##`` in front of what continues a word."""
+        """From a WordPiece list: one token per line, ``##`` before a continuation of a word."""
         open_regular(path)
         try:
             lines = path.read_text(encoding="utf-8").split("\n")
@@ -316,7 +316,7 @@ def _added_tokens(entries: Any, where: Path) -> tuple[dict[int, str], set[int]]:
 
 
 def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
-    """The same from added_tokens.json and tokenizer_config.json, which stand beside the older files."""
+    """The same from added_tokens.json and tokenizer_config.json, which accompany the older files."""
     added: dict[int, str] = {}
     special: set[int] = set()
     path = directory / "added_tokens.json"
@@ -332,7 +332,7 @@ def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
 
 
 def _configured_start(directory: Path, tokens: Mapping[int, str]) -> int | None:
-    """The token that tokenizer_config.json says is put in front of every text."""
+    """The token that tokenizer_config.json puts before every text."""
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     name = settings.get("bos_token")

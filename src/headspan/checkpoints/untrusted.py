@@ -1,4 +1,4 @@
-"""Careful access to files that a stranger may have written: JSON, paths, sizes, hashes of the content."""
+"""Safe access to untrusted files: JSON, paths, sizes, hashes of the content."""
 
 from __future__ import annotations
 

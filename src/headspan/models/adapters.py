@@ -1,8 +1,8 @@
 """A LoRA adapter as a change of its base: W + (α/r)·B·A, made when a tensor is read and never written anywhere.
 
-What PEFT saves (``adapter_config.json`` beside ``adapter_model.safetensors`` or ``.bin``) is laid over the named
-tensors of an opened checkpoint; heads are then cut out of them as out of any other checkpoint, so fused QKV tensors,
-Conv1D, biases and replaced modules (``modules_to_save``) need no case of their own.
+What PEFT saves (``adapter_config.json`` beside ``adapter_model.safetensors`` or ``.bin``) is applied to the
+named tensors of an opened checkpoint, and heads are read from these as from any other checkpoint, so fused QKV
+tensors, Conv1D, biases and replaced modules (``modules_to_save``) need no special case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headspan.vocabulary.heads import Role
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-# Options of a LoRA config that make it something else than W + scale·B·A, and what they do.
+# Options of a LoRA config that change it from W + scale·B·A, and what they do.
 _OTHER_METHODS = {
     "use_dora": "DoRA: it rescales every row of the sum",
     "use_qalora": "QALoRA: it pools the inputs before B·A",
@@ -69,7 +69,7 @@ def is_adapter(reference: Any) -> bool:
         return False
     try:
         return (Path(os.path.expanduser(os.fspath(reference))) / CONFIG).is_file()
-    except (OSError, ValueError):  # a name that no file system holds
+    except (OSError, ValueError):  # an invalid file name
         return False
 
 
@@ -193,7 +193,7 @@ class Adapter:
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def _fits(self, pattern: str, module: str) -> bool:
-        """Whether a pattern names a module, as PEFT decides it. Patterns that could take for ever are refused."""
+        """Whether a pattern names a module, as PEFT decides it. Patterns that could take unbounded time are refused."""
         slow = re.search(r"\)\s*[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 3 or len(pattern) > 500
         try:
             if not slow:
@@ -238,7 +238,7 @@ class AdaptedSource(TensorSource):
     # -- which tensor of the base ----------------------------------------------------------------------------
 
     def _find(self, name: str) -> str | None:
-        """The base's name of a tensor, which may stand under another prefix of the body there."""
+        """The base's name of a tensor, whose body may have another prefix."""
         if name in self._map.names:
             return name
         body = self._map.entry.body
@@ -342,7 +342,7 @@ class AdaptedSource(TensorSource):
         if patch is None:
             return tensor
         first, last = row_range(rows, self.shape(name), name)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is named by whoever reads the weight
+        with np.errstate(over="ignore", invalid="ignore"):  # reading the weight reports values that are not finite
             if not patch.first:
                 return tensor + np.float32(patch.scale) * file.read(patch.second)[first:last]
             a, b = self.adapter.factor(patch.first), self.adapter.factor(patch.second)

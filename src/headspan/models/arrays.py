@@ -30,7 +30,7 @@ class ArrayWeights(AttentionWeights):
         Q, K, V, O : (layer, head, d_model, d_head). K and V may have fewer heads (GQA); Q and K share one d_head,
             V and O another.
         bQ, bK, bV : optional biases (layer, head, d_head); bO: (layer, d_model).
-        gain, gain_bias : optional (layer, d_model), of the norm in front of attention; norm: "layer" or "rms";
+        gain, gain_bias : optional (layer, d_model), of the norm before attention; norm: "layer" or "rms";
             eps: its epsilon.
         final_gain, final_bias : optional (d_model,). unembedding, embedding : optional (vocabulary, d_model).
     """

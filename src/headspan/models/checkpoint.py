@@ -92,7 +92,7 @@ class CheckpointWeights(AttentionWeights):
         if self._latent is not None:
             found = _widened(self._latent.read(role, layer), self.d_head(role))
             return check_finite(found, role, self.heads_in(role, layer), self.reference)
-        if not self.heads_in(role, layer):  # an earlier layer's keys and values, which stand there
+        if not self.heads_in(role, layer):  # keys and values of an earlier layer, which are listed there
             return np.zeros((0, self.d_model, self.d_head(role)), dtype=np.float32)
         name = self._map.weight(role, layer)
         stored = self._read_once(name) if self._entry.fused and role is not Role.O else self.source.read(name)
@@ -138,7 +138,7 @@ class CheckpointWeights(AttentionWeights):
         n, n_kv, m = size.n_heads, size.n_kv_heads, size.width(role)
         if self._entry.layout == "separate":
             per_head = stored.reshape(size.heads(role), -1, *rest)
-            return per_head[:, :m]  # what a gate adds to the queries stands behind them
+            return per_head[:, :m]  # the rows of a gate come after the queries
         if self._entry.layout == "concatenated":
             start = sum(size.heads(r) * size.width(r) for r in (Role.Q, Role.K, Role.V)[: _PLACES[role]])
             return stored[start : start + size.heads(role) * m].reshape(size.heads(role), m, *rest)
@@ -158,7 +158,7 @@ class CheckpointWeights(AttentionWeights):
 
     def _read_once(self, name: str) -> np.ndarray:
         if self._kept is None or self._kept[0] != name:
-            self._kept = None  # let go of the old tensor before reading the next
+            self._kept = None  # release the old tensor before reading the next
             self._kept = (name, self.source.read(name))
         return self._kept[1]
 
@@ -239,7 +239,7 @@ class CheckpointWeights(AttentionWeights):
         return Norm(self._entry.norm_kind, gain, self._vector(bias_of(module), self.d_model) if has_bias else None, eps)
 
     def _eps(self, *first: str) -> float:
-        """The small number of a norm, under the first of these keys that the config has, or under a usual one."""
+        """The epsilon of a norm, under the first of these keys in the config, or under a usual one."""
         key = next((key for key in (*first, *_EPS) if key in self._map.config), None)
         value = 1e-5 if key is None else self._map.config[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
@@ -354,5 +354,5 @@ def _widened(weights: np.ndarray, width: int) -> np.ndarray:
 
 
 def _clips(config: Config) -> bool:
-    """True when projections are clamped (OLMo, MPT), so that a value bias is no constant."""
+    """True when projections are clamped (OLMo, MPT), so that a value bias does not add a constant."""
     return any(part.get("clip_qkv") for part in (config, config_part(config, "attn_config")))

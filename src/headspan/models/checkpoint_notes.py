@@ -1,4 +1,4 @@
-"""What a reader should know of a checkpoint, in sentences: what is left out, what is odd, what does not go together."""
+"""Notes on a checkpoint for the user: what is left out, what is unusual, what is contradictory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
 
-# Of masked language models: what stands between the last norm and the unembedding.
+# Masked language models: the layer between the last norm and the unembedding.
 _HEADS = (
     "cls.predictions.transform.dense.weight", "generator_predictions.dense.weight", "head.dense.weight",
     "lm_head.dense.weight", "vocab_transform.weight",
@@ -84,7 +84,7 @@ def _contradictions(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
 
 
 def unembedding_differs(tensors: TensorMap) -> bool:
-    """Whether the config says that the unembedding is the embedding, and the checkpoint holds another one."""
+    """Whether the config ties the unembedding to the embedding but the checkpoint holds a different one."""
     own, embedding = tensors.unembedding, _embedding(tensors)
     if own is None or own == embedding or not tensors.tied or embedding not in tensors.names:
         return False
@@ -98,7 +98,7 @@ def _embedding(tensors: TensorMap) -> str:
 def _same_rows(tensors: TensorMap, first: str, second: str) -> bool:
     """Whether two tensors are the same, by shape and by rows from all over them; True if it cannot be seen."""
     if getattr(tensors.source, "commit", None):
-        return True  # a shard of the hub that nobody needs is not downloaded for a remark
+        return True  # a shard that is not needed is not downloaded for a note
     try:
         shape = tensors.shape(first)
         if shape != tensors.shape(second):
@@ -108,7 +108,7 @@ def _same_rows(tensors: TensorMap, first: str, second: str) -> bool:
         read = tensors.source.read
         return all(np.array_equal(read(first, row), read(second, row)) for row in rows)
     except (HeadspanError, IndexError):
-        return True  # nobody asks for it yet; who does is told
+        return True  # not needed yet; reading it later raises
 
 
 def _ranges(numbers: list[int]) -> str:

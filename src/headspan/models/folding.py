@@ -1,9 +1,9 @@
-"""The same weights with the norms folded in, worked out layer by layer as they are read.
+"""The same weights with the norms folded in, computed layer by layer as they are read.
 
-What a head reads or writes is a span, defined up to one positive number a token, and a norm's division is such a
-number. So a norm may stand in front of attention, between attention and the stream, or in both places.
+What a head reads or writes is a span, defined up to one positive scalar per token, and a norm's division is such a
+scalar. So a norm may come before attention, between attention and the stream, or both.
 
-A norm in front: the block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ and β into W:
+A norm before attention: the block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ, β into W:
 
 * LayerNorm: W_in' = W_in·diag(γ)·C_d with bias W_in·β + b for Q, K and V, and W_O' = C_d·W_O, because a stream that
   every reader centres may be centred by its writers; C_d = I − 11ᵀ/d. The final norm goes into the unembedding the
@@ -11,8 +11,8 @@ A norm in front: the block computes W·(γ ⊙ z + β) + b from the normalised s
 * RMSNorm: W_in' = W_in·diag(γ), the unembedding likewise; nothing is centred.
 * Where a layer reads the stream without a norm, its Q, K and V stay as they are.
 
-A norm behind (OLMo 2; Gemma 2 has both): W_O' = diag(γ)·W_O, or diag(γ)·C_d·W_O for LayerNorm, and the output bias
-likewise; what it divides a token by is left out, and what it adds to every token (β) is not part of what heads write.
+A norm after attention (OLMo 2; Gemma 2 has both): W_O' = diag(γ)·W_O, or diag(γ)·C_d·W_O for LayerNorm, and the output
+bias likewise; its division is left out, and what it adds to every token (β) is not part of what heads write.
 
 * The value bias becomes part of the output bias, since attention rows sum to 1 (kept apart where they do not).
 
@@ -81,12 +81,12 @@ class FoldedWeights(WrappedWeights):
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         role = attention_role(role)
         weights = self.inner.read(role, layer)
-        with np.errstate(over="ignore", invalid="ignore"):  # told below, with the head's name
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the head's name
             weights = self.written(layer, weights) if role is Role.O else self._read_through(layer, weights)
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
 
     def _read_through(self, layer: int, weights: np.ndarray) -> np.ndarray:
-        """Weights (n, d, m) of Q, K or V with the norm in front of them."""
+        """Weights (n, d, m) of Q, K or V with the norm before them."""
         norm = self.inner.norm(layer)
         if norm is None:
             return weights

@@ -27,7 +27,7 @@ from headspan.vocabulary.heads import Role, mlp_position
 
 
 def checkpoint_of(weights: AttentionWeights, what: str) -> CheckpointWeights:
-    """The checkpoint behind weights, or a sentence that there is none to read something from."""
+    """The checkpoint of some weights; raises if they have none."""
     inner = weights.inner if isinstance(weights, FoldedWeights) else weights
     if not isinstance(inner, CheckpointWeights):
         raise HeadspanError(
@@ -52,7 +52,7 @@ class Part:
 
 
 class Mlps:
-    """The MLPs of a model. Neurons of a part are counted through: expert after expert."""
+    """The MLPs of a model. Neurons of a part are numbered through, expert after expert."""
 
     def __init__(self, weights: AttentionWeights) -> None:
         self.weights = weights
@@ -95,7 +95,7 @@ class Mlps:
         if self.not_read is not None:
             raise HeadspanError(self.not_read)
         if layer not in self._parts:
-            further = layer % self._map.entry.sublayers > 0  # experts of a block stand in the first of its layers
+            further = layer % self._map.entry.sublayers > 0  # experts of a block are counted to the first of its layers
             layouts = [self._first(layer, table) for table in ((DENSE,) if further else (DENSE, EXPERTS, SHARED))]
             self._parts[layer] = [self._measured(layer, layout) for layout in layouts if layout is not None]
         return self._parts[layer]
@@ -141,7 +141,7 @@ class Mlps:
             shape = self._map.shape(name)[1 if layout.stacked else 0 :]
             neurons = shape[0 if layout.turned else 1] if len(shape) == 2 else 0
             first = first or neurons
-            if neurons != first:  # ERNIE-4.5-VL: those of pictures are smaller
+            if neurons != first:  # ERNIE-4.5-VL: those for images are smaller
                 raise HeadspanError(
                     f"the experts of layer {layer} of {self.weights.reference} have {first} neurons and {neurons}: "
                     "all experts of a layer must have the same number"
@@ -190,7 +190,7 @@ class Mlps:
         return self._norm_of(layer, names) or self._attention_norm(layer)
 
     def _norms_behind(self, layer: int) -> bool:
-        """Whether the norms of a layer stand behind attention and MLP; layers of another kind may have others."""
+        """Whether the norms of a layer come after attention and MLP; layers of another kind may have others."""
         return self._map.entry.norm_place == "output" and layer in self.checkpoint.layers
 
     def _attention_norm(self, layer: int) -> Norm | None:
@@ -200,7 +200,7 @@ class Mlps:
     def output_norm(self, layer: int) -> Norm | None:
         """The norm between the MLP of a layer and the stream."""
         if ("out", layer) not in self._norms:
-            # Chameleon calls the norm behind its MLP what others call the one in front.
+            # Chameleon uses the usual name of the norm before the MLP for the norm after it.
             others = [n for n in NORMS if n not in self._map.entry.output_norm] if self._norms_behind(layer) else []
             self._norms["out", layer] = self._norm_of(layer, [*OUTPUT_NORMS, *others])
         return self._norms["out", layer]
@@ -255,7 +255,7 @@ class Mlps:
 
 
 def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """Directions (n, d, r) that are read behind a norm, as directions of the stream in front of it."""
+    """Directions (n, d, r) that are read after a norm, as directions of the stream before it."""
     if norm is None:
         return vectors
     vectors = vectors * norm.gain[:, None]

@@ -23,7 +23,7 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
     (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
     See :class:`headspan.models.arrays.ArrayWeights`.
 
-    Of a model of the hub only the tensors that are read come over the network; ``download`` brings whole files.
+    From the hub, only the tensors that are read are downloaded; ``download`` fetches whole files.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -48,6 +48,6 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
 
 
 def refuse_result(ref: Any) -> None:
-    """A result where a model is needed is told by name, since both are safetensors files."""
+    """Refuse a headspan result where a model is needed, since both are safetensors files."""
     if isinstance(ref, (str, os.PathLike)) and is_result(ref):
         raise HeadspanError(f"{os.fspath(ref)} is a headspan result, not a model: give the model it was made from")

@@ -1,7 +1,7 @@
 """Number types: the narrowest one that holds a tensor exactly, and weights as a narrower one would store them.
 
-What a file declares is not how its numbers were rounded: bfloat16 numbers are often stored again as float32. Whether
-all numbers of a tensor fit a narrower type tells.
+The declared type of a file may not be how its numbers were rounded: bfloat16 numbers are often stored as float32. So
+each tensor is checked for a narrower type that holds all its numbers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _KINDS = {
     "float32": np.float32,
     "float64": np.float64,
 }  # narrowest first
-# Round-to-nearest formats of GGUF: numbers a block, and the block's range (from its extremes) over one step.
+# Round-to-nearest formats of GGUF: numbers per block, and the block's range (from its extremes) over one step.
 _SYMMETRIC = {"Q8_0": 127.0, "Q5_0": 16.0, "Q4_0": 8.0}
 _RANGED = {"Q5_1": 31.0, "Q4_1": 15.0}
 _BLOCK = 32
-_SAMPLE = 4096  # numbers looked at before all of them
-_MANTISSAS_SEEN = 4  # fewer different ones (zeros and ones, powers of two, small integers) are no sign of rounding
+_SAMPLE = 4096  # numbers checked before all of them
+_MANTISSAS_SEEN = 4  # fewer different ones (zeros and ones, powers of two, small integers) do not show rounding
 
 
 def narrowest(values: np.ndarray) -> str:
@@ -77,7 +77,7 @@ def rounding_steps(weights: np.ndarray, storage_dtype: str, role: Role) -> np.nd
     if storage_dtype in MANTISSAS:
         bits, smallest = MANTISSAS[storage_dtype]
         if storage_dtype.startswith("float8") and not np.array_equal(round_to(weights, storage_dtype), weights):
-            smallest = -200  # they came with scales, so small exponents are no limit
+            smallest = -200  # they came with scales, so small exponents do not limit them
         exponents = np.frexp(weights)[1] - 1
         steps = np.ldexp(1.0, np.maximum(exponents, smallest) - bits)
         return np.where(weights == 0, 0.0, steps)  # a zero is stored as it is

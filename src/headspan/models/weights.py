@@ -1,8 +1,8 @@
 """`AttentionWeights`: the d×m weights of every head of a model, read one layer at a time, with its norms.
 
 The interface is the same for a checkpoint (:mod:`headspan.models.checkpoint`), for plain arrays
-(:mod:`headspan.models.arrays`) and
-for folded weights (:mod:`headspan.models.folding`); nothing to the right of it in the design knows which one it has.
+(:mod:`headspan.models.arrays`) and for folded weights (:mod:`headspan.models.folding`); later stages do not depend on
+which one they get.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AttentionWeights(ABC):
         return self.layers
 
     def heads(self, role: Role | str) -> tuple[Head, ...]:
-        """The heads of a role in layer order; a shared KV head stands once."""
+        """The heads of a role in layer order; a shared KV head is listed once."""
         return self.ports.of(role)
 
     def heads_in(self, role: Role | str, layer: int) -> tuple[Head, ...]:
@@ -119,7 +119,7 @@ class AttentionWeights(ABC):
         return np.zeros(len(self.heads(role)), dtype=bool)
 
     def without_partner(self, role: Role | str) -> list[str]:
-        """Names of what has no second weight to make a circuit of with that of this role; heads always have one."""
+        """Names of nodes without a second weight to form a circuit with this role; heads always have one."""
         return []
 
     @property
@@ -164,7 +164,7 @@ class AttentionWeights(ABC):
         return self.widths(role)[self.ports.span(Role.parse(role), layer)]
 
     def layer_of(self, role: Role | str, layer: int) -> int:
-        """Where the weights stand that the heads of a layer use in a role: an earlier layer for borrowed K and V."""
+        """The layer whose weights the heads of a layer use in a role: an earlier one for borrowed K and V."""
         query = self.heads_in(Role.O, layer)
         return self.ports.kv_of(query[0]).layer if Role.parse(role).shared and query else layer
 
@@ -208,7 +208,7 @@ class AttentionWeights(ABC):
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         """All weights of a role in a layer, (n, d, m): W_Qᵀ, W_Kᵀ, W_Vᵀ or W_O; columns span the subspace.
 
-        It may be a view of the tensor as it is stored, which is not to be written to.
+        It may be a view of the tensor as it is stored, which must not be modified.
         """
 
     @abstractmethod
@@ -238,7 +238,7 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def final_norm(self) -> Norm | None:
-        """The norm in front of the unembedding."""
+        """The norm before the unembedding."""
 
     @abstractmethod
     def embedding(self) -> np.ndarray:
@@ -323,10 +323,10 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """Raise when these weights are not what they were when they were last hashed, or a file of theirs is gone."""
+        """Raise if these weights changed since they were last hashed, or one of their files is missing."""
 
     def close(self) -> None:  # noqa: B027 - arrays have nothing to close
-        """Let go of open files."""
+        """Close open files."""
 
     def __enter__(self) -> AttentionWeights:
         return self

@@ -1,4 +1,4 @@
-"""Weights around others: whatever a subclass does not say is said by the weights inside."""
+"""Weights that wrap others: what a subclass does not override comes from the wrapped weights."""
 
 from __future__ import annotations
 

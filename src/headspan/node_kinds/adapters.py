@@ -95,7 +95,7 @@ class Modules:
         return None if found is None else (*found, layer)
 
     def in_unread_mlp(self, tensor: str) -> bool:
-        """Whether a tensor is of an MLP that is not read."""
+        """Whether a tensor belongs to an MLP that is not read."""
         match = self._layer.match(tensor)
         inside = match is not None and tensor[match.end() :].startswith(("mlp.", "experts.", "router."))
         return inside and self.mlps.not_read is not None
@@ -156,7 +156,7 @@ class AdapterModule(NodeSet):
         return np.repeat(basis, len(ids), axis=0)
 
     def _norm(self) -> Norm | None:
-        """The norm in front of a module that reads, for folded weights."""
+        """The norm before a module that reads, for folded weights."""
         weights = self._weights
         if not isinstance(weights, FoldedWeights) or self._role is Role.W:
             return None
@@ -165,7 +165,7 @@ class AdapterModule(NodeSet):
         return weights.inner.norm(self._layer) if self._place == "attention" else weights.inner.final_norm()
 
     def _through(self, basis: np.ndarray) -> np.ndarray:
-        """The basis with the norms that stand between the module and the stream, for folded weights."""
+        """The basis with the norms between the module and the stream, for folded weights."""
         weights = self._weights
         if not isinstance(weights, FoldedWeights):
             return basis

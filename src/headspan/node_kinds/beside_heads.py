@@ -1,7 +1,7 @@
 """A model's weights with a bounded number of nodes beside its heads: directions, neurons, features, adapters, tokens.
 
 The nodes' numbers are held, each with its own number of columns; :meth:`WithNodes.read` gives them as (n, d, r), with
-columns of zeros where nodes of one role differ in r. Everything about the model itself is asked of its own weights.
+columns of zeros where nodes of one role differ in r. Everything about the model itself comes from its own weights.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _read(found: NodeSet, role: Role) -> Iterator[tuple[Node, np.ndarray]]:
         return
     for rows, block in found.blocks(role, _AT_ONCE):
         for node, basis in zip(nodes[rows], block, strict=True):
-            used = np.flatnonzero(basis.any(axis=0))  # a dead neuron has none, and a rank of 0
+            used = np.flatnonzero(basis.any(axis=0))  # a dead neuron has no direction, and a rank of 0
             kept = basis[:, : int(used[-1]) + 1 if used.size else 1]
             if not np.isfinite(kept).all():
                 raise HeadspanError(
@@ -132,7 +132,7 @@ def _line(label: str, kinds: Mapping[str, str], digest: str) -> str:
 
 
 def _without_folders(label: str) -> str:
-    """A label that begins with a path, with its last part only: the folders of a machine are nobody's business."""
+    """A label that begins with a path, with its last part only, since folder names are private."""
     for end in (len(label), *(i for i, letter in enumerate(label) if letter == ":" and i)):
         with suppress(OSError, ValueError):
             if Path(label[:end]).exists():
@@ -141,7 +141,7 @@ def _without_folders(label: str) -> str:
 
 
 def _check_names(sets: Iterable[NodeSet]) -> None:
-    """Every node has a name of its own; its two roles are rows of one set."""
+    """Refuse two nodes with the same name; the two roles of a node are rows of one set."""
     seen: dict[str, int] = {}
     for place, found in enumerate(sets):
         for role in NODE_ROLES:
@@ -196,7 +196,7 @@ class WithNodes(WrappedWeights):
         return self._stacked(self.added.bases.get(role, ())[self.ports.span(role, layer)], self.d_head(role))
 
     def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
-        """The other weight of a node; of a direction any single column, since its length is all that it brings in."""
+        """The other weight of a node; of a direction any single column, since only its length matters."""
         role = Role.parse(role)
         if role not in NODE_ROLES:
             return self.inner.partner(role, layer, read)
@@ -216,7 +216,7 @@ class WithNodes(WrappedWeights):
         return [name for name, width in own if width > 1 and others.get(name) != width]
 
     def _stacked(self, bases: Iterable[np.ndarray], width: int) -> np.ndarray:
-        """(n, d, width), columns of zeros behind those of each."""
+        """(n, d, width), columns of zeros after those of each."""
         bases = list(bases)
         dtype = np.float64 if any(basis.dtype == np.float64 for basis in bases) else np.float32
         found = np.zeros((len(bases), self.d_model, width), dtype=dtype)

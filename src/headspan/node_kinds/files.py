@@ -2,7 +2,7 @@
 
 One vector (d,), a matrix of vectors, (n, d) or (d, n), or bases (n, d, r) or (n, r, d); in a file of named tensors
 (``.npz``, ``.safetensors``, ``.pt``) each of them, or the one that is named. Which axis is the residual stream's is
-found from d_model. Files are read in pieces; pickles never.
+found from d_model. Files are read in pieces; pickles are never loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headspan.vocabulary.heads import Role
 _SUFFIXES = (*ARRAY_SUFFIXES, ".safetensors", *TORCH_SUFFIXES)
 _LAYER = re.compile(r"(.+)@L?([0-9]{1,6})", re.DOTALL)
 _WAYS = 5  # arrays or shapes that a note names
-_ONE_RUN = 4  # gaps up to this many members are read over rather than sought
+_ONE_RUN = 4  # gaps of up to this many members are read through instead of skipped
 
 
 class VectorFile(Protocol):
@@ -56,7 +56,7 @@ def open_vectors(path: Path) -> VectorFile:
 
 
 def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
-    """What ``FILE[:name][@layer]`` may mean: file, tensor, layer. Names may hold ``:`` and ``@`` themselves."""
+    """The possible meanings of ``FILE[:name][@layer]``: file, tensor, layer. Names may contain ``:`` and ``@``."""
     if not text.strip() or "\0" in text:
         raise HeadspanError(f"{text!r} is not a file of vectors: write FILE, FILE:name or FILE:name@layer")
     match = _LAYER.fullmatch(text)
@@ -100,7 +100,7 @@ def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
             sets.append(FileNodes(weights, path, file, name, layer))
         except HeadspanError as error:
             wrong = wrong or error
-    if wrong is not None:  # a probe may lie beside its bias
+    if wrong is not None:  # a probe may be stored with its bias
         others = ", ".join(os.path.basename(found.label)[:80] for found in sets[:3])
         raise HeadspanError(f"{wrong}{f'; name the array, {others}' if others else ''}")
     if len(sets) > 1:
@@ -186,7 +186,7 @@ def gather(ids: np.ndarray, read: Callable[[slice], np.ndarray], gap: int = _ONE
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-_STEM = 180  # letters of a file's or tensor's name that go into the names of its vectors
+_STEM = 180  # characters of a file's or tensor's name in the names of its vectors
 
 
 def runs(ids: np.ndarray, gap: int = _ONE_RUN) -> list[tuple[slice, slice]]:

@@ -1,8 +1,8 @@
 """Neurons of MLPs as nodes: ``L3:17``, ``L3:5-20``, ``L3:*``, ``L3E5:17`` of an expert, ``L3S:17`` of a shared MLP.
 
 A neuron is one node. It reads the rows of gate and up that belong to it (in a gated MLP two directions, a basis of
-dimension 2; in a plain one a single direction) and writes its column of down. It is called ``L3N17``, one of an
-expert ``L3E5N17``, one of the MLP that experts share ``L3SN17``.
+dimension 2; in a plain one a single direction) and writes its column of down. Its name is ``L3N17``, for an
+expert ``L3E5N17``, for the MLP that experts share ``L3SN17``.
 """
 
 from __future__ import annotations

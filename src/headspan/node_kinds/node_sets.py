@@ -1,14 +1,14 @@
 """Nodes: directions and subspaces that read or write the residual stream and are not heads.
 
-A `NodeSet` holds nodes of one kind from one place: the vectors of a file, the features of a sparse autoencoder, the
-neurons of a layer, some tokens. All nodes of a set stand at one place of the stream, one for what they read (R) and
-one for what they write (W):
+A `NodeSet` holds nodes of one kind from one source: the vectors of a file, the features of a sparse autoencoder, the
+neurons of a layer, some tokens. All nodes of a set have one position in the stream for what they read (R) and one
+for what they write (W):
 
-* A direction at layer L is looked for in the stream as it enters layer L: it reads what everything before layer L
-  writes, and what it writes is read by the attention of layer L and everything behind it. Its R has the position of
+* A direction at layer L belongs to the stream as it enters layer L: it reads what everything before layer L
+  writes, and what it writes is read by the attention of layer L and everything after it. Its R has the position of
   that attention and its W the position just before it.
 * Without a layer it reads at the end, where every head may have written, and writes at the start.
-* Neurons, adapters, features and tokens know where they stand.
+* Neurons, adapters, features and tokens know their own positions.
 
 A set is read in pieces and names its nodes one at a time, so that a million of them need no more memory than a few.
 """
@@ -38,7 +38,7 @@ _USUAL = (1e-15, 1e15)  # sizes of numbers whose squares a float32 holds well
 
 
 class Place(NamedTuple):
-    """Where a port stands: its position in the stream and the layer it is counted to."""
+    """The place of a port: its position in the stream and its layer."""
 
     position: int
     layer: int
@@ -64,14 +64,14 @@ def centred_writers(weights: AttentionWeights) -> frozenset[Role]:
 
 
 class NodeSet(ABC):
-    """Nodes of one kind from one place.
+    """Nodes of one kind from one source.
 
     kind: "direction", "basis", "feature", "adapter", "neuron", "token" …
-    label: where they are from. notes: sentences for the reader.
-    places: where R and W stand; a role that is not in it the nodes do not have.
+    label: their source. notes: messages for the user.
+    places: those of R and W; the nodes do not have a role that is missing here.
     ids: which of the ``population`` of their kind these are (all vectors of the file, all neurons of the layer); the
         others are what they can be compared with.
-    strict: a node of length 0 is an error; otherwise it is left to whoever reads it.
+    strict: a node of length 0 is an error; otherwise the caller handles it.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class NodeSet(ABC):
         return Rows(self, self.places[role]) if role in self.places else ()
 
     def blocks(self, role: Role, size: int) -> Iterator[tuple[slice, np.ndarray]]:
-        """The nodes of a role in runs of at most ``size``: where they stand in `nodes`, and (n, d, r) float32."""
+        """The nodes of a role in runs of at most ``size``: their indices in `nodes`, and (n, d, r) float32."""
         for start in range(0, len(self) if role in self.places else 0, max(1, size)):
             part = slice(start, min(start + max(1, size), len(self)))
             yield part, self.members(role, np.asarray(self.ids[part], dtype=np.int64))
@@ -166,7 +166,7 @@ class GivenNode:
     """One node made in Python, as ``headspan.Node``: a direction or a basis, its name and its layer.
 
     basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace that r vectors span.
-    layer: the node stands at the entrance of this layer; without one it reads at the end and writes at the start.
+    layer: the node is at the entrance of this layer; without one it reads at the end and writes at the start.
     reads, writes: which ports it has; a probe reads, a steering vector writes.
 
     >>> GivenNode(np.ones(8), name="refusal", layer=14, reads=True, writes=False)
@@ -241,7 +241,7 @@ def no_layer(first: str, *others: str) -> str:
 
 
 def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:
-    """Whether the vectors of a (…, a, b) array are columns of length d, and a sentence that says how it was read.
+    """Whether the vectors of a (…, a, b) array are columns of length d, and a note on how it was read.
 
     >>> oriented((768, 5), 768, "probe.npy")
     (True, 'probe.npy of shape (768, 5) was read as 5 columns of 768')
@@ -261,5 +261,5 @@ def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:
 
 
 def check_name(name: Any) -> str:
-    """A name without the blanks around it, if a node can be called so."""
+    """A name without surrounding spaces, if it is valid for a node."""
     return check_node_name(name.strip() if isinstance(name, str) else name)

@@ -79,7 +79,7 @@ def _path(item: Any) -> str:
 
 
 def listed(given: Any) -> list[Any]:
-    """One thing or several as a list."""
+    """One item or several, as a list."""
     if given is None:
         return []
     if isinstance(given, (str, os.PathLike, GivenNode, NodeSet, Mapping)):
@@ -90,7 +90,7 @@ def listed(given: Any) -> list[Any]:
 
 
 def check_names(sets: Sequence[NodeSet]) -> None:
-    """A sentence where two nodes have one name, capital or not."""
+    """Refuse two nodes with the same name, ignoring case."""
     small = [found for found in sets if len(found) <= _LISTED]
     large = [found for found in sets if len(found) > _LISTED]
     seen: dict[str, str] = {}

@@ -2,16 +2,16 @@
 ``sae_weights.safetensors``.
 
 A feature reads its column of W_enc and writes its row of W_dec. Its config names the hook it was trained on, and the
-hook says where in the stream it stands:
+hook determines its position in the stream:
 
 =====================================  =====================================  =================================
 hook                                   reads                                  writes
 =====================================  =====================================  =================================
-hook_resid_pre L                       the stream entering layer L            in front of layer L
+hook_resid_pre L                       the stream entering layer L            before layer L
 hook_resid_mid L                       between attention and MLP of layer L   there
-hook_resid_post L                      the stream entering layer L + 1        in front of layer L + 1
-hook_attn_in L, hook_mlp_in L          in front of attention, of the MLP
-ln1.hook_normalized L, ln2, mlp.in     the same, behind the norm
+hook_resid_post L                      the stream entering layer L + 1        before layer L + 1
+hook_attn_in L, hook_mlp_in L          before attention, before the MLP
+ln1.hook_normalized L, ln2, mlp.in     the same, after the norm
 hook_attn_out L, hook_mlp_out L        (one output only, not the stream)      with attention, with the MLP
 =====================================  =====================================  =================================
 
@@ -42,7 +42,7 @@ from headspan.vocabulary.heads import EMBEDDING_POSITION, NODE_ROLES, Role, atte
 
 CONFIG = "cfg.json"
 WEIGHTS = ("sae_weights.safetensors", "sae.safetensors")
-# Names of older versions -> today's.
+# Old names -> current names.
 _OLDER = {"hook_point": "hook_name", "hook_point_layer": "hook_layer", "hook_point_head_index": "hook_head_index",
           "hook_point_out": "hook_name_out", "out_hook_point": "hook_name_out"}  # fmt: skip
 _SEVERAL = ("hook_name", "hook_names", "hook_points", "hooks")  # where a config may name several
@@ -53,7 +53,7 @@ _NEAR = 256  # columns of W_enc that are read over rather than sought
 
 
 class Hook(NamedTuple):
-    """Where a hook stands: its places as a reader and a writer, and the norm it stands behind ("ln1" or "ln2")."""
+    """The place of a hook as a reader and as a writer, and the norm that it follows ("ln1" or "ln2")."""
 
     reads: Place | None
     writes: Place | None
@@ -62,7 +62,7 @@ class Hook(NamedTuple):
 
 
 def parse_hook(name: Any, weights: AttentionWeights, parallel: bool) -> Hook:
-    """Where in the stream a hook of TransformerLens (or a layer of transformers) stands, or why it is not there."""
+    """The position in the stream of a hook of TransformerLens (or a layer of transformers); raises if it has none."""
     text = name.strip() if isinstance(name, str) else ""
     if text == "hook_embed":
         return Hook(None, Place(EMBEDDING_POSITION, -1))

@@ -1,9 +1,9 @@
 """The strongest writers and readers of many nodes at once: blocks of nodes against stacks of ports, the best ones kept.
 
-The orthonormal bases U of many ports stand side by side, so a block of nodes against all of them is one matrix product;
-‖UᵀX‖² of a node's orthonormal basis X, divided by its dimension, is its share. No product is kept: of each node the
-best k ports are, and of each port of a head the best k nodes. Nodes of one set stand at one place, so they are compared
-with nodes of other sets only.
+The orthonormal bases U of many ports are stacked side by side, so a block of nodes against all of them is one matrix
+product; ‖UᵀX‖² of a node's orthonormal basis X, divided by its dimension, is its share. No product is kept, only the
+best k ports of each node and the best k nodes of each port of a head. Nodes of one set share one position, so they are
+compared with nodes of other sets only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headspan.vocabulary.heads import Port, Role, positions_of
 
 PRODUCT = 2**24  # numbers of one product
 OTHERS = 999  # nodes of a kind that make its empirical null
-FEWEST_OTHERS = 19  # with fewer no p can be as small as 1/20
+FEWEST_OTHERS = 19  # with fewer, p cannot be as small as 1/20
 MOST_NODE_PAIRS = 2 * 10**9  # pairs of nodes beyond which nodes are compared with heads only
 MOST_NULL_PARTNERS = 4096  # partners that are nodes, for an empirical null
 _NULL_NUMBERS = 2**28
@@ -62,7 +62,7 @@ def as_rows(bases: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Stack:
-    """Ports side by side: (d, n·m) bases, their ranks, and where they stand; ``first`` counts the ports before it."""
+    """Ports side by side: (d, n·m) bases, their ranks, and their positions; ``first`` counts the ports before it."""
 
     ports: Sequence[Port]
     role: Role
@@ -166,7 +166,7 @@ class Side:
         return self.role.partner
 
     def compared(self, stack: Stack, position: int) -> slice:
-        """The ports of a stack on the right side of a position; they stand in order, so they are one run."""
+        """The ports of a stack on the right side of a position; they are in order, so they form one run."""
         here = stack.positions < position if self.role is Role.R else stack.positions > position
         found = np.flatnonzero(here)
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 0)
@@ -254,7 +254,7 @@ class Search:
             yield stack
 
     def _node_blocks(self, role: Role) -> Iterator[list[_Block]]:
-        """Nodes that can be one stack: of sets that stand at one place and are as wide."""
+        """Nodes that can be one stack: of sets with the same position and width."""
         group: list[_Block] = []
         having = [i for i, found in enumerate(self.sets) if role in found.places]
         for i in sorted(having, key=lambda i: (self.sets[i].places[role].position, self.sets[i].width(role))):

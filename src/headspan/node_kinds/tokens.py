@@ -17,7 +17,7 @@ from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, 
 
 _ID = re.compile(r"<id ([0-9]{1,9})>")
 _LISTED = 4096  # tokens whose names are compared with one another
-_NEAR = 64  # rows of a vocabulary that are read over rather than sought
+_NEAR = 64  # rows of a vocabulary that are read through instead of skipped
 
 
 def token_sets(
@@ -53,7 +53,7 @@ def _rows(weights: AttentionWeights, role: Role, rows: slice) -> np.ndarray:
 
 
 def token_id(weights: AttentionWeights, word: str) -> int:
-    """The id of a text that is one token, or a sentence that says of which it consists."""
+    """The id of a text that is one token; raises with its tokens otherwise."""
     size, vocabulary = weights.vocab_size or 0, weights.vocabulary()
     if not size:
         raise HeadspanError(f"{weights.reference} has neither an embedding nor an unembedding, so it has no tokens")
@@ -80,7 +80,7 @@ def token_id(weights: AttentionWeights, word: str) -> int:
 def _look_up(vocabulary: Vocabulary, word: str) -> list[int]:
     """The ids of a text; where it is not one token, or the tokenizer's files cannot encode, the token shown like it.
 
-    A text that the tokenizer does not know becomes its token for that, which stands for something else.
+    A text that the tokenizer does not know becomes its unknown token, which has another meaning.
     """
     try:
         found = vocabulary.encode(word)
@@ -104,7 +104,7 @@ class Tokens(NodeSet):
     ) -> None:
         self._weights, self.d_model = weights, weights.d_model
         for role in roles:
-            _rows(weights, role, slice(0, 1))  # the sentence that says that there is none
+            _rows(weights, role, slice(0, 1))  # the error message if there is none
         self.population = weights.vocab_size or 0
         self.ids = range(self.population) if ids is None else np.array(list(dict.fromkeys(ids)), dtype=np.int64)
         self.label = f"the vocabulary of {weights.reference}"
@@ -113,7 +113,7 @@ class Tokens(NodeSet):
         self.places = {role: places[role] for role in roles}
         self._vocabulary, self._all, self._apart = weights.vocabulary(), ids is None, apart
         names = [self._shown(int(i)).upper() for i in self.ids] if len(self.ids) <= _LISTED else []
-        self._twice = {name for name, count in Counter(names).items() if count > 1}  # only capitals tell them apart
+        self._twice = {name for name, count in Counter(names).items() if count > 1}  # they differ only in case
         folded = weights.folding != "none" and weights.norm_kind == "layer"
         self.centred_roles = centred_writers(weights) | ({Role.R} if folded else set())
 

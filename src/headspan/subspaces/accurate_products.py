@@ -1,4 +1,4 @@
-"""Matrix products that keep their digits where almost everything cancels.
+"""Matrix products that stay accurate under strong cancellation.
 
 A product of float64 matrices has an error of 1e-16 relative to the size of its factors. That is too much where the
 product itself is that small, for example along the weak directions of an ill-conditioned head. Here both factors are

@@ -1,6 +1,6 @@
 """Two subspaces: orthonormal bases that report their rank, principal angles and vectors, Projection Kernel.
 
-All arithmetic is float64: these functions are for looking closely; :mod:`headspan.scoring.contraction` does all pairs.
+All arithmetic is float64: these functions are for single pairs; :mod:`headspan.scoring.contraction` does all pairs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Basis(NamedTuple):
     """An orthonormal basis of a column span.
 
     vectors: (d, rank), orthonormal columns, float64.
-    rank: how many directions stand above the noise of the storage dtype.
+    rank: how many directions are above the noise of the storage dtype.
     singular_values: of the weight, descending.
     tolerance: singular values at or below it count as noise.
     """
@@ -146,7 +146,7 @@ def parts(n: int, entries: int) -> Iterator[slice]:
 
 
 def largest(weights: np.ndarray) -> np.ndarray:
-    """The largest entry of every head by size, (n, 1, 1)."""
+    """The largest absolute entry of every head, (n, 1, 1)."""
     # One axis after the other: whichever lies together in memory, one of the two passes is over small arrays.
     high, low = weights.max(axis=1).max(axis=1), weights.min(axis=1).min(axis=1)
     return np.maximum(high, -low)[:, None, None]
@@ -167,7 +167,7 @@ def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
     """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases.
 
     Rows can only add to singular values: where some rows have full rank beyond doubt the weight has it too, and twice
-    as many rows as columns tell it of most weights. The others are looked at one by one, with all their rows.
+    as many rows as columns are enough for most weights. The others are examined one by one, with all their rows.
     """
     ranks = clear_ranks(weights, storage_dtype)
     for i in np.flatnonzero(ranks < 0):
@@ -187,7 +187,7 @@ def clear_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
 
 
 def _clear_of_noise(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
-    """Above this a singular value is no noise, and large enough that a float64 Gram matrix shows it, (n,)."""
+    """Singular values above this are not noise and are visible in a float64 Gram matrix, (n,)."""
     with np.errstate(all="ignore"):
         squares = np.einsum("nij,nij->n", weights, weights)
         if not ((squares > 1e-20) & (squares < 1e30)).all():  # float32 may not hold them
@@ -220,7 +220,7 @@ def without_padding(weight: np.ndarray) -> np.ndarray:
 def well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Which of (n, d, m) weights have full rank beyond doubt, and inverses of the Cholesky factors of WᵀW.
 
-    None for the inverses when a singular head is among them: then all of them take the careful way.
+    None for the inverses when a singular head is among them: then all of them use the SVD.
     """
     with one_thread(), np.errstate(all="ignore"):
         grams = np.matmul(weights.transpose(0, 2, 1), weights)
@@ -320,7 +320,7 @@ def span_drift(
     """
     swap = (first_ranks > second_ranks)[:, None, None]
     larger, smaller = np.where(swap, first, second), np.where(swap, second, first)
-    with one_thread():  # many small products: more threads would wait for each other
+    with one_thread():  # many small products: more threads would be slower
         outside = larger - np.matmul(smaller, np.matmul(smaller.transpose(0, 2, 1), larger))
         squares = np.linalg.eigvalsh(np.matmul(outside.transpose(0, 2, 1), outside))
     ranks = np.maximum(first_ranks, second_ranks)

@@ -1,7 +1,7 @@
 """Subspaces of any two matrices, for use outside of models: arrays in, numbers out.
 
 The span of a d×m matrix is the subspace of R^d that its columns reach. All arithmetic is float64, whatever the dtype of
-what is given; that dtype says how much of a matrix may be rounding noise, which does not count as a direction.
+what is given; that dtype decides how much of a matrix may be rounding noise, which does not count as a direction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from headspan.subspaces import bases as subspaces
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 
-Matrix = Any  # whatever numpy can make a d×m array of
+Matrix = Any  # anything that numpy can convert to a d×m array
 
 
 def subspace(matrix: Matrix, rank: int | None = None) -> np.ndarray:
@@ -23,7 +23,7 @@ def subspace(matrix: Matrix, rank: int | None = None) -> np.ndarray:
     ----------
     matrix : (d, m) array of finite real numbers.
     rank : how many leading left singular vectors to keep. By default r is the numerical rank: the singular values
-        that stand above the rounding noise of the matrix' dtype.
+        that are above the rounding noise of the matrix's dtype.
 
     >>> subspace([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0]]).shape
     (3, 1)
@@ -93,7 +93,7 @@ def _array(matrix: Matrix, name: str) -> tuple[np.ndarray, str]:
         if given.dtype.kind not in "fiubV" or (given.dtype.kind == "V" and given.dtype.names):
             raise TypeError(f"it holds {given.dtype}")
         array = given.astype(np.float64)
-    except Exception as error:  # arrays of other libraries raise what they like
+    except Exception as error:  # arrays of other libraries may raise any exception
         raise WrongArgument(f"{wanted}, not {type(matrix).__name__}: {str(error)[:120]}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise HeadspanError(f"{wanted} with d, m ≥ 1, but this one has shape {array.shape}")

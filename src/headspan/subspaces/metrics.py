@@ -1,7 +1,7 @@
-"""The five similarities, each one object that says everything the rest of the program needs to know of it.
+"""The five similarities, each one object with everything that the rest of the package needs to know about it.
 
-Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that nothing is
-left to divide by. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
+Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that no
+division is left. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
 to write its factor and add one entry to ``METRICS``:
 
 =============  ==============================================  ===============================================
@@ -147,10 +147,10 @@ class Metric:
         return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
 
     def excess(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
-        """Which share of the way from chance to the largest possible score a pair has gone, from 0 to 1.
+        """Where a score lies between chance (0) and the largest possible score (1).
 
-        The way begins three standard deviations above the mean of random weights: what chance reaches is worth
-        nothing, in any dimension and any similarity. So one scale serves all models.
+        The scale begins three standard deviations above the mean of random weights, in any dimension and for any
+        similarity, so that it can be used for all models.
         """
         mean, sd = self.chance(d, ranks, other_ranks)
         largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
@@ -162,14 +162,14 @@ class Metric:
     def strength(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
         """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
 
-        The root, because the strongest pairs of trained models have gone a tenth to a half of the way, and eyes
-        compare lines by their width. 0 where there is no score.
+        The root, because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
+        lines by their width. 0 where there is no score.
         """
         return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks)))
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of PK of uniform random subspaces, as ``analysis.random_subspaces`` derives them."""
+    """Mean and standard deviation of PK of uniform random subspaces, as ``subspaces.random_subspaces`` derives them."""
     return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
 
 
@@ -179,8 +179,8 @@ _DRAWN_ENTRIES = 2**24
 
 @lru_cache(maxsize=64)
 def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
-    """Scores of pairs of Gaussian d×m weights, with Gaussian partners: what a similarity says of weights that know
-    nothing. Always the same draws.
+    """Scores of pairs of Gaussian d×m weights, with Gaussian partners: the scores of
+    untrained weights. The draws are always the same.
 
     >>> round(float(drawn_scores("cs", 100, 10).mean()), 2)  # about 1/√d
     0.1
@@ -354,7 +354,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """The similarity of a name; for one that this version does not know, an object that knows only the name."""
+    """The similarity of a name; for an unknown one, an object with only the name."""
     if name in METRICS:
         return METRICS[name]
     nothing = lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks)  # noqa: E731

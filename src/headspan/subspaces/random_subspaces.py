@@ -1,4 +1,4 @@
-"""The Projection Kernel of two uniform random subspaces: its moments, its law, and draws of it."""
+"""The Projection Kernel of two uniform random subspaces: its moments, its distribution, and samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headspan.vocabulary.errors import HeadspanError
 Approximation = Literal["tight", "loose"]
 
 _HIGH = 0.999  # the point of the random distribution beyond which pairs are counted
-_SAMPLE_FLOATS = 2**22  # numbers drawn at once by the samplers: 32 MB
+_SAMPLE_FLOATS = 2**22  # numbers that the samplers draw at once: 32 MB
 
 
 class Moments(NamedTuple):
@@ -153,7 +153,7 @@ def entry_density(x: ArrayLike, d: int) -> np.ndarray:
     x = np.asarray(x, dtype=np.float64)
     inside = np.abs(x) <= 1
     with np.errstate(divide="ignore", invalid="ignore"):
-        # 0·log 0 stands for (1−x²)^0 = 1 at the ends when d = 3.
+        # 0·log 0 means (1−x²)^0 = 1 at the ends when d = 3.
         power = (d - 3) / 2 * np.log1p(-np.square(np.where(inside, x, 0.0))) if d != 3 else np.zeros_like(x)
     return np.where(inside, np.exp(power - betaln(0.5, (d - 1) / 2)), 0.0)
 

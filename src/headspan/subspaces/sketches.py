@@ -1,8 +1,8 @@
-"""Gaussian sketches of subspaces, and what those of two say about their Projection Kernel, exactly.
+"""Gaussian sketches of subspaces, and exact bounds on the Projection Kernel of two from their sketches.
 
 With S of d×s, entries N(0, 1/s), one side becomes Q_A = orth(SᵀU_A) and the other G_B = SᵀU_B. T = ‖Q_AᵀG_B‖_F² costs
-s² operations a pair instead of d², and its law is known (m, m' the dimensions, c_j the cosines of the angles, 0 beyond
-min(m, m')):
+s² operations per pair instead of d², and its law is known (m, m' the dimensions, c_j the cosines of the angles, 0
+beyond min(m, m')):
 
     E[T] = PK·(1 − m/s) + m·m'/s
     E exp(−λsT) = (1+2λ)^(−s·m'/2) · Π_j (1+2λ(1−c_j²))^((s−m)/2)        j = 1 … m'

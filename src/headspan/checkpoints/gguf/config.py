@@ -1,4 +1,4 @@
-"""The Hugging Face config that a GGUF file's metadata stands for."""
+"""A Hugging Face config from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONFIG_KEYS = {
 
 
 def make_config(family: Family, metadata: Mapping[str, Any], tensor_names: Mapping[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config from GGUF metadata. ``_unread`` says why a family cannot be read."""
+    """A Hugging Face config from GGUF metadata. ``_unread`` is the reason if a family cannot be read."""
     architecture = str(metadata.get("general.architecture"))
 
     def about(key: str) -> Any:
@@ -87,7 +87,7 @@ def _latent_sizes(about: About) -> dict[str, Any]:
     return {"qk_nope_head_dim": free, "qk_rope_head_dim": rotary, "v_head_dim": length("value")}
 
 
-# What single families say in a way of their own: named by their entries in the table.
+# Metadata of single families, named by their entries in the table.
 
 
 def one_key_value_head(config: Mapping[str, Any], about: About) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def falcon_layout(config: Mapping[str, Any], about: About) -> dict[str, Any]:
 
 
 def value_length(config: Mapping[str, Any], about: About) -> dict[str, Any]:
-    """Values have a size of their own."""
+    """Values have their own size."""
     found = about("attention.value_length")
     return {} if found is None else {"v_head_dim": found}
 
 
 def windows(config: Mapping[str, Any], about: About) -> dict[str, Any]:
-    """Gemma: which layers see a window, the heads of those and of the others, and layers without keys of their own."""
+    """Gemma: which layers use a sliding window, the heads of both kinds, and layers without their own keys."""
     found: dict[str, Any] = {"num_kv_shared_layers": about("attention.shared_kv_layers") or 0}
     found["enable_moe_block"] = bool(config.get("num_local_experts"))
     pattern, wide, narrow = (about(f"attention.{key}") for key in _WINDOW_KEYS)

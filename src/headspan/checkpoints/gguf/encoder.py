@@ -1,4 +1,4 @@
-"""A byte-level BPE encoder from GGUF metadata, for the ways of splitting text that we know."""
+"""A byte-level BPE encoder from GGUF metadata, for the known ways of splitting text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 
 
 def gguf_encoder(metadata: Mapping[str, Any], tokens: Mapping[int, str], added: set[int]) -> Callable[[], Any] | None:
-    """A function that makes the tokenizer, or None where the file does not say how text is split."""
+    """A function that makes the tokenizer, or None if the file's way of splitting text is unknown."""
     splits = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")))
     merges = metadata.get("tokenizer.ggml.merges")
     if splits is None or not isinstance(merges, (list, tuple)):

@@ -1,14 +1,14 @@
-"""How llama.cpp's converter writes each model family: one entry a family, undone when a GGUF file is read.
+"""How llama.cpp's converter writes each model family: one table entry per family, undone when a GGUF file is read.
 
 GGUF tensors are called ``blk.3.attn_q.weight``; the rest of the package knows the Hugging Face name
 ``model.layers.3.self_attn.q_proj.weight``. Some families are also stored in another order:
 
 * ``rope``: rows of Q and K of each head are (2, d_head/2) turned into (d_head/2, 2), for the rotary code there.
 * ``grouped``: a fused QKV that Hugging Face keeps head by head is stored as all Q, all K, all V.
-* ``transposed``: Conv1D weights are turned round.
+* ``transposed``: Conv1D weights are transposed.
 
 All three are undone, so that a file in float32 gives exactly the tensors of the original checkpoint. One thing is
-not: where a norm's gain is stored as γ − 1 (Gemma, Nemotron, Qwen3-Next), GGUF files hold γ; ``config["_gguf"]`` tells.
+not: where a norm's gain is stored as γ − 1 (Gemma, Nemotron, Qwen3-Next), GGUF files hold γ (``config["_gguf"]``).
 
 Experts of a layer are one tensor in a file, whatever they are in the checkpoint; their names are the same everywhere.
 A name that is not in :data:`FAMILIES` is refused (:mod:`headspan.checkpoints.gguf.unread`).
@@ -22,7 +22,7 @@ from headspan.checkpoints.gguf.config import falcon_layout, one_key_value_head, 
 from headspan.checkpoints.gguf.family import Family
 from headspan.checkpoints.gguf.unread import why_unread
 
-# The norm in front of the MLP, where llama.cpp names it by what it stands behind.
+# The norm before the MLP, where llama.cpp names it after what precedes it.
 _BEHIND = {"post_attention_norm": "post_attention_layernorm"}
 # Blocks with a norm on both sides of attention and of the MLP.
 _SANDWICH = {
@@ -330,7 +330,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(architecture: str) -> Family:
-    """The entry of a ``general.architecture``; one that is not known has its name, and why it cannot be read.
+    """The entry of a ``general.architecture``; for an unknown one, an entry with the reason why it cannot be read.
 
     >>> family_of("mamba2").unread[:48]
     "a GGUF file of 'mamba2' is not read: there is no"

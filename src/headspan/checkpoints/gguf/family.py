@@ -1,4 +1,4 @@
-"""How llama.cpp's converter may write a model family, and the Hugging Face names of its tensors."""
+"""The fields of an entry for a GGUF model family, and the Hugging Face names of its tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from headspan.checkpoints.gguf.config import About
 
-# Stems of the tensors of one block, and outside the blocks, in the Llama way.
+# Stems of the tensors of one block, and outside the blocks, as in Llama.
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -48,7 +48,7 @@ class Family:
     grouped: bool = False
     transposed: tuple[str, ...] = ()
     config: Callable[[Mapping[str, Any], About], dict[str, Any]] | None = None  # what its metadata says beside the rest
-    note: str = ""  # what the user should know of the numbers
+    note: str = ""  # a note for the user about the weights
     unread: str = ""  # why files of this family cannot be read
 
     def hf_name(self, name: str) -> str:
@@ -70,5 +70,5 @@ _BLOCK_NAME = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<stem>\w+)(?:\.(?P<end>we
 
 
 def _suffix(stem: str, end: str | None) -> str:
-    """Sinks are a parameter, not a module; the converter leaves the end of a few names out."""
+    """Sinks are a parameter, not a module; the converter omits the end of a few names."""
     return "" if stem.endswith("sinks") else f".{end or 'weight'}"

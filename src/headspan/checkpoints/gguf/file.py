@@ -133,7 +133,7 @@ class GgufSource(TensorSource):
     def _views_of(self, stored: str, tensor: GgufTensor, stem: str, layer: int) -> dict[str, View]:
         family, layout = self._family, "same"
         if family.unread:
-            return {stored: View(stored)}  # under its own name: nothing is known of it
+            return {stored: View(stored)}  # unknown, so under its own name
         if stem == "attn_qkv" and not family.fused:
             return self._split(stored, tensor, layer)
         if stem in family.transposed and len(tensor.shape) == 2:
@@ -224,7 +224,7 @@ class GgufSource(TensorSource):
         return math.prod(shape) // block * size
 
     def _check_layout(self, path: Path, header: GgufHeader) -> None:
-        """No tensor may lie outside the file or over another; unknown types are told when they are read."""
+        """Refuse tensors outside the file or overlapping another; unknown types are reported when they are read."""
         position, size = header.size, self._stamps[path].size
         for stored, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
             try:
@@ -256,7 +256,7 @@ class GgufSource(TensorSource):
             if kind.name == "F64":
                 return raw.view("<f8").reshape(wanted).copy()
             rows = raw.reshape(math.prod(wanted[:-1]), -1) if raw.size else raw.reshape(0, per_row)
-            with np.errstate(over="ignore", invalid="ignore"):  # a scale of NaN: told by whoever uses the numbers
+            with np.errstate(over="ignore", invalid="ignore"):  # a scale of NaN is reported where the numbers are used
                 numbers = np.asarray(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
             return numbers if numbers.flags.writeable else numbers.copy()  # float32 is a view of the bytes read
         except NotImplementedError:

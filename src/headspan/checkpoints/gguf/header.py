@@ -30,7 +30,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """What a GGUF file says about itself."""
+    """The metadata and the tensors of a GGUF file."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -38,7 +38,7 @@ class GgufHeader(NamedTuple):
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read and check the header; tensor sizes are checked by whoever knows the types."""
+    """Read and check the header; tensor sizes are checked later, when the types are known."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).header()

@@ -1,4 +1,4 @@
-"""Why GGUF files of some families are not read: llama.cpp's names beside those in the table of families."""
+"""Why GGUF files of some families are not read: names of llama.cpp that are not in the table of families."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNREAD: dict[str, str] = {
 
 
 def why_unread(architecture: str, known: Iterable[str]) -> str:
-    """One sentence for a file whose architecture has no entry."""
+    """The error message for a file whose architecture has no entry."""
     why = UNREAD.get(architecture, "headspan does not know how llama.cpp stores that family")
     return (
         f"a GGUF file of {architecture[:80]!r} is not read: {why}; give the Hugging Face directory if its family is "

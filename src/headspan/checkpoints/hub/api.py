@@ -1,6 +1,6 @@
-"""What a hub is asked: the files of a revision, its branches and tags, what identifies a file, and bytes.
+"""Requests to a hub: the files of a revision, branches and tags, the identity of a file, and bytes.
 
-Nothing that it says is believed before it was looked at: a commit and an etag become names of files on this machine.
+Every answer is checked before use, because commits and etags become file names on this machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ANSWERS = {
 
 
 class About(NamedTuple):
-    """What the hub says of a file.
+    """What the hub reports about a file.
 
-    etag: what identifies its content. linked: the hub hands it on to a store of large files, and the etag is the sha256
+    etag: what identifies its content. linked: the hub redirects to a store of large files, and the etag is the sha256
     of the content. xet: that store has etags of another kind that look the same. size: None where it does not say.
     location: where the bytes are.
     """
@@ -56,13 +56,13 @@ def is_own(address: str) -> bool:
 
 @contextmanager
 def get(address: str, most: int, headers: dict[str, str] | None = None) -> Iterator[Answer]:
-    """The answer to a GET, wherever it sends on to. Only the hub itself is told who we are."""
+    """The answer to a GET, redirects followed. Only the hub itself receives the user's token."""
     with connection, ask("GET", address, most, _headers(address) | (headers or {}), lambda answer, there: True) as got:
         yield got
 
 
 def list_files(repo: str, revision: str | None) -> tuple[str, list[str]]:
-    """The commit that a revision stands for, and the names of its files."""
+    """The commit of a revision, and the names of its files."""
     at = "" if revision is None else f"/revision/{quote(revision, safe='')}"
     said = _json(f"{endpoint()}/api/models/{repo}{at}", f"the list of files of {repo}")
     try:
@@ -87,7 +87,7 @@ def list_revisions(repo: str) -> dict[str, str]:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is text that can be written down: JSON can hold halves of characters."""
+    """Whether a value is valid text: JSON can contain lone surrogates."""
     return isinstance(value, str) and not any("\ud800" <= mark <= "\udfff" for mark in value)
 
 
@@ -96,7 +96,7 @@ def file_address(repo: str, commit: str, name: str) -> str:
 
 
 def about_file(address: str, commit: str) -> About:
-    """What the hub says of a file of a commit."""
+    """What the hub reports about a file of a commit."""
 
     def follow(answer: Answer, there: str) -> bool:  # a repository that was renamed; not the store of large files
         return "X-Linked-Etag" not in answer.headers and is_own(there)
@@ -117,7 +117,7 @@ def about_file(address: str, commit: str) -> About:
 
 
 def plain_etag(etag: str | None) -> str:
-    """An etag without its marks, "" where there is none; one that is not a plain token is refused."""
+    """An etag without quotes, or ""; raises if it is not a plain token."""
     token = (etag or "").strip().removeprefix("W/").strip('"')
     if token and not _TOKEN.fullmatch(token):
         raise BadAnswer(f"an ETag that is not a plain token ({token[:40]!r})")
@@ -142,10 +142,10 @@ def _json(address: str, what: str) -> Any:
 
 
 def _check_status(answer: Answer, sent_on: bool = False) -> None:
-    """Refuse an answer that says no."""
+    """Refuse an answer with an error status."""
     if answer.status == 200 or (sent_on and answer.location() is not None):
         return
     code = answer.headers.get("X-Error-Code", "")
     if answer.status == 401 and code not in _ANSWERS:
-        code = "RepoNotFound"  # what the hub says to whoever may not know
+        code = "RepoNotFound"  # the hub's answer for a private repository
     raise BadAnswer(_ANSWERS.get(code, f"answer {answer.status}"), status=answer.status, headers=answer.headers)

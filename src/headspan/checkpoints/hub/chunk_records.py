@@ -1,4 +1,4 @@
-"""Which contents the files of a commit have, so that they are found again without a network: ``ranges/COMMIT.json``."""
+"""The content of each file of a commit, so that it is found without a network: ``ranges/COMMIT.json``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Records:
 
 
 def forget_lost() -> None:
-    """Forget the contents that are not there any more; for use under the lock."""
+    """Forget the contents that were removed; for use under the lock."""
     with suppress(OSError):
         for path in root().iterdir():
             if _NAME.fullmatch(path.name) and not path.is_symlink():

@@ -1,8 +1,8 @@
-"""What is kept of remote files and how much room it may take.
+"""The cache of remote files and its size limit.
 
 Parts stay under a limit (``HEADSPAN_CACHE_LIMIT``, 50GB by default), however many processes add to them: each makes
-room for what it adds, under a lock. Contents that were not used for longest go first. Only files with names of ours in
-a folder of ours are ever removed.
+room for what it adds, under a lock. The least recently used contents are removed first. Only files that
+headspan named, in a folder that it made, are ever removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIMIT = "50GB"
 _FOLDER = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9a-f]{8}")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
-_ABANDONED = 600  # seconds after which what is written in one go is of a run that was killed
+_ABANDONED = 600  # seconds after which an unfinished file belongs to a killed run
 
 
 class Content(NamedTuple):
@@ -46,8 +46,8 @@ def contents() -> list[Content]:
     for folder in _folders():
         about = _about(folder)
         if about is not None:
-            with suppress(OSError):  # another process removes it at this moment
-                # By their names: to ask for the size of each of fifty thousand parts takes too long before every write.
+            with suppress(OSError):  # another process is removing it
+                # Sizes are computed from names: reading fifty thousand file sizes before every write takes too long.
                 size = sum(disk_bytes(int(name, 16), about["size"]) for name in _ours(folder, _PART))
                 size += sum((folder / name).stat().st_size for name in _ours(folder, _TEMPORARY))
                 used = (folder / MARKER).stat().st_mtime
@@ -56,7 +56,7 @@ def contents() -> list[Content]:
 
 
 def remove(found: Iterable[Content]) -> None:
-    """Remove contents. What is not ours in a folder stays, and so does the folder then."""
+    """Remove contents. Other files in a folder stay, and so does the folder then."""
     with locked():
         for content in found:
             _remove(content.folder)
@@ -73,7 +73,7 @@ def cache_limit() -> int:
 
 
 def sweep() -> None:
-    """Remove what killed runs left half written."""
+    """Remove unfinished files of killed runs."""
     for folder in (root(), *_folders()):
         for name in _ours(folder, _TEMPORARY):
             with suppress(OSError):
@@ -83,7 +83,7 @@ def sweep() -> None:
 
 @contextmanager
 def room(needed: int, keep: Collection[Path]) -> Iterator[None]:
-    """For ``needed`` more bytes, which nobody else takes before the block ends: what was not used for longest goes.
+    """Reserve ``needed`` bytes until the block ends, by removing the least recently used contents.
 
     keep: folders that must stay.
     """
@@ -93,7 +93,7 @@ def room(needed: int, keep: Collection[Path]) -> Iterator[None]:
 
 
 def size_text(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes as readable text.
 
     >>> size_text(24.04e9), size_text(1_500_000), size_text(80)
     ('24.04 GB', '1.5 MB', '0.08 kB')
@@ -122,7 +122,7 @@ def _make_room(needed: int, keep: Collection[Path]) -> None:
             f"the parts of this model take {size_text(kept + needed)}, but the cache is limited to {size_text(limit)}:"
             " set HEADSPAN_CACHE_LIMIT to more, or download whole files with --download"
         )
-    with suppress(OSError):  # whoever writes next says what is wrong with the folder
+    with suppress(OSError):  # the next write reports what is wrong with the folder
         free = shutil.disk_usage(root()).free
         if needed > free:
             raise HeadspanError(
@@ -147,14 +147,14 @@ def _folders() -> list[Path]:
 
 
 def _ours(folder: Path, names: re.Pattern[str]) -> list[str]:
-    """The names in a folder that are ours."""
+    """The names in a folder that headspan gave."""
     with suppress(OSError):
         return list(filter(names.fullmatch, os.listdir(folder)))
     return []
 
 
 def _about(folder: Path) -> dict[str, Any] | None:
-    """What the marker of a folder says, or None where there is none of ours."""
+    """The content of a folder's marker, or None if headspan did not make it."""
     try:
         about = json.loads(read_regular(folder / MARKER, 10_000))
     except (OSError, ValueError, RecursionError):

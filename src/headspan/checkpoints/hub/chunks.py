@@ -1,11 +1,10 @@
 """Parts of remote files on disk, by content: ``ranges/CONTENT/NUMBER`` in the user's cache folder.
 
-CONTENT is a hash of the size, of what identifies the content (the etag that the hub gives it and the one of whoever
-serves its bytes) and of who said so (endpoint and repository): a part of a file cannot be compared with the hash of the
-whole, so that an etag is only a name, and what one hub sends under it must not serve another. Every part has a
-mebibyte, the last one less. A part carries a hash of its place and its bytes, so that one that was damaged or put there
-by somebody else is fetched again. Parts are never changed, only added and removed: what one process removes another
-fetches again.
+CONTENT is a hash of the size, of the etags (from the hub and from the server that sends the bytes) and of their origin
+(endpoint and repository). A part cannot be checked against the hash of the whole file, so an etag is only a name, and
+bytes from one hub must not be used for another. Every part has one mebibyte, except the last. A part carries a hash of
+its position and its bytes, so that a part that was damaged or planted is fetched again. Parts are never changed, only
+added and removed: a part that one process removes is fetched again by the next that needs it.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _DIGEST = 16
 
 
 def root() -> Path:
-    """The folder of everything that is kept of remote files."""
+    """The cache folder of remote files."""
     return cache_folder() / "ranges"
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else adds or removes meanwhile, in this process or another; without a lock where there are none."""
+    """Hold the lock of the cache, against this and other processes; no lock on systems without locks."""
     handle = -1
-    with suppress(OSError):  # whoever writes next says what is wrong with the folder
+    with suppress(OSError):  # the next write reports what is wrong with the folder
         root().mkdir(parents=True, exist_ok=True, mode=0o700)
         if fcntl is not None:
             handle = os.open(root(), os.O_RDONLY)
@@ -55,22 +54,22 @@ def locked() -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A file that appears whole or not at all."""
+    """Write a file atomically."""
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
 
 
 def disk_bytes(number: int, size: int) -> int:
-    """What a part of a file of that size takes on disk."""
+    """The disk space of a part of that size."""
     return max(0, min(CHUNK, size - number * CHUNK)) + _DIGEST
 
 
 class ChunkStore:
     """The parts of one remote file.
 
-    etag, size, served: what identifies its content; ``served`` is the etag of whoever serves the bytes.
-    origin: endpoint and repository. label: which file that is, for people.
+    etag, size, served: what identifies its content; ``served`` is the etag of the server that sends the bytes.
+    origin: endpoint and repository. label: the file's name in messages.
     """
 
     def __init__(self, etag: str, size: int, served: str, origin: str, label: str) -> None:
@@ -107,7 +106,7 @@ class ChunkStore:
         return data
 
     def write(self, number: int, data: bytes) -> None:
-        """Keep a part; it appears whole or not at all."""
+        """Store a part, atomically."""
         try:
             self._mark()
             write_whole(self._path(number), data + self._digest(number, data))
@@ -118,7 +117,7 @@ class ChunkStore:
             ) from None
 
     def touch(self) -> None:
-        """Remember that the content was used just now."""
+        """Record that the content was used now."""
         with suppress(OSError):
             os.utime(self.folder / MARKER)
 

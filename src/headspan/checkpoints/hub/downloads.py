@@ -1,4 +1,4 @@
-"""Give back the disk that one checkpoint of the hub took: only what was downloaded meanwhile, nothing of others."""
+"""Remove the downloads of one checkpoint: only files that arrived during a block, none of other programs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headspan.checkpoints.hub.repository import HubReference
 class Downloads:
     """Removes, at the end of a ``with`` block, the files of one commit that came into the hub's cache during it.
 
-    before: what was there before; given where a run that was killed began it.
-    Of files that were read by ranges the contents that came meanwhile go too.
+    before: the files present before; given when a killed run is resumed.
+    Contents of files read by ranges that arrived meanwhile are removed too.
     A file is removed only if it was linked into this commit's snapshot meanwhile, and its content only if it came
     meanwhile too and no other snapshot uses it.
     """

@@ -1,8 +1,8 @@
 """Whole files of the hub on this machine, in the layout of the hub's own cache: ``models--x/snapshots/COMMIT/file``.
 
 What https://huggingface.co sent is in the hub's own cache, where other programs find it. What any other endpoint sent
-is in a cache of its own beside it: an endpoint may call its bytes what it likes, and must not speak for another. A file
-is kept only if its content has the hash that its etag is (git's or sha256), where the etag is a hash.
+is in a separate cache beside it, because an endpoint may give its bytes any name and must not replace another's. A
+file is kept only if its content matches its etag, where the etag is a hash (git's or sha256).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headspan.system.regular import CAREFUL, read_regular
 from headspan.vocabulary.errors import HeadspanError
 
 _HUB = "https://huggingface.co"
-_HASHED = JSON_LIMIT  # bytes up to which a file in the cache is hashed before every use; of others the name is believed
+_HASHED = JSON_LIMIT  # bytes up to which a cached file is hashed before every use; larger ones are trusted by name
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
-_STEP = 1 << 20  # bytes that make it worth while to go on with a download that broke off
+_STEP = 1 << 20  # bytes from which a broken download is resumed
 
 
 def root() -> Path:
@@ -86,7 +86,7 @@ def _commit(folder: Path, revision: str) -> str | None:
 
 
 def remember_revision(repo: str, revision: str | None, commit: str) -> None:
-    """Keep what a branch or tag stands for, for use without a network."""
+    """Record the commit of a branch or tag, for use without a network."""
     path = repository(repo) / "refs" / (revision or "main")
     if not COMMIT.fullmatch(revision or "") and _commit(repository(repo), revision or "main") != commit:
         with suppress(OSError):  # it serves only runs without a network
@@ -97,7 +97,7 @@ def remember_revision(repo: str, revision: str | None, commit: str) -> None:
 
 
 def find_file(repo: str, commit: str, name: str, about: About) -> Path | None:
-    """A whole file that is here, and is the one that the hub means; small ones are all in one place."""
+    """A whole cached file that matches what the hub reports."""
     for folder in _repositories(repo) if name.endswith(_WEIGHTS) else [repository(repo)]:
         with suppress(HeadspanError, OSError):
             path = member(folder / "snapshots" / commit, name)
@@ -139,7 +139,7 @@ def bring_file(repo: str, commit: str, name: str, about: About) -> Path:
 
 @contextmanager
 def _keeping(name: str) -> Iterator[None]:
-    """What this disk does is not to be taken for what the network does."""
+    """Report errors of the disk as such, not as errors of the network."""
     try:
         yield
     except OSError as error:
@@ -147,7 +147,7 @@ def _keeping(name: str) -> Iterator[None]:
 
 
 def _remove_empty(folder: Path, home: Path) -> None:
-    """Remove the folders that were made for a file that did not come."""
+    """Remove the folders that were made for a file that did not arrive."""
     with suppress(OSError):  # not empty
         while folder != home:
             folder.rmdir()
@@ -166,7 +166,7 @@ def in_one_folder(repo: str, commit: str, paths: Mapping[str, Path]) -> Path:
 
 
 def _most(name: str, about: About) -> int:
-    """Bytes that a file may have: those that the hub says, and of files that are read as a whole no more than sense."""
+    """The size limit of a file: what the hub reports, and a fixed limit for files that are read as a whole."""
     weights = name.endswith(_WEIGHTS)
     limit = INDEX_LIMIT if name.endswith(".index.json") else CONFIG_LIMIT if name == "config.json" else JSON_LIMIT
     if about.size is None:
@@ -189,7 +189,7 @@ def _link(blob: Path, link: Path) -> None:
 
 
 def content_hash(etag: str, size: int) -> Any:
-    """What a content must be hashed with to get its etag; None where the etag is not a hash.
+    """The hash function that gives a content's etag; None if the etag is not a hash.
 
     >>> content_hash("e69de29bb2d1d6434b8b29ae775ad8c2e48c5391", 0).hexdigest()
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
@@ -220,7 +220,7 @@ def _is_sound(path: Path, about: About) -> bool:
 
 
 def _download(address: str, about: About, most: int, path: Path) -> None:
-    """Write a whole file, of ``most`` bytes at most; one that breaks off is continued as long as something comes."""
+    """Write a whole file, of ``most`` bytes at most; a broken download is resumed as long as bytes arrive."""
     with _keeping(path.name):
         file = path.open("xb")
     part = _Part(address, about, most, file)
@@ -241,14 +241,14 @@ def _download(address: str, about: About, most: int, path: Path) -> None:
 
 
 class _Part:
-    """A file that came as far as it is written."""
+    """A partly downloaded file."""
 
     def __init__(self, address: str, about: About, most: int, file: BinaryIO) -> None:
         self._address, self._about, self._most, self._file = address, about, most, file
         self._served = ""
 
     def go_on(self) -> None:
-        """Bring what is missing, or everything where the server does not send the rest of the same version."""
+        """Download the rest, or everything if the server does not send the rest of the same version."""
         begin = self._file.tell()
         with get(self._address, self._most, {"Range": f"bytes={begin}-"} if begin else {}) as answer:
             if answer.status not in (200, 206, 416):

@@ -1,4 +1,4 @@
-"""Questions to a hub that are asked again when they may be answered later, a few at a time."""
+"""Requests to a hub, retried after temporary errors, a few at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ connection = threading.BoundedSemaphore(AT_ONCE)  # held for as long as a reques
 
 
 def patiently(question: Callable[[], Result], again: Callable[[BaseException], bool] | None = None) -> Result:
-    """What ``question`` returns, in as many tries as it takes within reason; its last error otherwise.
+    """The result of ``question``, with a limited number of retries; raises its last error.
 
-    again: which errors may pass; `passing` if none is given.
+    again: which errors are temporary; `passing` by default.
     """
     wait, stalls = _WAIT, 0
     for _ in range(TRIES - 1):
@@ -42,17 +42,17 @@ def patiently(question: Callable[[], Result], again: Callable[[BaseException], b
 
 
 def passing(error: BaseException) -> bool:
-    """Whether an error may be over soon: no answer, or one that says so."""
+    """Whether an error may be temporary: no answer, or one that says so."""
     return error.again or busy(error) if isinstance(error, BadAnswer) else isinstance(error, OSError)
 
 
 def busy(error: BaseException) -> bool:
-    """Whether there was an answer, which says that the server has no time now."""
+    """Whether the server answered that it is busy."""
     return isinstance(error, BadAnswer) and error.status in BUSY
 
 
 def unreachable(error: BaseException) -> bool:
-    """True when no answer came at all, as against an answer that says no."""
+    """True if there was no answer at all, not even an error status."""
     return (error.status or 0) >= 500 if isinstance(error, BadAnswer) else isinstance(error, OSError)
 
 

@@ -1,7 +1,7 @@
-"""Files of the hub read by byte ranges: what is asked for, and no more, through the cache of :mod:`chunks`.
+"""Files of the hub read by byte ranges: only what is needed, through the cache of :mod:`chunks`.
 
-Requests are of up to sixteen mebibytes, several at a time, whichever files they are for. Nothing of two versions of a
-file is ever mixed: :mod:`remote` refuses answers of another version than the first, and parts of different versions are
+Requests are of up to sixteen mebibytes, several at a time, across files. Two versions of a file are never
+mixed: :mod:`remote` refuses answers of another version than the first, and parts of different versions are
 kept apart. A server that stops sending ranges is asked for the whole file. Without a network the cache alone is read.
 """
 
@@ -29,7 +29,7 @@ _RUN = 16  # parts of one request
 
 @dataclass(frozen=True)
 class RemoteStamp(Stamp):
-    """The place of a stamp for a file whose content its etag fixes: there is nothing on this disk that could change."""
+    """Replaces the stamp of a local file: the etag fixes the content, so nothing on this disk can change."""
 
     @property
     def young(self) -> bool:
@@ -45,7 +45,7 @@ class RemoteStamp(Stamp):
 class RangeFile:
     """The bytes of a remote file, fetched as they are needed.
 
-    remote: who is asked for what is not in the cache; None without a network.
+    remote: the server for what is not in the cache; None without a network.
     download: brings the whole file to this machine, for when ``remote`` sends no ranges any more.
     """
 
@@ -60,7 +60,7 @@ class RangeFile:
 
     @classmethod
     def opened(cls, remote: Remote, origin: str, download: Callable[[], Path]) -> RangeFile:
-        """The file behind a remote. Of which version its bytes are is asked first, if no earlier run knows it."""
+        """The file behind a remote. Its version is requested first, unless an earlier run recorded it."""
         first = None if remote.served else remote.get(0, min(CHUNK, remote.size))
         store = ChunkStore(remote.etag, remote.size, remote.served or "", origin, remote.label)
         file = cls(store, remote, download)

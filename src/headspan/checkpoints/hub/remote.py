@@ -1,6 +1,6 @@
-"""One file of the hub as its server gives it: byte ranges of one version, and of no other.
+"""One file of the hub: byte ranges of a single version from its server.
 
-The hub says what identifies a file (its etag) and sends on to a store of large files, which has etags of its own.
+The hub says what identifies a file (its etag) and redirects to a store of large files, which has its own etags.
 Every answer must carry the etag of the first one. The first one is compared with what the hub said where the two are of
 one kind: the hub sends the bytes itself, or both are the sha256 of the content. (Etags of a Xet store are hashes of
 another kind that look the same.)
@@ -24,16 +24,16 @@ _GONE = (401, 403, 404, 410)
 
 
 class NoRanges(Exception):
-    """The server sends whole files only, or does not say of which version its ranges are."""
+    """The server sends whole files only, or does not identify the version of its ranges."""
 
 
 class Remote:
     """Asks a server for parts of one file.
 
-    address, commit: of the file on the hub. about: what the hub says of it. label: which file that is, for people.
+    address, commit: of the file on the hub. about: what the hub reports about it. label: its name in messages.
     forget: called when the file is found to have changed, before the error, so that nothing holds on to the version
     that was expected.
-    served: the etag of whoever serves the bytes, once it is known; set by who knows it from an earlier run.
+    served: the etag of the server that sends the bytes, once known; set from an earlier run's record.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Remote:
         self._finding, self._seeing = threading.Lock(), threading.Lock()
 
     def get(self, begin: int, end: int) -> bytes:
-        """The bytes from ``begin`` to ``end``, in as many tries as it takes within reason."""
+        """The bytes from ``begin`` to ``end``, with a limited number of retries."""
         try:
             return patiently(lambda: self._ask(begin, end))
         except (HeadspanError, NoRanges):
             raise
-        except Exception as error:  # whatever the network does
+        except Exception as error:  # any error of the network
             raise HeadspanError(
                 f"{self.label} cannot be read from the hub: {reason(error)}, after up to {TRIES} attempts; "
                 "what arrived is kept: run again"
             ) from None
 
     def changed(self) -> HeadspanError:
-        """The error for a file that is not what it was."""
+        """The error for a file that changed."""
         self._forget()
         return HeadspanError(f"{self.label} changed on the hub while it was being read: run again")
 
@@ -70,7 +70,7 @@ class Remote:
             if code in (200, 416):
                 raise NoRanges
             if code != 206:
-                expired = code in _GONE and not own  # an address that is good for some time only: ask for another
+                expired = code in _GONE and not own  # the address has expired: request another
                 if expired and self._location == address:
                     self._location = None
                 raise BadAnswer(f"answer {code}", expired, code, answer.headers)
@@ -81,7 +81,7 @@ class Remote:
             return content
 
     def _resolved(self) -> str:
-        """Where the bytes are: the hub sends on to a store of large files, for some time."""
+        """Where the bytes are: the hub redirects to a temporary address in a store of large files."""
         with self._finding:
             if self._location is None:
                 about = about_file(self._address, self._commit)
@@ -91,7 +91,7 @@ class Remote:
             return self._location
 
     def _check(self, answer: Answer, begin: int, end: int, own: bool) -> None:
-        """Refuse an answer of another place or version before its body is read."""
+        """Refuse an answer with another range or version before its body is read."""
         place = str(answer.headers.get("Content-Range", ""))
         match = _PLACE.fullmatch(place)
         if match is not None and match[3] not in ("*", str(self.size)):
@@ -109,6 +109,6 @@ class Remote:
                 raise self.changed()
 
     def _contradicts(self, etag: str, own: bool) -> bool:
-        """Whether an etag cannot be of the content that the hub promised."""
+        """Whether an etag contradicts the one that the hub reported."""
         comparable = own or (self.about.linked and not self.about.xet and bool(_SHA256.fullmatch(etag)))
         return comparable and etag != self.etag

@@ -1,8 +1,8 @@
 """Models on the Hugging Face hub: ``owner/name`` or ``owner/name@revision``, through the hub's own cache.
 
-Only what is needed is fetched, when it is first used: the config, the index, the tokenizer when tokens are asked for;
-of weights in safetensors files the headers and the bytes of the tensors that are read, of other files the whole file
-(and of all, with ``--download``). Without a network the caches alone are used.
+Files are fetched when they are first used: the config, the index, the tokenizer if tokens are needed. For weights in
+safetensors files, only the headers and the tensors that are read; other files as a whole (all files with
+``--download``). Without a network the caches alone are used.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class HubFiles(LocalFiles):
         return self._open_ranges(name) or super().open(name)
 
     def open_ahead(self, names: Iterable[str]) -> dict[str, WeightFile]:
-        failed = threading.Event()  # a server that lets us wait for one file is not asked for all others too
+        failed = threading.Event()  # a server that is slow for one file is not asked for the others
 
         def attempt(name: str) -> WeightFile | None:
             try:
                 return None if failed.is_set() else self._open_ranges(name)
-            except HeadspanError:  # said when the file is needed
+            except HeadspanError:  # reported when the file is needed
                 failed.set()
                 return None
 
@@ -136,7 +136,7 @@ class HubFiles(LocalFiles):
 
 
 def _origin(hub: HubReference) -> str:
-    """Who says what the files of a repository are."""
+    """The endpoint and repository that identify the files."""
     return f"{endpoint()} {hub.repo}"
 
 
@@ -213,7 +213,7 @@ def _failure(hub: HubReference, error: BaseException, name: str | None = None) -
 
 @contextmanager
 def explained(hub: HubReference, name: str | None = None) -> Iterator[None]:
-    """Turn any failure of a download into one sentence. ``name`` is the file that was asked for."""
+    """Turn any failure of a download into one `HeadspanError`. ``name`` is the requested file."""
     try:
         yield
     except HeadspanError:

@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
     """One step of a series.
 
     ref: what is opened. step: its number, read from its name, or its place in the series.
-    hub: the repository and revision, where it is one; commit: what the revision stands for, as far as it is known.
+    hub: the repository and revision, where it is one; commit: the commit of the revision, if known.
     """
 
     name: str
@@ -56,7 +56,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 def find_checkpoints(refs: Any, *, steps: Sequence[int] | None = None, last: int | None = None) -> list[Checkpoint]:
     """All checkpoints that the references name, in order; patterns are replaced by what they match, in natural order.
 
-    steps: only these steps, by the numbers in their names. last: only so many from the end.
+    steps: only these steps, by the numbers in their names. last: only this many from the end.
     """
     if steps is not None and last is not None:
         raise HeadspanError("give either the steps or the number of last checkpoints, not both")
@@ -128,7 +128,7 @@ def _matching(repo: str, pattern: str, listed: dict[str, str] | None) -> list[Ch
 
 
 def _one(hub: HubReference, listed: dict[str, str] | None) -> Checkpoint:
-    """A revision that was named; whether it exists is known before any work begins."""
+    """A revision by name; raises before any work if it does not exist."""
     revision = hub.revision or "main"
     commit = (listed or {}).get(revision)
     if commit is None and _COMMIT.fullmatch(revision):

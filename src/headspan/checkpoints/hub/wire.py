@@ -1,10 +1,9 @@
-"""One HTTP request to a server that may be slow, endless or lying: all that is asked of a hub passes through `ask`.
+"""HTTP requests to a server that may be slow, endless or malicious: all requests to a hub go through `ask`.
 
-An answer has bounds that are known before it is asked for: how many bytes it may have, how few may come in a window of
-time, and how long it may take in all. The package that huggingface_hub happens to use has no such bounds (its timeout
-is one of every single read), so the connection is made here. Answers are asked for uncompressed, and compressed ones
-are refused: what comes over the wire is what has to be kept. Whoever is not at the hub's own scheme, host and port is
-sent nothing that tells who we are.
+Every answer has limits set in advance: the most bytes, the fewest bytes in a window of time, and the total time. The
+HTTP library that huggingface_hub uses has no such limits (its timeout applies to each read), so the connection is made
+here. Compressed answers are refused, so that the limit on bytes holds. Only the hub's own scheme, host and port receive
+the user's token.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class BadAnswer(Exception):
 
 
 def window() -> float:
-    """Seconds in which a server must send something worth while."""
+    """Seconds in which a server must send a minimum of bytes."""
     given = os.environ.get("HEADSPAN_HUB_TIMEOUT") or str(WINDOW)
     with suppress(ValueError):
         if 0.1 <= float(given) <= 86_400:
@@ -63,7 +62,7 @@ def window() -> float:
 
 
 def origin(address: str) -> Origin:
-    """Scheme, host and port of an address: who answers there."""
+    """Scheme, host and port of an address."""
     parts = _parts(address)
     return parts.scheme, str(parts.hostname), parts.port or _PORTS[parts.scheme]
 
@@ -81,7 +80,7 @@ class Pace:
         self._most, self._spent, self._came = most, 0.0, 0
 
     def read(self, receive: Callable[[float], int]) -> int:
-        """Bytes that ``receive`` brings, which is told how long it may wait."""
+        """Bytes from ``receive``, which is given a timeout."""
         while True:
             began, got = time.monotonic(), None
             with suppress(TimeoutError):
@@ -135,11 +134,11 @@ class _Line:
         self._socket.sendall(data)
 
     def close(self) -> None:
-        """Not here."""
+        """Nothing: the owner of the socket closes it."""
 
 
 class Answer:
-    """Status and headers of an answer, whose body is not read yet; what is not read when the block ends never is."""
+    """Status and headers of an answer; its body can be read inside the block."""
 
     def __init__(self, response: http.client.HTTPResponse, pace: Pace, address: str) -> None:
         self._response, self._pace, self.address = response, pace, address
@@ -147,7 +146,7 @@ class Answer:
         self.headers: Any = response.headers  # a mapping whose keys are compared without regard to case
 
     def location(self) -> str | None:
-        """Where the server sends on to, if it does."""
+        """The address of a redirect, or None."""
         where = self.headers.get("Location") if self.status in _MOVED else None
         if where is None:
             return None
@@ -187,8 +186,8 @@ def ask(
 ) -> Iterator[Answer]:
     """The answer to a request that has no body.
 
-    most: bytes of the answer. follow: is given an answer that sends on and where to, and says whether to go there.
-    headers: a token among them is for whoever is at the first address, and for nobody else.
+    most: bytes of the answer. follow: decides, from an answer and the address of its redirect, whether to follow it.
+    headers: a token in them is sent to the first address only.
     """
     pace, first = Pace(most), origin(address)
     for _ in range(HOPS):
@@ -206,7 +205,7 @@ def ask(
 
 @contextmanager
 def _answered(method: str, address: str, headers: Mapping[str, str], pace: Pace) -> Iterator[Answer]:
-    """One answer over a connection of its own. Whatever the network does becomes an OSError or a `BadAnswer`."""
+    """One answer over a connection of its own. All network errors become an OSError or a `BadAnswer`."""
     try:
         with _connected(_parts(address), pace) as (sock, target, more):
             connection = http.client.HTTPConnection(_parts(address).netloc.rpartition("@")[2])
@@ -221,13 +220,13 @@ def _answered(method: str, address: str, headers: Mapping[str, str], pace: Pace)
         raise BadAnswer(f"an answer that ended early ({len(error.partial)} bytes)", again=True) from None
     except http.client.RemoteDisconnected:
         raise ConnectionResetError("the server closed the connection") from None
-    except (http.client.HTTPException, UnicodeError) as error:  # or the name of a host that no host can have
+    except (http.client.HTTPException, UnicodeError) as error:  # or an invalid host name
         raise BadAnswer(f"an answer that is not HTTP ({str(error)[:60]!r})") from None
 
 
 @contextmanager
 def _connected(parts: SplitResult, pace: Pace) -> Iterator[tuple[socket.socket, str, dict[str, str]]]:
-    """A connection to the server or to a proxy, what to ask for there, and what a proxy wants to be told."""
+    """A connection to the server or to a proxy, the path to request, and the headers for a proxy."""
     host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
     path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
     proxy = _proxy(parts)
@@ -276,7 +275,7 @@ def _proxy_headers(proxy: SplitResult | None) -> dict[str, str]:
 
 
 def _tunnel(sock: socket.socket, target: str, more: Mapping[str, str], pace: Pace) -> None:
-    """Ask a proxy for a connection to somebody else."""
+    """Ask a proxy for a connection to another server."""
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *(f"{name}: {value}" for name, value in more.items())]
     line = _Line(sock, pace)
     line.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
@@ -289,7 +288,7 @@ def _tunnel(sock: socket.socket, target: str, more: Mapping[str, str], pace: Pac
 
 @functools.cache
 def _trust() -> ssl.SSLContext:
-    """Whose certificates are believed: the system's, those of certifi, and a bundle that the environment names."""
+    """Trusted certificates: the system's, those of certifi, and a bundle that the environment names."""
     context = ssl.create_default_context()
     bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     with suppress(ImportError, OSError):

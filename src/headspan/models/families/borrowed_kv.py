@@ -1,7 +1,7 @@
-"""Layers that make no keys and values of their own: they use those of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B).
+"""Layers without their own keys and values, which use those of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B).
 
-Their query heads and output weights are their own. The key/value heads that serve them stand in the earlier layer,
-once, with query heads of several layers in their group.
+Their query heads and output weights are their own. Their key/value heads are listed once, in the earlier layer,
+with query heads of several layers in their group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headspan.vocabulary.errors import HeadspanError
 
 
 def kv_layers(config: Config, n_layers: int, where: Any) -> dict[int, int]:
-    """For each of the last layers that borrow, the layer that lends: the last one of its kind that makes its own.
+    """For each layer without its own keys and values, the layer whose it uses: the last one of its kind with its own.
 
     >>> kinds = ["sliding_attention", "full_attention"] * 3
     >>> kv_layers({"num_kv_shared_layers": 2, "layer_types": kinds}, 6, "a model")

@@ -1,4 +1,4 @@
-"""Sizes that the configs of some families say in a way of their own, under the keys that all others use.
+"""Sizes from the configs of families with unusual keys, under the usual keys.
 
 >>> falcon_sizes({"multi_query": True})["num_key_value_heads"]
 1
@@ -14,7 +14,7 @@ from headspan.models.families.entry import Config
 
 
 def multi_query_sizes(config: Config) -> Config:
-    """One key/value head, or one for every query head; the number that is written down means nothing then."""
+    """One key/value head, or one for every query head; the number in the config is then ignored."""
     return {"num_key_value_heads": 1 if config.get("multi_query", True) else None, "num_kv_heads": None}
 
 
@@ -48,14 +48,14 @@ def deci_sizes(config: Config) -> Config:
 
 
 def _quotient(whole: int, part: Any) -> int | float | None:
-    """An integer where there is one; anything else will be refused with a sentence that shows it."""
+    """The quotient of two integers; anything else is kept, so that the error shows it."""
     if type(part) is not int or part <= 0:
         return None
     return whole // part if whole % part == 0 else whole / part
 
 
 def mimo_sizes(config: Config) -> Config:
-    """Layers that see a window have twice the key/value heads; ``layer_types`` says which."""
+    """Layers with a sliding window have twice the key/value heads; ``layer_types`` says which."""
     count, kinds = config.get("num_key_value_heads"), config.get("layer_types")
     if type(count) is not int or not isinstance(kinds, (list, tuple)):
         return {}
@@ -63,14 +63,14 @@ def mimo_sizes(config: Config) -> Config:
 
 
 def step3_sizes(config: Config) -> Config:
-    """Layers that see a window have heads of another number; key/value heads are called groups in published files."""
+    """Layers with a sliding window have another number of heads; published files call key/value heads groups."""
     groups = config.get("num_attention_groups", config.get("num_key_value_heads"))
     other, kinds = config_part(config, "attention_other_setting"), config.get("layer_types")
     count = config.get("num_sliding_attention_heads", other.get("num_attention_heads"))
     if count is None or not isinstance(kinds, (list, tuple)):
         return {"num_key_value_heads": groups}
     usual, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
-    kinds = kinds[:layers] if type(layers) is int else kinds  # layers that predict further tokens stand behind
+    kinds = kinds[:layers] if type(layers) is int else kinds  # layers that predict further tokens come last
     heads = [count if kind == "sliding_attention" else usual for kind in kinds]
     return {"num_key_value_heads": groups, "num_attention_heads": heads}
 
@@ -84,7 +84,7 @@ def _own_sizes(config: Config) -> dict[int, Mapping[str, Any]] | None:
 
 
 def gemma4_sizes(config: Config) -> Config:
-    """Layers that see everything have heads of their own size and number."""
+    """Layers with full attention have heads of their own size and number."""
     kinds, own = config.get("layer_types"), _own_sizes(config)
     if not isinstance(kinds, (list, tuple)):
         return {}
@@ -102,7 +102,7 @@ _DOTS3_SLIDING = {
 
 
 def dots3_sizes(config: Config) -> Config:
-    """Layers that see a window have heads and latents of their own sizes: ``swa_…`` in files as they are published."""
+    """Layers with a sliding window have heads and latents of their own sizes: ``swa_…`` in published files."""
     count, kinds, own = config.get("num_hidden_layers"), config.get("layer_types"), _own_sizes(config)
     if type(count) is not int or not 0 < count < 10**5:
         return {}
@@ -121,7 +121,7 @@ def dots3_sizes(config: Config) -> Config:
 
 
 def gemma3n_sizes(config: Config) -> Config:
-    """Every fifth layer sees everything, where the config does not say which do."""
+    """Every fifth layer has full attention, unless the config lists them."""
     count = config.get("num_hidden_layers", 35)
     if config.get("layer_types") or type(count) is not int or not 0 < count < 10**5:
         return {}

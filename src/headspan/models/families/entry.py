@@ -1,4 +1,4 @@
-"""What the table of model families can say of one: names of its tensors, how they are stored, where its norms stand.
+"""The fields of an entry in the table of model families: tensor names, storage, positions of norms.
 
 The table itself is :mod:`headspan.models.families.table`.
 """
@@ -37,7 +37,7 @@ class Architecture:
     fused: str | None = None  # the one module that holds Q, K and V, in `layout`
     layout: Layout = "separate"
     transposed: bool = False  # Conv1D: weights stored (in, out)
-    norm: tuple[str, ...] = ("input_layernorm",)  # in front of attention; the first that exists
+    norm: tuple[str, ...] = ("input_layernorm",)  # before attention; the first that exists
     norm_kind: NormKind = "rms"
     norm_place: NormPlace = "pre"
     output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
@@ -52,17 +52,17 @@ class Architecture:
     gated: bool = False  # each head's query rows are followed by as many that gate its output
     own_gate: bool = False  # a module of its own gates what each head hands to its output
     hybrid: bool = False  # some layers may have no softmax attention
-    latent: bool = False  # keys and values come from a compressed vector: models/latent.py
+    latent: bool = False  # keys and values come from a compressed vector: latent_attention
     latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
     rotary_norm: str | None = None  # the norm of the rotary key, beside the latent's
     sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
     sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
     value_size: bool = False  # values have a size of their own, v_head_dim
     keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
-    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: models/kv_lending.py
+    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: borrowed_kv
     value_norm: bool = False  # values are normalised, so a value bias is not a constant output
-    streams: bool = False  # several residual streams, read and written through numbers for each token
-    remark: str | None = None  # what else a reader should know of the family
+    streams: bool = False  # several residual streams, read and written with weights for each token
+    remark: str | None = None  # a further note on the family
     in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
     defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out

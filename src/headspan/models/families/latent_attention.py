@@ -1,14 +1,14 @@
-"""Latent attention (DeepSeek-V2/V3 and kin): the d×m weights of heads whose keys and values come through a latent.
+"""Latent attention (DeepSeek-V2/V3 and related models): d×m weights of heads with keys and values from a latent.
 
 A layer compresses the stream into a latent of r dimensions, normalises it, and every head makes its key and its value
 of that: K_h = B_h^K·diag(g)·A and V_h = B_h^V·diag(g)·A, and often Q_h = Qb_h·diag(g_q)·Qa likewise. The norm inside
-only divides a token's latent by a number, so these products say exactly what a head reads, up to one positive number
-a token; its gains g are part of the weight. Layers of one model may differ in all these sizes (Dots 3).
+only divides a token's latent by a number, so these products are exactly what a head reads, up to one positive scalar
+per token; its gains g are part of the weight. Layers of one model may differ in all these sizes (Dots 3).
 
 Queries and keys have two parts. The *position-free* rows are Q and K of a head (``L3H5``). The rotary rows are kept
-apart: the key's are the same for all heads of a layer and stand once, as one more key head ``L3KR`` (stacked into the
-others they would put a floor under every KK of one layer); the queries', one set a head, are its partners and can be
-read as ``L3QR5.Q``. So OQ is about position-free rows alone, OK has a column for the rotary key of every layer.
+apart: the key's are the same for all heads of a layer and are listed once, as one more key head ``L3KR`` (stacked into
+the others they would raise every KK within the layer); the queries', one set for each head, are its partners and can
+be read as ``L3QR5.Q``. So OQ is about position-free rows alone, OK has a column for the rotary key of every layer.
 
 Heads of one layer lie in one latent, so their KK, VV, KV (and QQ) have a chance level of their own, far above that of
 random subspaces of the stream: :func:`latent_chance` estimates it by pushing random subspaces through the same latent.
@@ -26,7 +26,7 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head, Role
 from headspan.vocabulary.ports import PortTable
 
-_DRAWS = 24  # random subspaces a layer for its chance level: 276 pairs
+_DRAWS = 24  # random subspaces per layer for its chance level: 276 pairs
 _KEYS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -138,7 +138,7 @@ def latent_ports(shapes: Mapping[int, LatentShape]) -> PortTable:
 
 
 def latent_notes(shapes: Mapping[int, LatentShape], effects: bool) -> list[str]:
-    """Sentences for whoever looks at a model with these layers; ``effects``: whether they can be measured."""
+    """Notes on a model with these layers; ``effects``: whether they can be measured."""
     each = list(shapes.values())
     q_ranks = [shape.q_rank for shape in each if shape.q_rank is not None]
     queries = f" and queries through one of {_sizes(q_ranks)}" if q_ranks else ""
@@ -219,7 +219,7 @@ class LatentReader:
         return float(np.sqrt(shape.d_model / (rank or 1))) if shape.scaled else 1.0
 
     def bias(self, role: Role, layer: int, stored: Callable[[int, str], np.ndarray | None]) -> np.ndarray | None:
-        """(n, m): what a bias of the latent adds, times the same number a token as the rest; ``stored`` finds it."""
+        """(n, m): what a bias of the latent adds, scaled per token like the rest; ``stored`` finds it."""
         shape = self.shapes[layer]
         module = shape.latent_module(role)
         if role is Role.O or module is None:

@@ -1,4 +1,4 @@
-"""Which family of the table a checkpoint is of, by its config.
+"""The family of a checkpoint, found from its config.
 
 >>> find_architecture({"model_type": "xlm-roberta"})[0]
 'roberta'
@@ -19,7 +19,7 @@ _TEXT_PARTS = ("thinker_config", "text_config", "llm_config")  # one may be insi
 
 
 def _text_part(config: Config) -> Config:
-    """Of a model with pictures or sound the config of its language model, which alone is read."""
+    """The config of the language model in a vision or audio model, the only part that is read."""
     for key in _TEXT_PARTS:
         nested = config_part(config, key)
         if nested:
@@ -30,7 +30,7 @@ def _text_part(config: Config) -> Config:
 
 
 def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str, Architecture, Config]:
-    """The family of a checkpoint: its name, its entry for this very config, and the config of its text model."""
+    """The family of a checkpoint: its name, its entry for this config, and the config of its text model."""
     if config.get("_unread"):
         raise HeadspanError(str(config["_unread"]))
     outer = config.get("model_type")

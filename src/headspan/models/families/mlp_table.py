@@ -1,8 +1,8 @@
-"""Two declarative tables: how MLPs keep their weights, and where they stand in the block of each family.
+"""Two declarative tables: how MLPs store their weights, and their position in the block of each family.
 
-The names of the tensors of a layer tell which layout it has, so layers of one model may differ (dense ones before
+The names of a layer's tensors determine its layout, so layers of one model may differ (dense ones before
 mixtures of experts). Adding a family means adding its layout where it is a new one, its norm, and whether its MLP
-stands beside the attention. Names are those of :mod:`headspan.models.families.table`.
+is parallel to the attention. Names are those of :mod:`headspan.models.families.table`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Layout:
     up (``interleaved``: by turns), and ``up`` is None.
     stacked: one tensor holds all experts, (expert, rows, columns). turned: weights are stored (in, out).
     flat: the neurons of all experts are the rows of one tensor, of what reads and of what writes (DBRX).
-    shared: an MLP that every token passes besides the experts.
+    shared: an MLP for every token besides the experts.
     """
 
     gate: str | None
@@ -58,7 +58,7 @@ def _plain(up: str, down: str, **more: Any) -> Layout:
 _W = ("w1", "w3", "w2")
 _LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
 
-# The first whose tensors are all in the layer. A gated MLP stands before the plain one that shares two of its names.
+# The first whose tensors are all in the layer. A gated MLP comes before the plain one that shares two of its names.
 DENSE: tuple[Layout, ...] = (
     _gated("mlp"),
     _gated("mlp", _LINEAR_GATE),

@@ -1,4 +1,4 @@
-"""How many layers and heads a model has and how wide they are, layer by layer: what its config says, checked."""
+"""The numbers of layers and heads of a model and their widths, layer by layer, checked from its config."""
 
 from __future__ import annotations
 

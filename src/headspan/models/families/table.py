@@ -2,7 +2,7 @@
 
 To add a family, add one entry to :data:`ARCHITECTURES`; :mod:`headspan.models.families.entry` documents its fields.
 Tensor names are those of the Hugging Face classes, without the prefix of the body (``transformer.``, ``model.``).
-A module ``name`` stands for the tensors ``name.weight`` and ``name.bias``; ``"a|b"`` names the two outright.
+A module ``name`` means the tensors ``name.weight`` and ``name.bias``; ``"a|b"`` names the two explicitly.
 
 >>> ARCHITECTURES["gpt2"].fused
 'attn.c_attn'

@@ -1,6 +1,6 @@
-"""Where in one checkpoint everything is: the table entry of its family made concrete with its config and names.
+"""The tensors of one checkpoint by what they are: the table entry of its family, applied to its config and names.
 
-Only names, shapes and the config are looked at; no tensor is read.
+Only names, shapes and the config are used; no tensor is read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TensorMap:
             )
         other = {layer for layer, kind in enumerate(kinds) if kind not in _SOFTMAX_LAYERS} | self._headless
         if self.entry.hybrid and not other:
-            return tuple(held)  # the config has its own way to say which layers attend
+            return tuple(held)  # the config lists the layers with attention in its own way
         if self.n_layers > len(held) + len(other):
             missing = next(layer for layer in range(self.n_layers) if layer not in held and layer not in other)
             raise self._incomplete(self.weight(Role.Q, missing))
@@ -80,7 +80,7 @@ class TensorMap:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _find_prefix(self) -> str:
-        """What stands in front of the layers: the body's own name, nothing, or that of a wrapper."""
+        """The prefix of the layers: the body's own name, nothing, or that of a wrapper."""
         entry = self.entry
         inner = entry.body.partition(".")[2]  # of a body saved without its head (OPT: decoder.)
         for prefix in dict.fromkeys(
@@ -124,7 +124,7 @@ class TensorMap:
         return sorted(map(int, numbers))
 
     def _extra_layers(self) -> int:
-        """Layers behind the last one that only predict further tokens, which some configs count apart."""
+        """Layers after the last one that only predict further tokens, which some configs count apart."""
         extra = self.config.get("num_nextn_predict_layers")
         return extra if type(extra) is int and 0 < extra < 100 else 0
 

@@ -1,4 +1,4 @@
-"""Why models of some families are not read: names of the config's ``model_type`` beside those in the table of families.
+"""Why models of some families are not read: values of ``model_type`` that are not in the table of families.
 
 The error message gives the reason, and ``docs/models.md`` lists all of them.
 
@@ -90,7 +90,7 @@ _ARRAYS = (
 
 
 def why_unread(model_type: str | None, known: Iterable[str], more: int) -> str:
-    """One sentence for a config whose family has no entry; ``more`` is how many other names are known."""
+    """The error message for a config whose family has no entry; ``more`` is the number of other known names."""
     if model_type in UNREAD:
         return f"models of {model_type!r} are not read: {UNREAD[model_type]}"
     seen = "the config has no model_type" if model_type is None else f"unknown model_type {model_type[:80]!r}"

@@ -38,7 +38,7 @@ def bloom_variant(entry: Architecture, config: Config) -> Architecture:
 
 
 def chameleon_variant(entry: Architecture, config: Config) -> Architecture:
-    if config.get("swin_norm"):  # the norms stand behind attention and the MLP, under the same names
+    if config.get("swin_norm"):  # the norms come after attention and the MLP, under the same names
         return replace(entry, norm=(), norm_place="output", output_norm=("input_layernorm",))
     return entry
 
