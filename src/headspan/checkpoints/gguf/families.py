@@ -333,7 +333,7 @@ def family_of(architecture: str) -> Family:
     """The entry of a ``general.architecture``; for an unknown one, an entry with the reason why it cannot be read.
 
     >>> family_of("mamba2").unread[:48]
-    "a GGUF file of 'mamba2' is not read: there is no"
+    "a GGUF file of 'mamba2' is not read: it has no s"
     """
     known = FAMILIES.get(architecture)
     return known or Family(architecture.replace("-", "_"), unread=why_unread(architecture, FAMILIES))
