@@ -12,8 +12,7 @@ ROOT = Path(__file__).parent.parent
 GENERATED = ("docs/architecture.md", "docs/cli.md")  # made of docstrings and help texts, which are checked themselves
 
 # Pages and folders that still contain such phrases. Remove an entry when it is clean; never add one.
-NOT_YET = [
-]
+NOT_YET: list[str] = []
 
 # Pattern, what to write instead, an example. A blank also matches the break between two lines of a paragraph, of a
 # comment, or of adjacent strings.
