@@ -99,7 +99,7 @@ def test_commands_write_all_forms(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
     assert all(Path(out).stat().st_size > 1000 for out in outs)
     refused = runner.invoke(app, ["diff", "demo", "demo", "--out", str(tmp_path / "d.txt")])
-    assert "its name must end in" in str(refused.exception)
+    assert "must end in" in str(refused.exception)
 
 
 def opened(browser: Any, path: Path, problems: list[str], fragment: str = "") -> Any:

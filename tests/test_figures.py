@@ -398,7 +398,7 @@ def test_what_is_lacking_is_told_and_the_rest_is_drawn(tmp_path: Path) -> None:
     assert set(drawn.skipped) == {
         "two-layer", "scatter", "identity", "head-scores", "kl", "unembedding", "folded-wiring", "mse", "use",
     }  # fmt: skip
-    assert "two layers" in drawn.skipped["two-layer"]
+    assert "two attention layers" in drawn.skipped["two-layer"]
     assert "cs scores" in drawn.skipped["scatter"]
     assert "headspan behaviour" in drawn.skipped["identity"]
     assert "all 16 pairings" in drawn.skipped["kl"]
@@ -415,7 +415,7 @@ def test_what_is_lacking_is_told_and_the_rest_is_drawn(tmp_path: Path) -> None:
 def test_names_and_formats_are_checked(context: Context, tmp_path: Path) -> None:
     assert parse_names("scatter, wiring") == ("wiring", "scatter")
     assert parse_names("all") == tuple(FIGURES)
-    with pytest.raises(HeadspanError, match="unknown figure 'pie': choose from wiring"):
+    with pytest.raises(HeadspanError, match="unknown figure 'pie'"):
         draw("pie", context, tmp_path)
     with pytest.raises(HeadspanError, match="unknown format 'gif'"):
         draw("norms", context, tmp_path, "gif")

@@ -167,7 +167,7 @@ def test_paths_and_the_nodes_of_a_result(place: Path, tmp_path: Path, capfd: pyt
     for words, sentence in {
         "--to nobody": "no head or node 'nobody'",
         "--to L1N3.W": "Give L1N3.R instead",
-        "--from L1N3.R": "give L1N3.W instead",
+        "--from L1N3.R": "Give L1N3.W instead",
         "--to L1N3.K": "is a node",
         "--pairing OQ --to L1N3": "reads with R",
     }.items():

@@ -320,7 +320,7 @@ def test_the_first_screen_explains_an_edge(
     view = open_page(*demo)
     page = view.page
     page.click("#tour-start")
-    assert view.state("head") == "L0H3" and "token before" in view.text(".tour")
+    assert view.state("head") == "L0H3" and "previous token" in view.text(".tour")
     page.click("#tour-next")
     assert view.state("pair") == "L0H3.O-L1H0.K" and "4.00 by chance" in view.text(".tour")
     page.click("#tour-next")

@@ -116,7 +116,7 @@ def baseline(
     formats |= dict.fromkeys(("pairs", "random", "reversed", "within"), ",d")
     title = (
         "pk of forward pairs against chance; number significant at a false-discovery rate of "
-        f"{q:g} against random subspaces, reversed pairs and pairs of the same two layers"
+        f"{q:g} against random subspaces, reversed pairs, and within the same two layers"
     )
     wide = ("sd", "random_sd", "both_significant", "direction_p")  # left out so that the table fits a terminal
     shown = [{n.removesuffix("_significant"): v for n, v in row.items() if n not in wide} for row in rows]
