@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +363,18 @@ def part_h(folder: Path) -> list[tuple[str, ...]]:
     return rows
 
 
-PARTS = {"a": part_a_b, "c": part_c, "d": part_d_f, "e": part_e, "g": part_g, "h": part_h}
+PARTS = {
+    "a": part_a_b, "b": part_a_b, "c": part_c, "d": part_d_f, "e": part_e, "f": part_d_f, "g": part_g, "h": part_h,
+}  # fmt: skip
+
+
+def chosen(text: str) -> list[Callable[[Path], list[tuple[str, ...]]]]:
+    """The measurements that a list of letters names, each once: a and b are measured together, and so are d and f."""
+    letters = [letter.strip() for letter in text.split(",")]
+    unknown = [letter for letter in letters if letter not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a part: choose from {','.join(PARTS)}")
+    return list(dict.fromkeys(PARTS[letter] for letter in letters))
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -373,13 +385,15 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, like a,c (b is measured with a, f with d)")
+    parser.add_argument(
+        "--only", type=chosen, default=",".join(PARTS), help="parts, like a,c (a and b come together, d and f too)"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.only.split(","):
-            rows += PARTS[name.strip()](Path(folder))
+        for part in options.only:
+            rows += part(Path(folder))
             print(table(rows[-4:]), flush=True)
     text = table(rows)
     if options.write:
