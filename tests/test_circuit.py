@@ -107,7 +107,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path, scores: hs.Scores) -> None:
     path = tmp_path / "c.json"
     with path.open("wb") as file:
         file.truncate(2**34)
-    with pytest.raises(hs.HeadspanError, match="more than any circuit"):
+    with pytest.raises(hs.HeadspanError, match="too many for a circuit"):
         hs.wiring(scores, circuit=path)
 
 

@@ -331,7 +331,7 @@ def test_without_unembedding_a_sentence(gpt2_dir: Path) -> None:
     ("arguments", "message"),
     [
         ({"head": "L9H0"}, "no head L9H0"),
-        ({"head": "L0H9", "role": "K"}, "no head L0H9 with role K"),
+        ({"head": "L0H9", "role": "K"}, "no head L0H9 with the role K"),
         ({"head": "L0H0", "role": "X"}, "unknown role"),
         ({"head": "L0H0", "preprocess": "whiten"}, "unknown preprocessing"),
         ({"head": "L0H0", "k": 0}, "at least 1"),
