@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Callable[[Head, Tensors], Any], str]] = {
     "linear_cka": (set_at("linear_cka/OK", (0, 5), 1.01), "outside the range"),
     "procrustes": (set_at("procrustes/OK", (0, 5), -0.01), "outside the range"),
     "ranks of 0": (lambda head, t: t.update({"rank/O": 0 * t["rank/O"]}), "outside the range of pk"),
-    "ranks above d_head": (set_at("rank/O", (0,), 5), "of 4 at most"),
+    "ranks above d_head": (set_at("rank/O", (0,), 5), "5 dimensions for O, more than 4"),
     "no ranks": (lambda head, t: t.pop("rank/K"), "without the ranks"),
     "backward pairs": (set_at("pk/OK", (5, 0), 0.5), "not among its pairs"),
     "backward effects": (set_at("effect/random/OK", (5, 0), 0.5), "come earlier"),

@@ -139,9 +139,9 @@ def test_an_older_name_of_sparse_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_type": "zamba"}, "models of 'zamba' are not read: one attention block is shared by many layers"),
+        ({"model_type": "zamba"}, "models of 'zamba' are not read: many layers share one attention block"),
         ({"model_type": "muse_spark", "text_config": {"model_type": "muse_spark_text"}}, "models of 'muse_spark' are"),
-        ({"model_type": "newer", "text_config": {"model_type": "kosmos_2_text_model"}}, "heads are normalised"),
+        ({"model_type": "newer", "text_config": {"model_type": "kosmos_2_text_model"}}, "a norm over all heads"),
         ({"model_type": "gemma4_unified_assistant", "text_config": {"model_type": "gemma4_unified_text"}}, "draft for"),
         ({"model_type": "nonesuch"}, "unknown model_type 'nonesuch': known are afmoe"),
         ({}, "the config has no model_type: known are afmoe"),

@@ -128,7 +128,7 @@ def test_sampling_is_seeded_and_frames_are_orthonormal() -> None:
         sample_pk(2, 3, 4)
     with pytest.raises(HeadspanError, match="1 ≤ m ≤ d"):
         random_bases(2, 3, 4)
-    with pytest.raises(HeadspanError, match="d = 2"):
+    with pytest.raises(HeadspanError, match="d ≥ 2, but d = 1"):
         entry_density(0.0, 1)
 
 

@@ -196,7 +196,7 @@ def test_sizes_and_provenance(run: Run) -> None:
 
 
 def test_folding_twice_is_refused(run: Run) -> None:
-    with pytest.raises(hs.HeadspanError, match="folded already"):
+    with pytest.raises(hs.HeadspanError, match="already folded"):
         fold(fold(run.weights))
 
 

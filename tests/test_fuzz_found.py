@@ -271,7 +271,7 @@ def test_found_in_a_gallery_that_was_killed(tmp_path: Path) -> None:
     assert (made / "index.html").is_file()
     (made / "index.html").unlink()
     (made / "notes.txt").write_text("mine")
-    with pytest.raises(hs.HeadspanError, match="other things"):
+    with pytest.raises(hs.HeadspanError, match="other files"):
         hs.site(made, [scores])
 
 

@@ -359,7 +359,7 @@ def test_words_by_their_text(real_smollm2) -> None:
     assert [node.name for node in found.nodes(Role.R)] == ["_Paris", "_London"]
     with pytest.raises(HeadspanError, match=r"is not one token .* it consists of"):
         node_sets(weights, tokens=" Parisianly")
-    with pytest.raises(HeadspanError, match="is no token"):
+    with pytest.raises(HeadspanError, match="is not a token"):
         node_sets(weights, tokens=" Paris,")
 
 
@@ -491,7 +491,7 @@ def test_features_that_are_no_directions_of_the_stream(tmp_path: Path) -> None:
     refused("not in the residual stream", {"hook_name": "blocks.2.attn.hook_z"})
     refused("not in the residual stream", {"hook_name": "blocks.2.mlp.hook_post"})
     refused("which has the layers 0 to 3", {"hook_name": "blocks.7.hook_resid_pre"})
-    refused("is not known", {"hook_name": "somewhere"})
+    refused("unknown hook 'somewhere'", {"hook_name": "somewhere"})
     refused("does not name one hook", {"hook_name": 5})
     refused("does not name one hook", {})
     refused("one head", good | {"hook_head_index": 2})

@@ -49,7 +49,7 @@ def test_top_and_rank_agree(scores: hs.Scores) -> None:
     assert matrix.top(0) == []
     with pytest.raises(hs.HeadspanError, match="not among the OK pairs"):
         matrix.rank_of("L2H0", "L1KV0")
-    with pytest.raises(hs.HeadspanError, match="no head L9H9 with role O"):
+    with pytest.raises(hs.HeadspanError, match="no head L9H9 with the role O"):
         matrix.rank_of("L9H9", "L1KV0")
 
 

@@ -198,7 +198,7 @@ def test_public_functions_say_what_is_no_subspace(matrix: object, rank: object, 
 
 
 def test_spaces_of_different_matrices_are_of_one_width() -> None:
-    with pytest.raises(HeadspanError, match=r"\(4, 2\) and \(5, 2\): d differs"):
+    with pytest.raises(HeadspanError, match=r"different d: shapes \(4, 2\) and \(5, 2\)"):
         hs.principal_angles(np.eye(4)[:, :2], np.eye(5)[:, :2])
 
 
