@@ -340,7 +340,7 @@ random words said again and again. End of training: {last}.
 
 ## Head scores
 
-Mean attention on random tokens said twice ({protocol}; `headspan behaviour`).
+Mean attention on random sequences repeated twice ({protocol}; `headspan behaviour`).
 
 {table}
 """

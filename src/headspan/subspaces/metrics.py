@@ -40,6 +40,7 @@ from headspan.subspaces.bases import (
     power_of_two,
     subspace_ranks,
 )
+from headspan.subspaces.random_subspaces import exact_moments
 from headspan.system.threads import parallel_map, scratch
 from headspan.vocabulary.errors import HeadspanError
 
@@ -169,8 +170,9 @@ class Metric:
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of PK of uniform random subspaces, as ``subspaces.random_subspaces`` derives them."""
-    return m * m2 / d, np.sqrt(2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
+    """Mean and standard deviation of PK of uniform random subspaces."""
+    found = exact_moments(d, m, m2)
+    return found.mean, found.sd
 
 
 _DRAWN = 12  # random weights on either side: 144 scores

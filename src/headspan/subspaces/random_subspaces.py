@@ -27,6 +27,12 @@ class Moments(NamedTuple):
         return np.sqrt(self.variance)
 
 
+def exact_moments(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> Moments:
+    """The exact moments of :func:`moments`, for float64 arrays that need no check."""
+    # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
+    return Moments(m * m2 / d, 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
+
+
 def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximation: Approximation = "tight") -> Moments:
     """Mean and variance of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
 
@@ -43,14 +49,11 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
     if np.any(d < 1) or np.any(m < 0) or np.any(m2 < 0) or np.any(m > d) or np.any(m2 > d):
         seen = (f"{name} from {np.min(x):g} to {np.max(x):g}" for name, x in (("d", d), ("m", m), ("m'", m2)))
         raise HeadspanError(f"random subspaces need 0 ≤ m ≤ d and d ≥ 1, but got {', '.join(seen)}")
-    mean = m * m2 / d
     if approximation == "loose":
-        return Moments(mean, 2 * m * m2 / d**2)
+        return Moments(m * m2 / d, 2 * m * m2 / d**2)
     if approximation != "tight":
         raise HeadspanError(f"unknown approximation {approximation!r}: choose tight or loose")
-    # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
-    variance = 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2))
-    return Moments(mean, variance)
+    return exact_moments(d, m, m2)
 
 
 class RandomLaw(NamedTuple):
