@@ -211,6 +211,10 @@ class AttentionWeights(ABC):
         It may be a view of the tensor as it is stored, which must not be modified.
         """
 
+    def observed(self, role: Role | str, layer: int) -> np.ndarray:
+        """The folded weights of a role times the roots of their statistics, (n, d, m); see `ObservedWeights`."""
+        raise HeadspanError(f"there are no statistics of {self.reference}. Make them with hs.observe")
+
     @abstractmethod
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         """(n, m) for Q, K and V, (d,) for O, or None."""

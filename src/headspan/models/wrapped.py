@@ -48,6 +48,9 @@ class WrappedWeights(AttentionWeights):
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         return self.inner.read(role, layer)
 
+    def observed(self, role: Role | str, layer: int) -> np.ndarray:
+        return self.inner.observed(role, layer)
+
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         return self.inner.rotary_queries(layer)
 

@@ -55,6 +55,7 @@ def check_scores(
     key: tuple[str, Pairing],
     ports: PortTable,
     ranks: Mapping[Role, np.ndarray],
+    sizes: Mapping[tuple[str, Role], np.ndarray],
     provenance: Mapping[str, Any],
     path: Path,
 ) -> None:
@@ -65,7 +66,11 @@ def check_scores(
     if not set(pairing) <= set(ranks):
         raise damaged(path, f"it has {name} without the ranks of its heads")
     slack = COARSE_SLACK if provenance.get("products") == "bfloat16" else SLACK
-    low, high = metric_of(metric).bounds(ranks[pairing.source][:, None], ranks[pairing.target][None, :])
+    ends = [sizes.get((metric, role)) for role in pairing]
+    if metric_of(metric).observed and any(end is None for end in ends):
+        raise damaged(path, f"it has {name} without the sizes of its heads")
+    products = None if ends[0] is None or ends[1] is None else np.outer(ends[0], ends[1])
+    low, high = metric_of(metric).bounds(ranks[pairing.source][:, None], ranks[pairing.target][None, :], products)
     room = slack * np.maximum(np.minimum(high, np.inf), 1.0)
     with np.errstate(invalid="ignore"):
         outside = (values < low - room) | (values > high + room)

@@ -203,3 +203,17 @@ SERIES_PROVENANCE: dict[str, Field] = {
     "centred": optional(TEXTS),
     "not_centred": optional(TEXTS),
 }
+STATISTICS: dict[str, Field] = {
+    "ports": mapping_of(_NAMES, _is_role),
+    "served_by": mapping_of(text(40)),
+    "inputs": list_of(
+        fields(
+            {"kind": text(40), "sequences": whole(1, 2**53), "tokens": whole(1, 2**53), "sha256": text(64)},
+            needed=("kind", "sequences", "tokens", "sha256"),
+        )
+    ),
+    "model": fields({**IDENTITY, "reference": optional(text())}),
+    "protocol": MAPPING,
+    "provenance": MAPPING,
+    "hash": text(200),
+}

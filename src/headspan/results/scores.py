@@ -47,6 +47,7 @@ class Scores:
     provenance: dict[str, Any] = field(default_factory=dict)
     annotations: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are not scores, such as "effect/OK"
+    sizes: dict[tuple[str, Role], np.ndarray] = field(default_factory=dict)  # of the factors of observed similarities
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -89,6 +90,11 @@ class Scores:
         if role not in self.role_ranks:
             raise HeadspanError(f"this result has no pairing with the role {role}, so it has no ranks for it")
         return self.role_ranks[role]
+
+    def pair_sizes(self, metric: str, pairing: Pairing) -> np.ndarray | None:
+        """Products of the sizes of both ends of every pair, for a similarity that has sizes."""
+        first, second = (self.sizes.get((metric, role)) for role in pairing)
+        return None if first is None or second is None else np.outer(first, second)
 
     def check_all_pairs(self, what: str) -> None:
         """Refuse a screened result where all pairs are needed, since the strongest alone would mislead."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from headspan.results.checks import check_annotations, check_extra, check_heads, check_ranks, check_scores
+from headspan.results.checks import check_annotations, check_extra, check_heads, check_ranks, check_scores, damaged
 from headspan.results.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
 from headspan.system.outputs import check_output
 from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from headspan.results.scores import Scores
 
 # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores; 3: nodes, each port of them with
-# its position; 4: a hash of the content, and the identity of its model with every annotation.
+# its position; 4: a hash of the content, the identity of its model with every annotation, and sizes of factors.
 SCHEMA = SEALED_SCHEMA = 4
 Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
-# arrays, ports, d_model, ranks, provenance, annotations, extra: the fields of Scores
-Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
+Sizes: TypeAlias = "dict[tuple[str, Role], np.ndarray]"
+# arrays, ports, d_model, ranks, provenance, annotations, extra, sizes: the fields of Scores
+Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray], Sizes]"
 
 
 def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> None:
@@ -33,6 +34,7 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
     target = check_output(path, "result", inputs=[scores.provenance.get("reference")], force=force)
     tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in scores.arrays.items()}
     tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in scores.role_ranks.items()}
+    tensors |= {f"size/{metric}/{role}": sizes for (metric, role), sizes in scores.sizes.items()}
     tensors |= scores.extra
     table = scores.ports
     head = {
@@ -73,6 +75,7 @@ def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) 
     table = _port_table(head, path)
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     ranks: dict[Role, np.ndarray] = {}
+    sizes: Sizes = {}
     extra = {name: tensors[name] for name in head.get("extra", ()) if name in tensors}
     listed = [name for name in dict.fromkeys(head["order"]) if name in tensors]
     for name in dict.fromkeys([*listed, *(name for name in tensors if name not in extra)]):
@@ -80,6 +83,12 @@ def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) 
         if metric == "rank":
             role = _role(rest, path)
             ranks[role] = _checked_array(tensors[name], (len(table.of(role)),), np.int32, name, path)
+        elif metric.startswith("size/"):
+            role = _role(rest, path)
+            found = _checked_array(tensors[name], (len(table.of(role)),), np.float32, name, path)
+            if not (found >= 0).all():
+                raise damaged(path, f"{name[:80]} has negative or missing sizes")
+            sizes[metric.removeprefix("size/"), role] = found
         else:
             pairing = Pairing.parse(rest)
             shape = (len(table.of(pairing.source)), len(table.of(pairing.target)))
@@ -87,10 +96,10 @@ def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) 
     provenance, annotations = head["provenance"], head["annotations"]
     check_ranks(ranks, head["d_model"], provenance, path)
     for (metric, pairing), values in arrays.items():
-        check_scores(f"{metric[:40]}/{pairing}", values, (metric, pairing), table, ranks, provenance, path)
+        check_scores(f"{metric[:40]}/{pairing}", values, (metric, pairing), table, ranks, sizes, provenance, path)
     check_extra(extra, table, path)
     check_annotations(annotations, table, provenance, path)
-    return arrays, table, head["d_model"], ranks, provenance, annotations, extra
+    return arrays, table, head["d_model"], ranks, provenance, annotations, extra, sizes
 
 
 def is_result(path: str | os.PathLike[str]) -> bool:

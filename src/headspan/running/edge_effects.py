@@ -54,7 +54,7 @@ class EdgeReader:
         self.records.clear()
         self.samples = list(samples)
         for sample in self.samples:
-            self.records.append(self.replayer.record(torch.from_numpy(sample.ids.astype(np.int64))))
+            self.records.append(self.replayer.record(sample.tensor))
         if self.ablate == "mean":
             everything = {n: [scaled_z(record[n]) for record in self.records] for n in self.replayer.layers}
             self._means = {n: torch.cat(z).mean(0, keepdim=True) for n, z in everything.items()}
@@ -85,7 +85,7 @@ class EdgeReader:
         """What the ports of a layer read after ``delta`` (n, T, d) is subtracted from the stream."""
         if not self.frozen_norm or self.replayer.layers[layer].norm is None:
             return self.replayer.read(layer, record.stream - delta)
-        norm = self._norm(layer)
+        norm = stream_norm(self.weights, layer)
         return record.normed - norm.linear(delta) * norm.scale(record.stream)
 
     def keep_only(
@@ -98,7 +98,7 @@ class EdgeReader:
         """
         import torch
 
-        norm = self._norm(layer)
+        norm = stream_norm(self.weights, layer)
         weight = norm.folded(torch.from_numpy(port_weights(self.weights, receiver, layer)).to(delta))  # (heads, d, m)
         all_of_it = torch.einsum("ntd,hdm->nthm", delta, weight)
         along = torch.einsum("nhdr,ntd->nhtr", directions, delta)
@@ -108,13 +108,15 @@ class EdgeReader:
         inner, latent = record.inner[receiver], self.replayer.layers[layer].inlets[receiver].latent
         return left_out if inner is None or latent is None else left_out * inner[..., None] / latent.later
 
-    def _norm(self, layer: int) -> _Norm:
-        norm = self.weights.norm(layer)
-        return _Norm("none", None, 0.0) if norm is None else _Norm(norm.kind, norm.gain, norm.eps)
+
+def stream_norm(weights: AttentionWeights, layer: int) -> StreamNorm:
+    """The norm between the stream and a layer's attention; one without gain and scale if there is none."""
+    norm = weights.norm(layer)
+    return StreamNorm("none", None, 0.0) if norm is None else StreamNorm(norm.kind, norm.gain, norm.eps)
 
 
 @dataclass(frozen=True)
-class _Norm:
+class StreamNorm:
     """The norm before attention as a linear map and a scale."""
 
     kind: str

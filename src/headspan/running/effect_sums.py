@@ -133,7 +133,7 @@ class Measuring:
 
     def _write_norms(self, index: int, layer: int) -> np.ndarray:
         z = scaled_z(self.reader.records[index][layer])
-        return _lengths(widened(z), self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
+        return squared_lengths(widened(z), self.replayer.output_grams(layer)).sqrt().sum(0).cpu().numpy()
 
     def _edges_into(self, place: int, index: int, totals: Totals, scored: Totals) -> None:
         """All requested edges into one layer, in one sequence."""
@@ -244,10 +244,10 @@ class Before:
 
     def _square(self, z: torch.Tensor) -> torch.Tensor:
         z = z if self.scale is None else z * self.scale[:, :, None]
-        return _lengths(z, self.grams).sum(1)
+        return squared_lengths(z, self.grams).sum(1)
 
 
-def _lengths(z: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
+def squared_lengths(z: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
     """Squared lengths of outputs from z (…, T, heads, m)."""
     import torch
 

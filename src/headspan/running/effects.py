@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,12 @@ from headspan.results.large_effects import DRAWS, FLOORS
 from headspan.results.scores import Scores
 from headspan.running.edge_effects import EdgeReader, SharedDirections
 from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
+from headspan.running.materials import EFFECTS_TEXT, built_in_text, random_material, text_material, token_material
 from headspan.running.opening import RunningModel, running
 from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.random_writes import RandomWrites
 from headspan.running.replay import Replayer
-from headspan.running.samples import Sample, equal_windows, random_samples, token_pool
+from headspan.running.samples import Sample
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
@@ -43,12 +43,10 @@ __all__ = [
     "effects",
     "effects_in",
     "effects_of",
-    "shipped_text",
     "with_effects",
 ]
 
-SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random sequences
-TEXT_WINDOW = 128
+SEQUENCES = 4  # random ones
 Progress = Callable[[int, int], None]
 
 
@@ -117,7 +115,7 @@ def effects(
         if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
             notes.append(doubt)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
-        replayer.check(_ids_of(next(iter(materials.values()))[0]))
+        replayer.check(next(iter(materials.values()))[0].tensor)
         wanted = _wanted(replayer, pairings, scores, k)
         reader = EdgeReader(replayer, ablate, frozen_norm=frozen_norm)
         directions = None if shared is None else _directions(replayer, shared, notes)
@@ -190,12 +188,6 @@ def _offset(progress: Progress, before: int, total: int) -> Progress:
     return lambda done, _: progress(before + done, total)
 
 
-def _ids_of(sample: Sample) -> Any:
-    import torch
-
-    return torch.from_numpy(sample.ids.astype(np.int64))
-
-
 def _materials(
     model: RunningModel,
     text: str | Sequence[str] | None,
@@ -212,42 +204,20 @@ def _materials(
     if tokens is not None:
         if text is not None or random:
             raise HeadspanError("tokens cannot be combined with text or random. Give one of them")
-        return {"tokens": [Sample(_checked_ids(model, ids), {}, {}) for ids in tokens]}
+        return {"tokens": token_material(model, tokens)}
     found: dict[str, list[Sample]] = {}
     if random or (random is None and text is None):
-        pool = token_pool(model, VOCABULARY, None, notes)
-        room = (model.context or 10**9) - (start is not None)
-        found["random"] = random_samples(model, pool, sequences, length or min(LENGTH, room // 2), seed, start)
+        found["random"] = random_material(model, start, sequences, length, seed, notes)
     if text is not None:
-        texts = [text] if isinstance(text, str) else list(text)
-        found["text"] = _text_windows(model, texts, start)
+        found["text"] = text_material(model, start, text)
     elif random is None:
         try:
-            found["text"] = _text_windows(model, [shipped_text()], start)
+            found["text"] = text_material(model, start, built_in_text(EFFECTS_TEXT))
         except HeadspanError as error:
             notes.append(f"measured on random sequences only: {error}")
     if not found:
         raise HeadspanError("there is nothing to run the model on. Give a text, or random sequences")
     return found
-
-
-def _checked_ids(model: RunningModel, ids: Sequence[int]) -> np.ndarray:
-    array = np.asarray(ids)
-    rows = int(model.model.get_input_embeddings().weight.shape[0])
-    if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
-        raise HeadspanError(f"a token sequence must be a list of at least two ids from 0 to {rows - 1}")
-    return array
-
-
-def _text_windows(model: RunningModel, texts: Sequence[str], start: int | None) -> list[Sample]:
-    longest = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
-    windows = equal_windows([model.encode(text) for text in texts], longest)
-    return [Sample(ids, {}, {}).behind(start) for ids in windows]
-
-
-def shipped_text() -> str:
-    """The short English text that models run on by default."""
-    return (files("headspan") / "data" / "effects-text.txt").read_text(encoding="utf-8")
 
 
 def _wanted(

@@ -16,11 +16,12 @@ from headspan.models.folding import fold
 from headspan.results.large_effects import UNITS
 from headspan.running.edge_effects import EdgeReader, SharedDirections, port_weights
 from headspan.running.effect_sums import Before, Totals
-from headspan.running.effects import LENGTH, SEQUENCES, VOCABULARY
-from headspan.running.opening import RunningModel, running
+from headspan.running.effects import SEQUENCES
+from headspan.running.materials import random_material
+from headspan.running.opening import running
 from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.replay import Replayer
-from headspan.running.samples import Sample, random_samples, token_pool
+from headspan.running.samples import Sample
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
@@ -83,7 +84,7 @@ def effect_curve(
         counts, directions = _directions(folded, start.head, port, receiver, draws, seed)
         reader = EdgeReader(replayer, ablate)
         own = place % weights.n_heads
-        samples = _samples(ready, bos, seed, notes)
+        samples = random_material(model, model.start_token(bos), SEQUENCES, None, seed, notes)
         totals = _measured(reader, samples, start.head.layer, own, port.layer, receiver, directions)
     found = totals.mean("effect", (port.layer, receiver), 1 + len(directions))
     heads = weights.ports.group_of(port)
@@ -92,12 +93,6 @@ def effect_curve(
     shared, random, largest = table[:, 0], table[:, 1:].mean(1), table[:, 1:].max(1)
     ends = (str(start), f"{port}.{end.role}", float(values[0]))
     return EffectCurve(*ends, counts, shared.tolist(), random.tolist(), largest.tolist(), UNITS[end.role], notes)
-
-
-def _samples(model: RunningModel, bos: str, seed: int, notes: list[str]) -> list[Sample]:
-    pool, begin = token_pool(model, VOCABULARY, None, notes), model.start_token(bos)
-    room = (model.context or 10**9) - (begin is not None)
-    return random_samples(model, pool, SEQUENCES, min(LENGTH, room // 2), seed, begin)
 
 
 def _measured(
@@ -113,7 +108,7 @@ def _measured(
     import torch
 
     replayer = reader.replayer
-    replayer.check(torch.from_numpy(samples[0].ids.astype(np.int64)))
+    replayer.check(samples[0].tensor)
     totals, rows = Totals(reader.weights.n_heads, ()), 1 + len(directions)
     with torch.inference_mode():
         reader.record(samples)

@@ -85,6 +85,11 @@ class Inlet:
         out = self.module(read) if self.rows is None else some_outputs(self.module, self.rows, read)
         return out.reshape(*out.shape[:2], self.heads, -1)
 
+    def heads_of(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The port's part of what its module returned, (n, T, heads, m)."""
+        mine = outputs if self.rows is None else outputs[..., self.rows]
+        return mine.reshape(*outputs.shape[:2], self.heads, -1)
+
 
 def latent_inlets(shape: LatentShape, module: Callable[[str], Any]) -> dict[Receiver, Inlet]:
     """The receivers of a layer with latent attention; ``module`` finds one by its name in the layer."""

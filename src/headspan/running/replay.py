@@ -175,7 +175,7 @@ class Replayer:
         import torch
 
         length = len(ids)
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode, whose tensors cannot be part of a graph
             seen = self.run(ids[None])
             if length not in self._shapes:  # running two copies shows which dimensions are the batch's
                 twice = self.run(ids[None].repeat(2, 1))
@@ -286,15 +286,21 @@ class Replayer:
         projected: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention (n, heads, T, T) and z (n, T, heads, m) with one port returning ``projected`` (n, T, heads, m)."""
-        from torch.utils import _pytree as pytree
-
-        modules = self.layers[layer]
         n = 1 if projected is None else len(projected)
         # Copies, because some models clip a projection's output in place.
         outputs = {module: out.repeat(n, *[1] * (out.ndim - 1)) for module, out in record.projected.items()}
         if receiver is not None and projected is not None:
-            inlet = modules.inlets[receiver]
+            inlet = self.layers[layer].inlets[receiver]
             outputs[inlet.module] = mixed(outputs[inlet.module], projected.flatten(2), inlet.rows)
+        return self.attend(layer, record, outputs, n)
+
+    def attend(
+        self, layer: int, record: LayerRecord, outputs: Mapping[Any, torch.Tensor], n: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention (n, heads, T, T) and z (n, T, heads, m) with these outputs of the projection modules."""
+        from torch.utils import _pytree as pytree
+
+        modules = self.layers[layer]
         leaves, tree = pytree.tree_flatten((record.args, record.kwargs))
         leaves = [batched(leaf, dim, n) for leaf, dim in zip(leaves, record.grows, strict=True)]
         args, kwargs = pytree.tree_unflatten(leaves, tree)

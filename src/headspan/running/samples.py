@@ -26,6 +26,13 @@ class Sample:
     places: Mapping[str, tuple[np.ndarray, np.ndarray]]
     counts: Mapping[str, int]
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The ids as a model takes them, (T,)."""
+        import torch
+
+        return torch.from_numpy(self.ids.astype(np.int64))
+
     def behind(self, start: int | None) -> Sample:
         """The same with a beginning-of-sequence token prepended, which is never a query; unchanged for None."""
         if start is None:

@@ -28,19 +28,25 @@ def rank_name(panel: Panel) -> str:
     return f"rank-{panel.role}{panel.block}"
 
 
+def size_name(panel: Panel) -> str:
+    """The key of the sizes of a panel's factors in a tile."""
+    return f"size-{panel.role}{panel.block}"
+
+
 def is_whole(plan: Plan, tile: Tile, jobs: Sequence[Job], arrays: dict[str, np.ndarray]) -> bool:
     """Whether a saved tile has all its arrays with valid scores; if not, it is computed again."""
-    largest: dict[Panel, float] = {}
+    metric, largest, sizes = METRICS[tile.metric], dict[Panel, float](), dict[Panel, float]()
     for panel in tile.panels:
         rows, ranks = plan.rows(tile.metric, panel), arrays.get(rank_name(panel), np.empty(0))
         if ranks.shape != (rows.stop - rows.start,) or ranks.dtype != np.int32 or (ranks < 0).any():
             return False
-        largest[panel] = float(ranks.max(initial=0))
+        size = arrays.get(size_name(panel), np.ones(ranks.shape) if not metric.observed else np.empty(0))
+        if size.shape != ranks.shape or not (np.isfinite(size) & (size >= 0)).all():
+            return False
+        largest[panel], sizes[panel] = float(ranks.max(initial=0)), float(size.max(initial=0))
     for (first, second), job in zip(tile.pairs, jobs, strict=True):
-        values, most = (
-            arrays.get(pair_name(first, second)),
-            METRICS[tile.metric].largest(largest[first], largest[second]),
-        )
+        values = arrays.get(pair_name(first, second))
+        most = metric.largest(largest[first], largest[second], sizes[first] * sizes[second])
         if values is None or not is_sound(values, job.needed, most):
             return False
     return True
@@ -59,6 +65,12 @@ class Assembly:
             for pairing in plan.pairings_of(metric)
         }
         self._ranks = {role: np.full(len(weights.heads(role)), -1, dtype=np.int32) for role in plan.roles}
+        self._sizes = {
+            (metric, role): np.zeros(len(weights.heads(role)), dtype=np.float32)
+            for metric in plan.metrics
+            if METRICS[metric].observed
+            for role in {role for pairing in plan.pairings_of(metric) for role in pairing}
+        }
 
     def add(self, tile: Tile, arrays: dict[str, np.ndarray]) -> None:
         """Store a tile's values in the matrices of its one or two pairings, and the ranks of its heads."""
@@ -71,6 +83,9 @@ class Assembly:
                     self._put(tile.metric, pairing, second, first, values.T)
         for panel in tile.panels:
             self._ranks[panel.role][self._plan.rows(tile.metric, panel)] = arrays[rank_name(panel)]
+            if size_name(panel) in arrays:
+                sizes = self._sizes[tile.metric, panel.role]
+                sizes[self._plan.rows(tile.metric, panel)] = arrays[size_name(panel)]
 
     def _put(self, metric: str, pairing: Pairing, source: Panel, target: Panel, values: np.ndarray) -> None:
         rows, columns = self._plan.rows(metric, source), self._plan.rows(metric, target)
@@ -86,7 +101,9 @@ class Assembly:
                 if (ranks[span] < 0).any():
                     ranks[span] = store.layer_ranks(role, layer)
         weights = self._weights
-        return Scores(self._arrays, weights.ports, weights.d_model, self._ranks, self._provenance())
+        found = Scores(self._arrays, weights.ports, weights.d_model, self._ranks, self._provenance())
+        found.sizes |= self._sizes
+        return found
 
     def _provenance(self) -> dict[str, Any]:
         plan, weights = self._plan, self._weights

@@ -14,7 +14,7 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.plan import Panel, Plan, Tile
-from headspan.subspaces.metrics import METRICS, LayerWeight
+from headspan.subspaces.metrics import METRICS, LayerWeight, factor_sizes
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.heads import ROLES, Role
 
@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 class FactorStore:
-    """The factors that tiles need, and the rank of every weight read for them.
+    """The factors that tiles need, with the rank of every weight read for them and the sizes of observed factors.
 
     ranks: those found before, for the same weights; new ones are added.
     """
@@ -49,6 +49,7 @@ class FactorStore:
         self._weights, self._plan = weights, plan
         self._kept: dict[Item, np.ndarray] = {}
         self._ranks: Ranks = {} if ranks is None else ranks
+        self._sizes: Ranks = {}
 
     def of(self, tile: Tile) -> dict[Panel, np.ndarray]:
         """The factor arrays of a tile's panels, (n, p, q) each."""
@@ -66,6 +67,10 @@ class FactorStore:
     def ranks(self, panel: Panel, metric: str) -> np.ndarray:
         """Dimensions of the subspaces of a panel's heads."""
         return np.concatenate([self.layer_ranks(panel.role, layer) for layer in self._layers(Item(metric, panel))])
+
+    def sizes(self, panel: Panel, metric: str) -> np.ndarray:
+        """Norms of the factors of a panel's heads before they were divided by them."""
+        return np.concatenate([self._sizes[panel.role, layer] for layer in self._layers(Item(metric, panel))])
 
     def layer_ranks(self, role: Role, layer: int) -> np.ndarray:
         """Dimensions of the subspaces of one role in one layer."""
@@ -94,8 +99,10 @@ class FactorStore:
         for item in items:
             for layer in self._layers(item):
                 wanted.setdefault(layer, {}).setdefault(item.panel.role, []).append(item)
-        for role, layer, ranks in parallel_map(_make_factors, self._read(wanted), self._plan.workers):
+        for role, layer, ranks, sizes in parallel_map(_make_factors, self._read(wanted), self._plan.workers):
             self._ranks[role, layer] = ranks
+            if sizes is not None:
+                self._sizes[role, layer] = sizes
 
     def _read(self, wanted: dict[int, dict[Role, list[Item]]]) -> Iterator[Work]:
         for layer in sorted(wanted):
@@ -110,7 +117,10 @@ class FactorStore:
                 partner = None
                 if any(METRICS[item.metric].reads_partner for item in items):
                     partner = self._weights.partner(role, layer, weight(role.partner) if role in ROLES else None)
-                layer_weight = LayerWeight(weight(role), partner, self._weights.storage_dtype(role, layer))
+                observed = None
+                if any(METRICS[item.metric].observed for item in items):
+                    observed = self._weights.observed(role, layer)
+                layer_weight = LayerWeight(weight(role), partner, self._weights.storage_dtype(role, layer), observed)
                 places = [(item.metric, self._place_of(item, layer)) for item in items]
                 yield Work(role, layer, layer_weight, places, self._ranks.get((role, layer)))
 
@@ -128,8 +138,8 @@ class FactorStore:
         return self._kept[item][span.start - whole.start : span.stop - whole.start]
 
 
-def _make_factors(work: Work) -> tuple[Role, int, np.ndarray]:
-    """Write the factors of one role in one layer into their arrays, a few heads at a time; return the ranks."""
+def _make_factors(work: Work) -> tuple[Role, int, np.ndarray, np.ndarray | None]:
+    """Write the factors of one role in one layer into their arrays, a few heads at a time; return ranks and sizes."""
     ranks = []
     for heads, weight in work.weight.parts():
         for name, place in work.places:
@@ -137,4 +147,5 @@ def _make_factors(work: Work) -> tuple[Role, int, np.ndarray]:
             place[heads, : factor.shape[1], : factor.shape[2]] = factor  # zeros beyond the columns of narrower heads
         if work.ranks is None:
             ranks.append(weight.ranks)
-    return work.role, work.layer, np.concatenate(ranks) if work.ranks is None else work.ranks
+    found = np.concatenate(ranks) if work.ranks is None else work.ranks
+    return work.role, work.layer, found, None if work.weight.observed is None else factor_sizes(work.weight)

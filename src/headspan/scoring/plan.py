@@ -23,7 +23,17 @@ from headspan.scoring.contraction import Route, route_cost
 from headspan.subspaces.metrics import METRICS, Metric
 from headspan.system.threads import cores
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import NODE_ROLES, ROLES, Pairing, PairSet, Role, mask_of, other_node, positions_of
+from headspan.vocabulary.heads import (
+    FLOW_PAIRINGS,
+    NODE_ROLES,
+    ROLES,
+    Pairing,
+    PairSet,
+    Role,
+    mask_of,
+    other_node,
+    positions_of,
+)
 from headspan.vocabulary.ports import PortTable
 
 _BASE_BYTES = 200 * 10**6  # the interpreter with numpy and scipy
@@ -166,6 +176,12 @@ def make_plan(
     _check_dimensions(weights, metrics, pairings)
     plan = Plan(metrics, pairings, pairs, weights.ports)
     plan.left_out = {name: left for name in metrics if (left := _left_out(weights, METRICS[name], pairings))}
+    for name, left in plan.left_out.items():
+        if METRICS[name].flow_only and not plan.pairings_of(name):
+            raise HeadspanError(
+                f"{name} is not defined for {', '.join(map(str, left))}: {next(iter(left.values()))}. "
+                f"Choose from {', '.join(map(str, FLOW_PAIRINGS))}"
+            )
     size = {role: 8 * weights.d_model * weights.d_head(role) for role in plan.roles}
     per_layer = {r: max(len(weights.heads_in(r, layer)) for layer in weights.places) * size[r] for r in plan.roles}
     # While the factors of a layer are made, memory holds its weights, those of its partners, and their folded copies.
@@ -357,9 +373,12 @@ def _check_dimensions(weights: AttentionWeights, metrics: Sequence[str], pairing
 
 
 def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pairing]) -> dict[Pairing, str]:
-    """The pairings of nodes for which a similarity has no scores, with the reason."""
+    """The pairings for which a similarity has no scores, with the reason."""
     found: dict[Pairing, str] = {}
-    for pairing in (p for p in pairings if p.of_nodes):
+    if metric.flow_only:
+        reason = "it says how much of what the source writes shows in what the target reads"
+        found |= {pairing: reason for pairing in pairings if not pairing.flow}
+    for pairing in (p for p in pairings if p.of_nodes and p not in found):
         widths = sorted({int(width) for role in pairing for width in weights.widths(role)})
         if metric.inside_head and (len(widths) > 1 or widths == [1]):
             nodes = np.concatenate([weights.widths(role) for role in NODE_ROLES])

@@ -19,6 +19,7 @@ import numpy as np
 import headspan
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
+from headspan.results.observations import Statistics
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.assembly import Assembly, is_whole
 from headspan.scoring.contraction import Route
@@ -28,7 +29,7 @@ from headspan.scoring.screening import DELTA
 from headspan.scoring.screening import screen as find_strongest
 from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
-from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
@@ -52,6 +53,7 @@ def score(
     pairs: PairSet = "default",
     *,
     nodes: Any = None,
+    stats: Statistics | str | os.PathLike[str] | None = None,
     screen: int | None = None,
     delta: float = DELTA,
     seed: int | None = None,
@@ -75,6 +77,7 @@ def score(
     nodes: other readers and writers of the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
         ``{"neurons": "L3:17", "tokens": " Paris"}`` by the arguments of ``headspan.nodes``, or a list of these; at most
         2,000 nodes (``headspan.nodes`` takes any number).
+    stats: statistics of a run (``headspan.observe``), or their file; needed for influence, and used by nothing else.
     screen: keep only this many strongest pairs of every pairing, by pk, found by sketches and computed exactly; the
         provenance reports how many of them are certified, with error probability ``delta``.
     seed: seed of the sketches of ``screen``; by default derived from the content of the model.
@@ -91,7 +94,8 @@ def score(
     weights = open(weights)
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
-    names = parse_metrics(metrics)
+    names = parse_metrics(metrics, observed=stats is not None)
+    weights = _with_statistics(weights, names, stats)
     if nodes is not None:
         if screen is not None:
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use headspan nodes for them")
@@ -138,6 +142,22 @@ def score(
         if out is not None:
             scores.save(out, force=force)
     return scores
+
+
+def _with_statistics(
+    weights: AttentionWeights, names: Sequence[str], stats: Statistics | str | os.PathLike[str] | None
+) -> AttentionWeights:
+    """The weights with the statistics that some similarity needs; statistics that none needs are an error."""
+    needed = [name for name in names if METRICS[name].observed]
+    if stats is None and not needed:
+        return weights
+    if stats is None:
+        raise HeadspanError(f"{needed[0]} needs statistics of a run. Make them with hs.observe, and give them as stats")
+    if not needed:
+        raise HeadspanError(f"stats are not used by {', '.join(names)}. Add influence to metric, or leave out stats")
+    from headspan.models.observed import observed_weights
+
+    return observed_weights(weights, stats if isinstance(stats, Statistics) else Statistics.load(stats))
 
 
 def _with_nodes(weights: AttentionWeights, nodes: Any, say: Callable[[str], None]) -> AttentionWeights:

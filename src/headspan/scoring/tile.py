@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headspan.models.weights import AttentionWeights
-from headspan.scoring.assembly import pair_name, rank_name
+from headspan.scoring.assembly import pair_name, rank_name, size_name
 from headspan.scoring.contraction import contract
 from headspan.scoring.factors import FactorStore
 from headspan.scoring.plan import Plan, Tile
@@ -37,5 +37,10 @@ def compute_tile(
         for job in jobs:
             values.append(metric.all_pairs(factors[job.first], factors[job.second], job.needed))  # type: ignore[index]
             tick(1 / len(jobs))
+    sizes = {panel: store.sizes(panel, tile.metric) for panel in tile.panels} if metric.observed else {}
+    if metric.observed:
+        ends = [(sizes[first], sizes[second]) for first, second in tile.pairs]
+        values = [value * first[:, None] * second for value, (first, second) in zip(values, ends, strict=True)]
     arrays = {pair_name(*pair): value for pair, value in zip(tile.pairs, values, strict=True)}
+    arrays |= {size_name(panel): size for panel, size in sizes.items()}
     return arrays | {rank_name(panel): store.ranks(panel, tile.metric) for panel in tile.panels}

@@ -1,6 +1,6 @@
-"""The five similarities, each one object with everything that the rest of the package needs to know about it.
+"""The similarities, each one object with everything that the rest of the package needs to know about it.
 
-Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that no
+Five of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that no
 division is left. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
 to write its factor and add one entry to ``METRICS``:
 
@@ -12,6 +12,8 @@ similarity     factor F of the weight A (P its partner)        score from s = �
 ``simple_cs``  A, divided by its Frobenius norm                √s
 ``linear_cka`` √(A_cᵀA_c), divided by √‖A_cᵀA_c‖_F; A_c = A − s
                its mean column
+``influence``  A·R of the folded weight A, divided by its    √s, times the two norms
+               Frobenius norm; R from a run of the model
 =============  ==============================================  ===============================================
 
 Procrustes needs singular values for each pair and so has its own all-pairs function.
@@ -19,6 +21,10 @@ Procrustes needs singular values for each pair and so has its own all-pairs func
 In ``cs`` the partner P of a weight is the other weight of its circuit: K for Q, Q for K, V for O, O for V. Under
 GQA a query head's partner is the K or V of its group; a shared K or V head has several partners, and takes them
 stacked (PᵀP summed over the group's query heads).
+
+In ``influence`` R Rᵀ says how the port behaves on some input: for O the covariance of what the head computes, for Q and K
+the Fisher information of the attention pattern, for V the inverse variance of the value
+(:mod:`headspan.results.observations`). It is the composition score without its assumption of isotropic input.
 """
 
 from __future__ import annotations
@@ -52,6 +58,7 @@ class LayerWeight:
     own: np.ndarray
     partner: np.ndarray | None
     storage_dtype: str
+    observed: np.ndarray | None = None  # folded, times the root of the statistics of a run
     _made: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -75,7 +82,8 @@ class LayerWeight:
             heads, partner = _of_groups(part, n // groups), None
             if self.partner is not None:
                 partner = self.partner[_of_groups(part, len(self.partner) // groups)]
-            yield heads, LayerWeight(self.own[heads], partner, self.storage_dtype)
+            observed = None if self.observed is None else self.observed[heads]
+            yield heads, LayerWeight(self.own[heads], partner, self.storage_dtype, observed)
 
 
 def _of_groups(groups: slice, each: int) -> slice:
@@ -96,6 +104,9 @@ class Metric:
     inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;
         otherwise it is d×m.
     grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1. The smallest is 0.
+    observed: the factor needs statistics of a run, is made of folded weights, and has a size: the score is multiplied
+        by the sizes (Frobenius norms) of both ends, whose product is its largest value.
+    flow_only: defined only where the source writes and the target reads.
     known: False for a similarity of another version, whose range this one does not know.
     all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
     at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
@@ -111,6 +122,8 @@ class Metric:
     reads_partner: bool = False
     inside_head: bool = False
     grows_with_rank: bool = False
+    observed: bool = False
+    flow_only: bool = False
     all_pairs: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
     at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     random_null: bool = False
@@ -127,19 +140,35 @@ class Metric:
             return d_model, d_head
         return (d_head if self.all_pairs is None else min(d_head, d_model)), d_head
 
-    def largest(self, rank: float, other_rank: float) -> float:
-        """The largest value that two subspaces of these dimensions can have."""
-        return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
+    def largest(self, rank: float, other_rank: float, size: float = 1.0) -> float:
+        """The largest value for subspaces of these dimensions; ``size``: the product of the sizes of both ends."""
+        return float(min(rank, other_rank)) if self.grows_with_rank else size if self.observed else 1.0
 
-    def bounds(self, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[float, np.ndarray]:
+    def bounds(
+        self, ranks: np.ndarray, other_ranks: np.ndarray, sizes: np.ndarray | None = None
+    ) -> tuple[float, np.ndarray]:
         """The range of exact scores of weights that span so many dimensions."""
         if not self.known:
             return -math.inf, np.asarray(math.inf)
-        return 0.0, np.minimum(ranks, other_ranks) if self.grows_with_rank else np.asarray(1.0)
+        return 0.0, self._largest(ranks, other_ranks, sizes)
 
-    def chance(self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the score of two random weights that span so many of d dimensions."""
+    def _largest(self, ranks: np.ndarray, other_ranks: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
+        if self.observed:
+            return np.asarray(math.inf if sizes is None else sizes)
+        return np.minimum(ranks, other_ranks) if self.grows_with_rank else np.asarray(1.0)
+
+    def chance(
+        self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray, sizes: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the score of two random weights that span so many of d dimensions.
+
+        sizes: for an ``observed`` similarity, the products of the sizes of both ends. The mean is then that of the same
+        ends in random directions (exact for its square), and its standard deviation is not known.
+        """
         d, ranks, other_ranks = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (d, ranks, other_ranks)))
+        if self.observed:
+            mean = np.zeros(ranks.shape) if sizes is None else sizes / np.sqrt(d)
+            return mean, np.zeros(mean.shape)
         if self.at_random is not None:
             return self.at_random(d, ranks, other_ranks)
         drawn = drawn_scores(
@@ -147,26 +176,39 @@ class Metric:
         )
         return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
 
-    def excess(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+    def excess(
+        self,
+        values: np.ndarray,
+        d: ArrayLike,
+        ranks: np.ndarray,
+        other_ranks: np.ndarray,
+        sizes: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Where a score lies between chance (0) and the largest possible score (1).
 
         The scale begins three standard deviations above the mean of random weights, in any dimension and for any
         similarity, so that it can be used for all models.
         """
-        mean, sd = self.chance(d, ranks, other_ranks)
-        largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
+        mean, sd = self.chance(d, ranks, other_ranks, sizes)
         start = mean + 3 * sd
-        room = largest - start
+        room = self._largest(ranks, other_ranks, sizes) - start
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
 
-    def strength(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
+    def strength(
+        self,
+        values: np.ndarray,
+        d: ArrayLike,
+        ranks: np.ndarray,
+        other_ranks: np.ndarray,
+        sizes: np.ndarray | None = None,
+    ) -> np.ndarray:
         """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
 
         The root, because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
         lines by their width. 0 where there is no score.
         """
-        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks)))
+        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks, sizes)))
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +243,10 @@ def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
     return metric.finish(np.square(products).sum(axis=(2, 3), dtype=np.float64)).ravel()
 
 
-def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
+def parse_metrics(names: str | Iterable[str], observed: bool = False) -> tuple[str, ...]:
     """Metric names from ``"all"``, ``"pk,cs"`` or a list of them, each once, in the table's order.
+
+    "all" are those of weights alone; with ``observed`` also those that need statistics of a run.
 
     >>> parse_metrics(["cs", "pk"])
     ('pk', 'cs')
@@ -216,7 +260,8 @@ def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
     for part in parts:
         if part != "all" and part not in METRICS:
             raise HeadspanError(f"unknown similarity {part[:80]!r}: choose from {', '.join(METRICS)} or all")
-    return tuple(name for name in METRICS if name in parts or "all" in parts)
+    everything = [*METRICS] if observed else WEIGHT_METRICS
+    return tuple(name for name in METRICS if name in parts or ("all" in parts and name in everything))
 
 
 def subspace_factor(weight: LayerWeight) -> np.ndarray:
@@ -237,7 +282,7 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     np.divide(weight.partner, _group_scale(weight.partner, len(own)), out=partner, dtype=np.float64)
     grams = _match_groups(np.matmul(partner.transpose(0, 2, 1), partner), len(own))
     scale = np.sqrt(np.trace(grams, axis1=1, axis2=2))[:, None, None]
-    roots = np.divide(_square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
+    roots = np.divide(square_roots(grams), scale, out=np.zeros_like(grams), where=scale > 0)
     factors = np.matmul(roots.astype(np.float32).transpose(0, 2, 1), own.transpose(0, 2, 1)).transpose(0, 2, 1)
     sizes = _norms(factors)
     for i in np.flatnonzero(sizes * np.sqrt(own.shape[2]) < _CANCELLATION * _norms(own)):
@@ -288,7 +333,20 @@ def centred_factor(weight: LayerWeight) -> np.ndarray:
     centred *= size > own.shape[2] * 2.0**-52 * noise
     grams = np.matmul(centred.transpose(0, 2, 1), centred)
     norms = np.linalg.norm(grams, axis=(1, 2), keepdims=True)
-    return _square_roots(grams / np.where(norms > 0, norms, 1.0))
+    return square_roots(grams / np.where(norms > 0, norms, 1.0))
+
+
+def observed_factor(weight: LayerWeight) -> np.ndarray:
+    """influence: the folded weight times the root of its statistics, divided by its size (see `factor_sizes`)."""
+    assert weight.observed is not None
+    sizes = factor_sizes(weight)
+    return weight.observed / np.where(sizes > 0, sizes, 1.0)[:, None, None]
+
+
+def factor_sizes(weight: LayerWeight) -> np.ndarray:
+    """The norms by which `observed_factor` divides, (n,)."""
+    assert weight.observed is not None
+    return _norms(weight.observed)
 
 
 def triangular_factor(weight: LayerWeight) -> np.ndarray:
@@ -351,8 +409,10 @@ METRICS = {
             inside_head=True,
             all_pairs=procrustes_all_pairs,
         ),
+        Metric("influence", "Influence", "Influence", observed_factor, np.sqrt, observed=True, flow_only=True),
     )
 }
+WEIGHT_METRICS = tuple(name for name, metric in METRICS.items() if not metric.observed)  # need no run of the model
 
 
 def metric_of(name: str) -> Metric:
@@ -395,7 +455,7 @@ def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:
     return grams.reshape(n, len(grams) // n, *grams.shape[1:]).sum(axis=1)
 
 
-def _square_roots(grams: np.ndarray) -> np.ndarray:
+def square_roots(grams: np.ndarray) -> np.ndarray:
     """L with L Lᵀ = G for each symmetric positive semidefinite G; Cholesky, or eigenvectors when one is singular."""
     try:
         return np.linalg.cholesky(grams)

@@ -85,6 +85,7 @@ _OURS: dict[str, Callable[[Ends, Path], bool]] = {
     "result": _has_metadata("result"),
     "diff": _has_metadata("diff"),
     "series": _has_metadata("series"),
+    "statistics": _has_metadata("statistics"),
     "page": _contains(rb'<meta name="generator" content="headspan'),
     "png": _contains(rb"\A\x89PNG.*tEXtSoftware\0headspan"),
     "pdf": _contains(rb"/Creator \(headspan\)", end=True),
@@ -114,7 +115,7 @@ def check_output(
 ) -> Path:
     """The file to write, links resolved; raises if it must not be written. Nothing is created.
 
-    kind: what will be written: result, diff, series, page, png, pdf, svg, csv, json, graphml or markdown.
+    kind: what will be written: result, diff, series, statistics, page, png, pdf, svg, csv, json, graphml or markdown.
     inputs: what is read for it; a text that is not an existing path (a hub id, a label list) is ignored.
     """
     target = _ordinary_place(path)
@@ -125,7 +126,7 @@ def check_output(
         _check_replaceable(path, target, kind, given, force)
     else:
         _check_is_no_model_file(path, target, given)
-        if kind in ("result", "diff", "series") and _is_model_without_standard_name(target.parent):
+        if kind in ("result", "diff", "series", "statistics") and _is_model_without_standard_name(target.parent):
             raise _refusal(
                 path, "its folder holds a model, whose weights it could be mistaken for; choose another folder"
             )
