@@ -455,7 +455,7 @@ def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -
     view.page.click('.thumb[data-pairing="OV"]')
     assert view.shows("#heat-main", "no cs scores for OV")
     view.page.select_option("#control-scatter", "OV")
-    assert view.shows("#scatter-main", "not kept one by one")
+    assert view.shows("#scatter-main", "does not store the single pairs")
 
 
 # ------------------------------------------------------------- hostile and large
