@@ -199,8 +199,8 @@ def _head_specific(rows: list[PairingSummary]) -> str:
     directed = [str(s.pairing) for s in rows if s.directed]
     if directed:
         text += (
-            f" Whole layers score higher forwards than reversed in {', '.join(directed)}, so the rest may do so without "
-            "being connected."
+            f" Whole layers score higher forwards than reversed in {', '.join(directed)}, so the rest may do so "
+            "without being connected."
         )
     return text
 

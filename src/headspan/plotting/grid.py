@@ -220,7 +220,7 @@ def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: 
     x1, y1 = x1 - cells.box[0] / 2, y1 + port * heights[edge.target]
     reach = max((x1 - x0) * 0.45, 0.14)
     bow = 0.0
-    if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # a straight line would run behind the heads in between
+    if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # a straight line would run behind heads
         bow = 0.72 * cells.cell[1] * (1 if port >= 0 else -1)
     curve = Path(
         [(x0, y0), (x0 + reach, y0 + bow), (x1 - reach, y1 + bow), (x1, y1)],

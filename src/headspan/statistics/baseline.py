@@ -43,7 +43,7 @@ def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
     """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
 
     Bins that are empty on either side are left out, as in the paper. A small value therefore does not imply agreement:
-    with few pairs it can be 0 for the pairing farthest from chance. The distances of ``summarise`` do not have this flaw.
+    with few pairs it can be 0 for the pairing farthest from chance. The distances of ``summarise`` avoid this.
     If subspace dimensions differ between heads, the random mass is the average over the pairs.
     """
     return divergence(scores, pairing).kl

@@ -174,10 +174,10 @@ def significance(
     """z, p and q for the pairs of one pairing under one of the three nulls.
 
     ``random`` is for ``pk`` only, over the paper's pair set; its p-values come from the beta distribution of
-    `random_law`. The approximation ``loose``, kept for comparison, uses the tail of a normal distribution with the loose
-    variance instead. ``reversed`` and ``within`` work for any similarity and also need the scores of the reversed
-    pairing (KO for OK); the four same-type pairings have no reverse. Under ``within``, pairs are NaN if a layer has too
-    few heads to compare.
+    `random_law`. The approximation ``loose``, kept for comparison, uses a normal distribution with the loose variance
+    instead. ``reversed`` and ``within`` work for any similarity and also need the scores of the reversed pairing (KO
+    for OK); the four same-type pairings have no reverse. Under ``within``, pairs are NaN if a layer has too few heads
+    to compare.
     """
     if not isinstance(scores, Scores):
         one = Pairing.parse(pairing)
