@@ -1,4 +1,4 @@
-"""Open any reference to a model as named tensors, lazily."""
+"""Open any model reference as named tensors, lazily."""
 
 from headspan.checkpoints.base import TensorSource
 from headspan.checkpoints.mapping import MappingSource
