@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +33,7 @@ from headspan.subspaces.bases import span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.system.sealed_file import write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Role
@@ -41,7 +41,6 @@ from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Role
 if TYPE_CHECKING:
     import pandas
 
-Progress = Callable[[int, int], None]
 TABLES = ("drift", "edge", "hub")
 
 
@@ -164,7 +163,7 @@ def diff(
     k: int = 20,
     effects: bool = False,
     memory: str | int | None = None,
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> Diff:
     """Compare two models of one shape: the drift of every head, edges and hubs before and after.
 
@@ -297,7 +296,7 @@ def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[
 # -- scores --------------------------------------------------------------------------------------------------
 
 
-def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Progress) -> Scores:
+def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Update) -> Scores:
     """PK of the flow pairings; pairs with a layer that the other model lacks are left out."""
     scores = score(weights, PK, "flow", memory=memory, progress=progress)
     if len(layers) == len(weights.layers):

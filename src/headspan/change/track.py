@@ -35,11 +35,10 @@ from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 
-Progress = Callable[[int, int], None]
 ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept during the run
 SOME_SCORES = 1000  # otherwise this many per step and pairing, or k if larger
 
@@ -58,7 +57,7 @@ def track(
     allow_duplicates: bool = False,
     memory: str | int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
@@ -137,7 +136,7 @@ class _Tracker:
         self.shape: dict[str, Any] = {}  # of the last checkpoint: what all others must have
         self.chosen: dict[Pairing, np.ndarray] = {}  # flat indices of the strongest edges at the last step
 
-    def series(self, progress: Progress) -> Series:
+    def series(self, progress: Update) -> Series:
         done: dict[int, tuple[dict[str, Any], Arrays]] = {}
         order = [self.final, *range(self.final)]
         for count, place in enumerate(order):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from headspan.change.diff import Diff
 from headspan.change.series import Series
-from headspan.explorer.data import HeadScores, Progress, collect
+from headspan.explorer.data import HeadScores, collect
 from headspan.explorer.page import Report, render
 from headspan.results.choices import given_labels
 from headspan.results.labels import Labels
@@ -24,7 +24,7 @@ from headspan.scoring.model_of_result import weights_of
 from headspan.system.arguments import checked
 from headspan.system.deprecation import warn_renamed
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 
 
 @checked
@@ -37,7 +37,7 @@ def report(
     behaviour: HeadScores | None = None,
     tokens: int = 10,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Update | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Report:
     """A page with the wiring diagram, heat maps, hubs and everything else in the scores.
@@ -51,7 +51,7 @@ def report(
     behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
     tokens: how many tokens to list for every head and role; 0 for none.
     force: overwrite a file that is not such a page (never an input).
-    progress: called with what is being done, and how much of it is; by default a bar in a terminal or notebook.
+    progress: called with (done, total); by default a bar in a terminal or notebook.
     path: the old name of ``out``.
     """
     if path is not None:
@@ -78,9 +78,8 @@ def report(
         labels = "behaviour"
     scores = known
     classes = given_labels(labels, scores)
-    with progress_bar("making the page") as update:
-        tell = progress or (lambda what, done, total: update(done, total))
-        payload = collect(scores, weights, labels=classes, behaviour=behaviour, tokens=tokens, progress=tell)
+    with progress_bar("making the page", progress) as update:
+        payload = collect(scores, weights, labels=classes, behaviour=behaviour, tokens=tokens, progress=update)
     page = Report(payload, render(payload))
     if out is not None:
         page.save(out, force=force)

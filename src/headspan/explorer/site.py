@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.outputs import check_folder, is_ours, writing
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
@@ -67,7 +67,7 @@ def site(
     title: str = "headspan gallery",
     tokens: int = 10,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
 ) -> Site:
     """Write ``index.html`` and one page for every result into a folder.
 
@@ -104,7 +104,7 @@ def site(
         for i, ((scores, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))
             known = with_shipped(scores)
-            page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda what, done, total: None)
+            page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda done, total: None)
             pages[name] = page.html
             cards.append(_card(known, page, name, visible(called)))
     for name, html in {**pages, _INDEX: _index(title, cards)}.items():

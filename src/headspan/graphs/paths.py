@@ -139,7 +139,7 @@ def paths(
     weights: WeightsLike | None = None,
     nodes: Any = None,
     memory: int | str = _DEFAULT_MEMORY,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Paths:
     """The k strongest paths of every number of hops from 2 to ``depth`` (of 1 hop, if depth is 1).

@@ -30,13 +30,13 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.ordering import Best
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
-Progress = Callable[[int, int], None]
 Readable = Callable[[int], str]
 
 _TABLE_ROWS = ("identity", "centre", "normalise", "centre_normalise")
@@ -114,7 +114,7 @@ def all_tokens(
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
     memory: int | str = DEFAULT_MEMORY,
 ) -> list[HeadTokens]:
     """The same for every head of some roles: role by role, heads in layer order.
@@ -137,7 +137,7 @@ def tokens_of(
     rows: VocabularyRows,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> list[HeadTokens]:
     """The best tokens of some weights of some heads: the vocabulary is read and preprocessed once for all of them."""
     stacks = chosen_stacks(weights, ports)
@@ -174,7 +174,7 @@ def random_best(d: int, m: int, n_tokens: int) -> float:
 
 
 def norm_correlations(
-    weights: AttentionWeights, progress: Progress | None = None, memory: int | str = DEFAULT_MEMORY
+    weights: AttentionWeights, progress: Update | None = None, memory: int | str = DEFAULT_MEMORY
 ) -> NormTable:
     """Spearman ρ over tokens between the length of a token's vector and the length of its projection on a head.
 
@@ -246,7 +246,7 @@ class _Search:
         k: int,
         preprocess: str,
         memory: int = DEFAULT_MEMORY // 4,
-        progress: Progress | None = None,
+        progress: Update | None = None,
         n_heads: int = 1,
     ) -> None:
         parse_preprocess(preprocess)  # a bad name should not wait for the first block

@@ -17,7 +17,7 @@ occurrence counts only if it is before the current position).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from headspan.running.opening import RunningModel, head_names, running
 from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
-
-Progress = Callable[[int, int], None]
 
 
 @checked
@@ -56,7 +54,7 @@ def behaviour(
     bos: str = "auto",
     device: str | None = None,
     dtype: str = "float32",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> BehaviourScores:
     """Run a model and score every query head by what it attends to.
 
@@ -108,7 +106,7 @@ def _runnable(ref: Any) -> Any:
 
 
 def _measure(
-    model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
+    model: RunningModel, samples: list[Sample], batch: int | None, progress: Update | None
 ) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
     """Mean attention on the positions of every kind, with one batch of attention maps in memory at a time."""
     totals: dict[str, np.ndarray] = {}

@@ -32,12 +32,11 @@ from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
-Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps per tile
 _LONG = 10.0  # minutes above which screening is suggested
 _SURELY_SHORT = 1e13  # operations that take less than that on any machine
@@ -62,7 +61,7 @@ def score(
     route: Route | None = None,
     device: str = "cpu",
     dask: str | None = None,
-    progress: Progress | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Scores:
     """Similarities of all pairs of heads.
@@ -182,7 +181,7 @@ def _screened(
     memory: int,
     device: str,
     dask: str | None,
-    progress: Progress | None,
+    progress: Update | None,
     say: Callable[[str], None],
 ) -> Scores:
     """Find only the strongest pairs; see :mod:`headspan.scoring.screening`."""
@@ -230,7 +229,7 @@ def scores_of(
     pairings: str | Sequence[str | Pairing] = "all",
     *,
     fold: bool = False,
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> Scores:
     """The scores in a result file, or those of a model, which is opened and scored."""
     if is_result(reference):
@@ -258,7 +257,7 @@ def _minutes(plan: Plan) -> float:
 class _Ticker:
     """Progress in thousandths of a tile, as whole numbers."""
 
-    def __init__(self, progress: Progress, tiles: int, done: int) -> None:
+    def __init__(self, progress: Update, tiles: int, done: int) -> None:
         self._progress, self._total, self._done = progress, tiles * _UNITS, float(done * _UNITS)
 
     def __call__(self, share: float) -> None:
