@@ -32,6 +32,7 @@ from headspan.scoring.run import score
 from headspan.subspaces.bases import span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
 from headspan.system.sealed_file import write_sealed
@@ -154,9 +155,10 @@ class Diff:
         )
 
 
+@renamed(base="model")
 @checked
 def diff(
-    base: Any,
+    model: Any,
     other: Any,
     *,
     fold: bool = False,
@@ -167,7 +169,7 @@ def diff(
 ) -> Diff:
     """Compare two models of one shape: the drift of every head, edges and hubs before and after.
 
-    base: a model (reference, live model, opened weights).
+    model: the base (reference, live model, opened weights).
     other: the same model tuned or quantised, or the directory of a LoRA adapter of the base.
     fold: fold the norms of both into the weights first.
     k: how many edges of each pairing and kind to list.
@@ -179,7 +181,7 @@ def diff(
         raise HeadspanError(f"{other} is an adapter, which cannot run by itself. Merge it and give the merged model")
     with ExitStack() as stack:
         update = stack.enter_context(progress_bar("comparing", progress))
-        first, second = open_two(base, other, stack)
+        first, second = open_two(model, other, stack)
         if fold:
             first, second = (w if isinstance(w, FoldedWeights) else folded(w) for w in (first, second))
         layers, notes = _common_layers(first, second)
@@ -204,7 +206,7 @@ def diff(
         moved = {(line.head, line.role) for line in drift if line.moved}
         edges = [change for pairing in FLOW_PAIRINGS for change in edge_changes(before, after, pairing, k, moved)]
         if effects:
-            edges, told = _with_effects(edges, base, other, memory)
+            edges, told = _with_effects(edges, model, other, memory)
             notes += told
         changed_hubs = [change for pairing in FLOW_PAIRINGS for change in hub_changes(before, after, pairing, k)]
         return Diff(

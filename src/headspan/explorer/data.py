@@ -292,10 +292,10 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
             if flow:
                 measures: dict[str, Measure] = {"detection": "pr_auc", "average_precision": "average_precision"}
                 for table, measure in measures.items():
-                    estimates = detection(scores, labels, metric, pairings=flow, measure=measure)
+                    estimates = detection(scores, labels, metric, pairing=flow, measure=measure)
                     found[table].append(_line(title, estimates))
             if same_type:
-                classes = classification(scores, labels, metric, pairings=same_type).by_class
+                classes = classification(scores, labels, metric, pairing=same_type).by_class
                 for kind in ("pr_auc", "roc_auc"):
                     found[kind].append(_line(title, classes[kind]))
         except HeadspanError as error:

@@ -30,6 +30,7 @@ from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, METRICS, PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
@@ -154,14 +155,15 @@ def published() -> Tree:
     return json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text(encoding="utf-8"))
 
 
+@renamed(weights="model")
 @checked
-def reproduce(weights: WeightsLike, progress: Update | None = None) -> Reproduction:
-    """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
+def reproduce(model: WeightsLike, progress: Update | None = None) -> Reproduction:
+    """Compute every published number that a model (GPT-2 small) allows and compare.
 
     Two sections need the unembedding and one needs a forward pass; if the checkpoint lacks what they
     need, their rows say so.
     """
-    with progress_bar("computing", progress) as update, given_weights(weights) as opened:
+    with progress_bar("computing", progress) as update, given_weights(model) as opened:
         return _reproduce(opened, update)
 
 

@@ -1,7 +1,7 @@
 """Score all pairs of heads of a model: plan tiles, run them here or on a cluster, assemble the result.
 
 >>> import headspan as hs
->>> scores = score(hs.open("demo"), metrics="pk", pairings="OK")
+>>> scores = score("demo", metric="pk", pairing="OK")
 >>> scores["pk", "OK"].values.shape
 (16, 16)
 """
@@ -19,7 +19,7 @@ import numpy as np
 import headspan
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
-from headspan.results.scores import Scores, is_result
+from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
 from headspan.scoring.contraction import Route
 from headspan.scoring.factors import FactorStore
@@ -30,6 +30,7 @@ from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
@@ -43,11 +44,12 @@ _SURELY_SHORT = 1e13  # operations that take less than that on any machine
 _OVERHEAD = 1.4  # time of a run relative to its arithmetic
 
 
+@renamed(weights="model", metrics="metric", pairings="pairing")
 @checked
 def score(
-    weights: Any,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
-    pairings: str | Pairing | Sequence[str | Pairing] = "all",
+    model: Any,
+    metric: str | Sequence[str] = DEFAULT_METRICS,
+    pairing: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
     nodes: Any = None,
@@ -66,9 +68,9 @@ def score(
 ) -> Scores:
     """Similarities of all pairs of heads.
 
-    weights: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
-    metrics: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
-    pairings: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
+    model: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
+    metric: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
+    pairing: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
         "nodes" means only these; RR and WW are scored only if named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
     nodes: other readers and writers of the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
@@ -87,15 +89,15 @@ def score(
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
     progress: called with (done, total); by default a bar in a terminal or notebook.
     """
-    weights = open(weights)
+    weights = open(model)
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
-    names = parse_metrics(metrics)
+    names = parse_metrics(metric)
     if nodes is not None:
         if screen is not None:
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use headspan nodes for them")
         weights = _with_nodes(weights, nodes, say)
-    chosen = _chosen(weights.ports, pairings, pairs)
+    chosen = _chosen(weights.ports, pairing, pairs)
     if not names or not chosen:
         raise HeadspanError("nothing to score. Choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
@@ -221,23 +223,6 @@ def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[st
     elif store.other_runs():
         say("an unfinished run to this file had another plan or model, so this run starts from the beginning")
     return finished
-
-
-def scores_of(
-    reference: str,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
-    pairings: str | Sequence[str | Pairing] = "all",
-    *,
-    fold: bool = False,
-    progress: Update | None = None,
-) -> Scores:
-    """The scores in a result file, or those of a model, which is opened and scored."""
-    if is_result(reference):
-        return Scores.load(reference)
-    from headspan.models.folding import fold as folded
-
-    weights = open(reference)
-    return score(folded(weights) if fold else weights, metrics, pairings, progress=progress)
 
 
 def _minutes(plan: Plan) -> float:
