@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headspan.models.weights import AttentionWeights
 from headspan.results.scores import is_result
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES
-
-if TYPE_CHECKING:
-    pass
-from headspan.models.weights import AttentionWeights
 
 
 def open(ref: Any, *, download: bool = False) -> AttentionWeights:
@@ -33,14 +30,14 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
     """
     if isinstance(ref, AttentionWeights):
         return ref
-    from headspan.models.arrays import ArrayWeights
-
-    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
-        return ArrayWeights(ref)
     if isinstance(ref, (list, tuple)) and len(ref) == 4:
-        return ArrayWeights(dict(zip("QKVO", ref, strict=True)))
-    from headspan.checkpoints import open_source
+        ref = dict(zip("QKVO", ref, strict=True))
+    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
+        from headspan.models.arrays import ArrayWeights
+
+        return ArrayWeights(ref)
     from headspan.checkpoints.base import TensorSource
+    from headspan.checkpoints.opening import open_source
     from headspan.models.checkpoint import CheckpointWeights
 
     refuse_result(ref)
