@@ -17,8 +17,6 @@ import numpy as np
 
 from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
-from headspan.node_kinds.beside_heads import add_nodes
-from headspan.node_kinds.opening import node_sets
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
@@ -178,6 +176,9 @@ def paths(
     result = _result(scores)
     opened = _weights(scores, result, model, say)
     if nodes is not None:
+        from headspan.node_kinds.beside_heads import add_nodes
+        from headspan.node_kinds.opening import node_sets
+
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
             say(sentence)
