@@ -231,7 +231,13 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     base = random_model(layers=2)
     other = random_model(seed=9, layers=2)
     change = hs.diff(base, other, k=3)
+    named = [f"L{layer}H{head}.{role}" for role in "QKVO" for layer in range(2) for head in range(4)]
+    assert [f"{line.head}.{line.role}" for line in change.drift] == named  # by role, as scores have their heads
+    drifts = [line.drift for line in change.drift]
+    assert [line.drift for line in change.top(32)] == sorted(drifts, reverse=True) != drifts
+    assert change.top() == change.top(3) == change.top(32)[:3]
     rows = change.records()
+    assert [row["drift"] for row in change.records("drift")] == sorted(drifts, reverse=True)
     assert {row["table"] for row in rows} == {"drift", "edge", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(change.to_pandas()) == len(change.drift) == 32

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 import headspan as hs
 from headspan.node_kinds.opening import node_sets
+from headspan.node_kinds.search import Search
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
 
@@ -148,11 +149,39 @@ def test_a_node_among_the_others_does_not_count_itself(tmp_path: Path) -> None:
             assert row["p_kind"] == pytest.approx((1 + np.sum(shares > mine)) / 30)
 
 
-def test_few_nodes_have_no_empirical_p(tmp_path: Path) -> None:
-    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(5, D)))
+@pytest.mark.parametrize("count", [5, 19, 20])
+def test_few_nodes_have_no_empirical_p(tmp_path: Path, count: int) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(count, D)))
     report = hs.nodes(arrays(), f"{tmp_path}/v.npy@2")
-    assert all(row["p_kind"] is None for row in report.rows())
-    assert any("no empirical p" in note for note in report.notes)
+    assert {row["p_kind"] is None for row in report.rows()} == {count < 20}
+    assert any("no empirical p" in note for note in report.notes) == (count < 20)
+
+
+@pytest.mark.parametrize(("asked", "compared_with"), [(1, 39), (20, 20), (21, 19), (22, 39), (40, 39)])
+def test_the_null_is_of_nodes_not_asked_for_while_there_are_nineteen(
+    tmp_path: Path, asked: int, compared_with: int
+) -> None:
+    model, vectors = arrays(2), np.random.default_rng(0).normal(size=(40, D)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    (found,) = node_sets(hs.open(model), f"{tmp_path}/v.npy@4")
+    found.ids = np.arange(asked)
+    shares = np.array([share(model["O"][1, 1], vector) for vector in vectors])
+    others = shares[asked:] if compared_with == 40 - asked else shares
+    rows = [row for row in hs.nodes(model, found, k=50).rows() if row["partner"] == "L1H1.O"]
+    assert len(rows) == asked
+    for row in rows:
+        larger = np.sum(others > shares[int(row["node"][2:-1])])
+        assert row["p_kind"] == pytest.approx((1 + larger) / (1 + compared_with))
+
+
+def test_a_null_has_at_most_999_others(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(1100, D)).astype(np.float32))
+    (found,) = node_sets(hs.open(arrays()), f"{tmp_path}/v.npy@4")
+    found.ids = np.arange(2)
+    search = Search(hs.open(arrays()), [found], 1, 2**20, 0, None)
+    for side in search.sides:
+        assert len(side.others[0]) == 999 and min(side.others[0]) >= 2
+        assert list(side.others[0]) == sorted(set(side.others[0]))
 
 
 # ----------------------------------------------------------------------------------------------- what is kept
@@ -191,6 +220,15 @@ def test_best_nodes_of_every_head() -> None:
         assert [row["rank"] for row in rows] == [1, 2]
 
 
+@pytest.mark.parametrize(("k", "by_node"), [(1000, True), (1001, False)])
+def test_fifty_thousand_rows_are_the_most_of_a_list_by_node(tmp_path: Path, k: int, by_node: bool) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(25, D)))
+    report = hs.nodes(arrays(), f"{tmp_path}/v.npy@2", k=k)
+    assert report.listed_by_node == by_node
+    assert report.rows() == list(report.by_node() if by_node else report.by_head())
+    assert list(report.by_node()) != list(report.by_head())
+
+
 def test_many_nodes_are_listed_by_head(tmp_path: Path) -> None:
     save_file({"v": np.random.default_rng(0).normal(size=(6000, D)).astype(np.float32)}, tmp_path / "v.safetensors")
     report = hs.nodes(arrays(), f"{tmp_path}/v.safetensors@2", k=5)
@@ -212,6 +250,30 @@ def test_nodes_write_what_other_nodes_read() -> None:
     assert not [row for row in alone.rows() if row["partner"].startswith("a.")]
     late = hs.nodes(arrays(), [hs.Node(first, "a", 3, reads=False), hs.Node(second, "b", 1, writes=False)], k=50)
     assert not [row for row in late.rows() if row["partner"] in ("a.W", "b.R")]
+
+
+@pytest.mark.parametrize(("layers", "pairs"), [((1, 1), []), ((1, 1, 2), [("c[0]", "a[0].W"), ("c[0]", "b[0].W")])])
+def test_nodes_at_one_position_are_not_compared(tmp_path: Path, layers: tuple[int, ...], pairs: list) -> None:
+    """Transcoders of one MLP read before any of them writes."""
+    folders = []
+    for i, layer in enumerate(layers):
+        hooks = {"hook_name": f"blocks.{layer}.ln2.hook_normalized", "hook_name_out": f"blocks.{layer}.hook_mlp_out"}
+        config = {"architecture": "transcoder", **hooks}
+        folders.append(write_sae(tmp_path / "abc"[i], config, **sae_tensors(1, seed=i)))
+    rows = hs.nodes(arrays(), sae=folders, k=100).rows()
+    written, read = ([row for row in rows if row["partner"].endswith(end)] for end in (".W", ".R"))
+    assert sorted((row["node"], row["partner"]) for row in written) == pairs
+    assert sorted((row["partner"].removesuffix(".R"), f"{row['node']}.W") for row in read) == pairs
+
+
+def test_a_port_that_fills_the_space_has_no_z() -> None:
+    """Its share is 1 for every direction: nothing varies."""
+    rng = np.random.default_rng(0)
+    model = {role: rng.normal(size=(3, 2, 6, 6)) for role in "QKVO"}
+    model["O"][0, 0, :, 5] = 0
+    rows = hs.nodes(model, hs.Node(rng.normal(size=6), "u", 2), k=50).rows()
+    assert {row["partner"] for row in rows if row["z"] is not None} == {"L0H0.O"}
+    assert all(row["share"] == pytest.approx(1) and row["p"] == 1 for row in rows if row["z"] is None)
 
 
 def test_too_many_pairs_of_nodes_are_left_out(tmp_path: Path, monkeypatch) -> None:
