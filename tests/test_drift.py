@@ -18,6 +18,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 import headspan as hs
+from headspan.change.diff import PortDrift
 from headspan.cli import app
 from headspan.models.rounded import rounding_steps
 from headspan.subspaces.bases import orthonormal_basis
@@ -261,6 +262,14 @@ def test_other_shapes_are_refused(other: Arrays, sentence: str) -> None:
         hs.diff(random_model(), other)
 
 
+@pytest.mark.parametrize(
+    ("drift", "floor", "moved"),
+    [(1e-3, 1e-3, False), (1.01e-3, 1e-3, True), (1e-12, math.nan, False), (1.1e-12, math.nan, True)],
+)
+def test_more_than_the_floor_has_moved(drift: float, floor: float, moved: bool) -> None:
+    assert PortDrift(hs.Head(0, 0), Role.Q, drift, floor, 1.0, 4, 4).moved is moved
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_dead_head_does_not_move() -> None:
     base = random_model(layers=2)
@@ -288,6 +297,9 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     assert [f"{line.head}.{line.role}" for line in change.drift] == named  # by role, as scores have their heads
     drifts = [line.drift for line in change.drift]
     assert [line.drift for line in change.top(32)] == sorted(drifts, reverse=True) != drifts
+    assert hs.diff("demo", "demo").k == 20
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(change)  # two with the same numbers are equal
     assert change.top() == change.top(3) == change.top(32)[:3]
     rows = change.records()
     assert [row["drift"] for row in change.records("drift")] == sorted(drifts, reverse=True)

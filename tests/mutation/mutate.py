@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
 import importlib.abc
 import importlib.util
 import math
@@ -60,7 +61,7 @@ TESTS = {
     "graphs.path_search": ("test_paths.py", "not simulation", "not random_weights"),
     "graphs.paths": ("test_paths.py", "not simulation", "not random_weights"),
     "graphs.chains": ("test_paths.py",),
-    "change.diff": ("test_drift.py", *_NO_FLOORS),
+    "change.diff": ("test_drift.py", *_NO_FLOORS, "not effects"),
     "change.edge_changes": ("test_drift.py", *_NO_FLOORS, "not effects", "not planted", "not command", "not refus"),
     "change.rounding": ("test_rounding_floor.py", "test_drift.py"),
     "models.adapters": ("test_adapters.py",),
@@ -243,9 +244,11 @@ class _Trials:
         self.module, self.path, self.tried, self.say = module, path, tried, say
 
     def pytest_runtestloop(self, session: Any) -> bool:
+        importlib.import_module(self.module)  # tests may import it only as they run
         order = list(session.items)
         started = time.monotonic()
-        if _forked(lambda: self._run(session, order), 0):
+        unchanged = Mutant(0, "", ast.parse(self.path.read_text(encoding="utf-8")))
+        if _forked(lambda: self._run(session, order, unchanged), 0):
             self.say("failed as it is")
             return True
         seconds = SECONDS + 3 * math.ceil(time.monotonic() - started)
@@ -259,11 +262,10 @@ class _Trials:
             order.sort(key=lambda item: item.nodeid != caught_by)
         return True
 
-    def _run(self, session: Any, order: Sequence[Any], mutant: Mutant | None = None, writer: int = -1) -> int:
-        if mutant is not None:
-            fresh = {"__name__": self.module, "__file__": str(self.path)}
-            exec(compile(mutant.tree, str(self.path), "exec"), fresh)
-            _exchange_code(vars(sys.modules[self.module]), fresh, self.module)
+    def _run(self, session: Any, order: Sequence[Any], mutant: Mutant, writer: int = -1) -> int:
+        fresh = {"__name__": self.module, "__file__": str(self.path)}
+        exec(compile(mutant.tree, str(self.path), "exec"), fresh)
+        _exchange_code(vars(sys.modules[self.module]), fresh, self.module)
         for item, after in zip(order, [*order[1:], None], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if session.shouldfail:
@@ -323,6 +325,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each module, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", type=int, nargs="+", help="only mutants of these lines")
+    parser.add_argument("--functions", action="store_true", help="only mutants inside functions, which run fastest")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     import hypothesis
@@ -343,6 +346,8 @@ def main() -> None:
         full = f"headspan.{name}"
         every = mutants(path.read_text(encoding="utf-8"))
         every = [mutant for mutant in every if options.lines is None or mutant.line in options.lines]
+        if options.functions:
+            every = [mutant for mutant in every if in_function(mutant.tree, mutant.line)]
         drawn = random.Random(options.seed).sample(every, min(options.sample or len(every), len(every)))
         left = []
         for mutant in survivors(full, path, sorted(drawn, key=lambda m: m.line), TESTS[name]):
