@@ -475,6 +475,98 @@ def test_adapter_made_by_peft(gpt2: Path, tmp_path: Path, rslora: bool) -> None:
     assert any("modules_to_save" in note for note in report.notes)
 
 
+def write_lora(folder: Path, factors: dict[str, tuple[np.ndarray, np.ndarray]], **config) -> Path:
+    """An adapter as PEFT saves it: A (r, in) and B (out, r) of some modules."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 2, **config}))
+    tensors = {}
+    for module, (a, b) in factors.items():
+        stem = f"base_model.model.{module}.lora_"
+        embedding = module.endswith(("wte", "embed_tokens"))
+        names = ("embedding_A", "embedding_B") if embedding else ("A.weight", "B.weight")
+        tensors |= {f"{stem}{name}": value.astype(np.float32) for name, value in zip(names, (a, b), strict=True)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+LORA_PLACES = {  # the port of a module of layer 1, and the layers whose heads it meets there, of three
+    "attn": ("R", "L0"), "mlp_in": ("R", "L0 L1"), "out": ("W", "L2"), "mlp_out": ("W", "L2"),
+    "embedding": ("W", "L0 L1 L2"), "unembedding": ("R", "L0 L1 L2"),
+}  # fmt: skip
+
+
+def check_lora(weights, folder: Path, modules: dict[str, str], sizes: dict[str, tuple[int, int]], seen) -> list[str]:
+    """Every module of an adapter beside the heads of its side; ``seen`` says what a basis is in the stream."""
+    rng = np.random.default_rng(0)
+    factors = {m: (rng.normal(size=(2, sizes[w][0])), rng.normal(size=(sizes[w][1], 2))) for w, m in modules.items()}
+    report = hs.nodes(weights, adapter=write_lora(folder, factors), k=100)
+    vectors = {}
+    for what, module in modules.items():
+        name = "lora/" + module.replace("transformer.h.1.", "L1.").replace("model.layers.1.", "L1.")
+        role, layers = LORA_PLACES[what]
+        partners = {row["partner"][:2] for row in report.of(name) if row["partner"][-1] in "QKVO"}
+        assert partners == set(layers.split()), what
+        a, b = factors[module]
+        vectors[name, role] = seen(what, a.T if role == "R" else b)
+    assert {row["node"] for row in report.rows()} == {name for name, _ in vectors}
+    assert check_against_formula(weights, report, vectors) > 50
+    return report.notes
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_modules_of_an_adapter_behind_layer_norms(gpt2: Path, tmp_path: Path, fold: bool) -> None:
+    weights, source = hs.open(gpt2), hs.open(gpt2).source
+    start = "transformer.h.1."
+    modules = {
+        "attn": f"{start}attn.c_attn", "out": f"{start}attn.c_proj", "mlp_in": f"{start}mlp.c_fc",
+        "mlp_out": f"{start}mlp.c_proj", "embedding": "transformer.wte",
+    }  # fmt: skip
+    sizes = {"attn": (32, 96), "out": (32, 32), "mlp_in": (32, 48), "mlp_out": (48, 32), "embedding": (60, 32)}
+
+    def seen(what: str, basis: np.ndarray) -> np.ndarray:
+        norms = {"attn": f"{start}ln_1.weight", "mlp_in": f"{start}ln_2.weight"}
+        basis = basis * source.read(norms[what])[:, None] if what in norms else basis
+        return basis - basis.mean(axis=0)
+
+    plain = check_lora(
+        hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
+    )
+    assert not any("inside" in note for note in plain) and any("scales B·A by 1," in note for note in plain)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own(tmp_path: Path, fold: bool) -> None:
+    rng, layers = np.random.default_rng(3), "model.layers.{}."
+    shapes = {"model.embed_tokens.weight": (30, 16), "lm_head.weight": (30, 16), "model.norm.weight": (16,)}
+    for i in range(3):
+        at = layers.format(i)
+        shapes |= {f"{at}self_attn.{n}_proj.weight": (16, 16) for n in "qkvo"}
+        shapes |= {f"{at}mlp.{n}_proj.weight": (20, 16) for n in ("gate", "up")} | {
+            f"{at}mlp.down_proj.weight": (16, 20)
+        }
+        shapes |= {f"{at}{n}_layernorm.weight": (16,) for n in ("input", "post_attention")}
+    tensors = {name: rng.uniform(0.5, 2, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {name: t - (1.2 if t.ndim == 2 else 0) for name, t in tensors.items()}
+    config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "vocab_size": 30, "tie_word_embeddings": False, "intermediate_size": 20}  # fmt: skip
+    weights, start = hs.open((tensors, config)), layers.format(1)
+    modules = {
+        "attn": f"{start}self_attn.v_proj", "out": f"{start}self_attn.o_proj", "mlp_in": f"{start}mlp.gate_proj",
+        "mlp_out": f"{start}mlp.down_proj", "embedding": "model.embed_tokens", "unembedding": "lm_head",
+    }  # fmt: skip
+    sizes = {"attn": (16, 16), "out": (16, 16), "mlp_in": (16, 20), "mlp_out": (20, 16), "embedding": (30, 16),
+             "unembedding": (16, 30)}  # fmt: skip
+
+    def seen(what: str, basis: np.ndarray) -> np.ndarray:
+        norms = {"attn": f"{start}input_layernorm.weight", "mlp_in": f"{start}post_attention_layernorm.weight",
+                 "unembedding": "model.norm.weight"}  # fmt: skip
+        return basis * tensors[norms[what]][:, None] if what in norms else basis
+
+    check_lora(
+        hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
+    )
+
+
 def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="is not an adapter"):
         hs.nodes(gpt2, adapter=tmp_path)

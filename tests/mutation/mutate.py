@@ -44,7 +44,12 @@ _SCREENED = (
 )
 _NO_FLOORS = ("not stays_under", "not behind_a_latent", "not gguf_package")
 _NO_MODELS = ("not lens", "not peft", "not experts", "not formulas", "not many_ways", "not where_a_feature")
-_ADAPTER_NODES = ("test_nodes.py::test_adapter_made_by_peft", "test_nodes.py::test_an_adapter_of_another_model_is_told")
+_ADAPTER_NODES = (
+    "test_nodes.py::test_adapter_made_by_peft",
+    "test_nodes.py::test_modules_of_an_adapter_behind_layer_norms",
+    "test_nodes.py::test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own",
+    "test_nodes.py::test_an_adapter_of_another_model_is_told",
+)
 # Files or tests of each module; "not word" leaves out those with the word in their name, which have no part in it.
 TESTS = {
     "statistics.areas": ("test_evaluation.py",),
