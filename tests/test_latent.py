@@ -13,7 +13,7 @@ import pytest
 import headspan as hs
 from families import LATENT, Family, build, close, normalise
 from families_around import LATENT_AROUND
-from headspan.checkpoints import open_source
+from headspan.checkpoints.opening import open_source
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.families.latent_attention import latent_chance
 from headspan.models.families.lookup import find_architecture
@@ -351,7 +351,7 @@ def test_layers_of_different_sizes_equal_the_models_own(uneven: Run) -> None:
         norm = weights.norm(layer)
         close(normalise(norm, run.stream[layer]), x)
     check_neurons(run)
-    assert any("through a latent of 12 or 14 dimensions and queries through one of 10 or 8" in n for n in weights.notes)
+    assert any("from a latent of 12 or 14 dimensions and its queries from one of 10 or 8" in n for n in weights.notes)
     assert not any("effects keep" in note for note in weights.notes)
 
 

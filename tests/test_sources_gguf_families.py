@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 import test_uneven
 from families import FAMILIES as MODELS
 from families import Family, build
-from headspan.checkpoints import open_source
 from headspan.checkpoints.gguf.config import make_config
 from headspan.checkpoints.gguf.families import FAMILIES
 from headspan.checkpoints.gguf.unread import UNREAD
+from headspan.checkpoints.opening import open_source
 from headspan.models.families.table import ALIASES, ARCHITECTURES
 from headspan.models.mlp import Mlps
 from headspan.models.opening import open as open_weights
