@@ -4,35 +4,42 @@ For each pairing, and each material the model was run on:
 
 * ``spearman``: rank correlation of score and effect over all edges. It mostly reflects that close layers interact more.
 * ``within``: the same with ranks taken among the edges between the same two layers, which removes the effect of depth.
+* ``spec``: the same after removing the means of sources and targets from the logarithms of score and effect, which
+  leaves what is specific to a pair: a head that writes much and one that notices much have a large effect anyway.
 * ``ap``: average precision of the ranking by score in finding the largest 1 % of effects (``largest_edges``, of any
   size); a random ranking has about 0.01.
 * ``hits``: the number of those among the ``k`` edges with the highest scores.
 * ``habit_ap``: average precision in finding the edges without which the target loses more than a tenth of a
   head score (a clean score of 0.2 or more; only on random sequences, only Q and K).
 
-Intervals are 95 % bootstrap intervals over source heads, because edges of one source are not independent. For
-comparison there are two baselines that do not use the target: layer distance, and the length of the source's output.
+Intervals are 95 % bootstrap intervals over source heads, because edges of one source are not independent. There are
+two baselines that do not use the target: layer distance, and the length of the source's output. Influence has a
+stronger one, the product of the source's spread and the target's sensitivity, which knows both heads but not the pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.results.effects import Effects
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import METRICS, PK
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
+    from headspan.results.observations import Statistics
 
 LARGEST_SHARE = 0.01  # fraction of a pairing's edges that count as those with the largest effects
-MEASURES = ("spearman", "within", "ap", "hits", "habit_ap")
+MEASURES = ("spearman", "within", "spec", "ap", "hits", "habit_ap")
 FOILS = ("layer distance", "write norm")
+LOUDNESS = "spread × sensitivity"
+_SAME = 1e-5  # differences of logarithms that are rounding
 
 Predictors = Mapping[str, Mapping[Pairing, np.ndarray]]
 
@@ -70,18 +77,50 @@ def summarise_effects(
     return EffectsSummary(rows, differences, k)
 
 
-def predictors_of(weights: AttentionWeights, metrics: Sequence[str], pairings: Sequence[Pairing]) -> Predictors:
-    """Scores of a model's raw weights and, if they can be folded, of the folded ones: ``"pk raw"`` …"""
+def predictors_of(
+    weights: AttentionWeights,
+    metrics: Sequence[str],
+    pairings: Sequence[Pairing],
+    stats: Mapping[str, Statistics] | None = None,
+) -> Predictors:
+    """Scores of a model's raw weights and, if they can be folded, of the folded ones: ``"pk raw"`` …
+
+    stats: statistics by the name of their input; each gives influence and its baseline, ``"influence (text)"`` …
+    """
     from headspan.models.folding import fold
     from headspan.scoring.run import score
 
     found: dict[str, dict[Pairing, np.ndarray]] = {}
+    observed = [metric for metric in metrics if METRICS[metric].observed]
+    metrics = [metric for metric in metrics if metric not in observed]
     kinds = {"raw": weights, "folded": fold(weights)} if weights.foldable else {"raw": weights}
     scored = {kind: score(one, list(metrics), list(pairings), "forward") for kind, one in kinds.items()}
     for metric in metrics:
         for kind, scores in scored.items():
             found[f"{metric} {kind}"] = {pairing: scores[metric, pairing].values for pairing in pairings}
+    for name, one in (stats or {}).items() if observed else ():
+        scores = score(weights, observed, list(pairings), "forward", stats=one)
+        for metric in observed:
+            found[f"{metric} ({name})"] = {pairing: scores[metric, pairing].values for pairing in pairings}
+        sizes = {pairing: scores.pair_sizes(observed[0], pairing) for pairing in pairings}
+        found[f"{LOUDNESS} ({name})"] = {pairing: size for pairing, size in sizes.items() if size is not None}
     return found
+
+
+def agreement(predictors: Predictors) -> list[dict[str, Any]]:
+    """Rank correlations over all edges between the scores that one similarity has on different inputs."""
+    from scipy.stats import spearmanr
+
+    rows = []
+    names = [name for name in predictors if name.endswith(")") and not name.startswith(LOUDNESS)]
+    for first, second in combinations(names, 2):
+        if first.partition(" (")[0] != second.partition(" (")[0]:
+            continue
+        for pairing, values in predictors[first].items():
+            there = ~np.isnan(values)
+            found = spearmanr(values[there], predictors[second][pairing][there])[0]
+            rows.append({"pairing": str(pairing), "first": first, "second": second, "spearman": _number(float(found))})
+    return rows
 
 
 def _foils(effects: Effects, pairing: Pairing) -> dict[str, np.ndarray]:
@@ -111,9 +150,12 @@ def _row(
 def _differences(
     material: str, pairing: Pairing, drawn: Mapping[str, Mapping[str, np.ndarray]]
 ) -> list[dict[str, Any]]:
-    """Every similarity against pk of the same folding, and folded against raw."""
+    """Every similarity against pk of the same folding, folded against raw, influence against pk and its baseline."""
     pairs = []
     for name in drawn:
+        if name.endswith(")") and not name.startswith(LOUDNESS):
+            rivals = (f"{PK} folded", f"{LOUDNESS} ({name.partition(' (')[2]}")
+            pairs += [(name, rival) for rival in rivals if rival in drawn]
         metric, _, kind = name.partition(" ")
         if kind in ("raw", "folded") and metric != PK and f"{PK} {kind}" in drawn:
             pairs.append((f"{PK} {kind}", name))
@@ -121,7 +163,7 @@ def _differences(
             pairs.append((name, f"{metric} raw"))
     rows = []
     for first, second in pairs:
-        for measure in ("within", "ap"):
+        for measure in ("within", "spec", "ap"):
             values = drawn[first][measure] - drawn[second][measure]
             low, high = _interval(values[1:])
             row = {"material": material, "pairing": str(pairing), "first": first, "second": second, "measure": measure}
@@ -183,15 +225,35 @@ class _Edges:
         order = np.argsort(-scores, kind="stable")
         overall = _ranks(scores), _ranks(self.effect)
         inside = _block_ranks(scores, self.block), _block_ranks(self.effect, self.block)
+        specific = [_block_ranks(self._specific(numbers), self.block) for numbers in (scores, self.effect)]
         found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         for row in weights:
             each = row[self.rows]
             found["spearman"].append(_correlation(*overall, each))
             found["within"].append(_correlation(*inside, each))
+            found["spec"].append(_correlation(*specific, each))
             found["ap"].append(_average_precision(self.largest[order], each[order], scores[order]))
             found["hits"].append(_hits(self.largest[order], each[order], k))
             found["habit_ap"].append(_average_precision(self.habit[order], each[order], scores[order]))
         return {measure: np.array(numbers) for measure, numbers in found.items()}
+
+    def _specific(self, values: np.ndarray) -> np.ndarray:
+        """Logarithms without the means of sources and targets in each layer pair; 0 where nothing is left but rounding.
+
+        Numbers that have no logarithm (layer distance) know nothing of the pair.
+        """
+        if not (values > 0).any():
+            return np.zeros(len(values))
+        logs = np.log(np.maximum(values, values[values > 0].min()))
+        left = np.zeros(len(values))
+        order = np.argsort(self.block, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(self.block[order])) + 1):
+            part = logs[members] - logs[members].mean()
+            for ends in (self.rows[members], self.columns[members]):
+                number = np.unique(ends, return_inverse=True)[1]
+                part = part - (np.bincount(number, part) / np.bincount(number))[number]
+            left[members] = part
+        return np.where(np.abs(left) < _SAME, 0.0, left)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
