@@ -36,6 +36,7 @@ DRAWS = 8  # sets of signs per query; more text reduces the error just as well
 SEQUENCES = 16  # random sequences
 _SAVE_EVERY = 20.0  # seconds between two saves of unfinished work
 _STATE = "sums-0"
+_STREAM = 1  # random sequences that are not those of effects, so that one can predict the other
 
 
 @checked
@@ -140,7 +141,10 @@ def _material(
     else:
         if not random:
             notes.append(f"{model.reference} has no tokenizer, so it ran on random sequences")
-        kind, found = "random sequences", random_material(model, start, sequences or SEQUENCES, length, seed, notes)
+        kind, found = (
+            "random sequences",
+            random_material(model, start, sequences or SEQUENCES, length, seed, notes, _STREAM),
+        )
     counts = np.bincount(np.concatenate([np.arange(len(sample.ids)) for sample in found])) if found else np.zeros(1)
     if degrees(counts) < 1:
         raise HeadspanError("statistics compare sequences at the same position. Give at least two")

@@ -42,7 +42,13 @@ class Sample:
 
 
 def random_samples(
-    model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int, start: int | None = None
+    model: RunningModel,
+    pool: np.ndarray,
+    sequences: int,
+    length: int,
+    seed: int,
+    start: int | None = None,
+    stream: int = 0,
 ) -> list[Sample]:
     """Random sequences from the pool, repeated twice, after the token ``start`` if there is one."""
     if sequences < 1 or length < 2:
@@ -61,7 +67,7 @@ def random_samples(
             f"{model.reference} takes at most {room} tokens, and {length} tokens repeated twice are {2 * length}. "
             f"Choose a length of {room // 2} or less"
         )
-    drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
+    drawn = np.random.default_rng([stream, seed] if stream else seed).choice(pool, size=(sequences, length))
     offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
     places, counts = {}, {}
     for kind, offset in offsets.items():
