@@ -6,7 +6,7 @@ docs/cli.md. It parses, calls one public function that does the work (so that Py
 
 A command that lists something returns a `Listing` and is registered as ``app.command("hubs")(listing(hubs))``::
 
-    def hubs(reference: ResultRef, pairing: Pairings = None, k: Annotated[int, k_option("Heads.")] = 10) -> Listing:
+    def hubs(scores: ResultRef, pairing: Pairings = None, k: Annotated[int, k_option("Heads.")] = 10) -> Listing:
         '''One line that says what it lists.
 
         \b
@@ -26,7 +26,9 @@ lists and files are resolved by `headspan.scoring.inputs`.
 
 A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.
 
-Long work runs inside ``with progress("scoring") as update``; remarks go through `note`, never `print`.
+Long work runs inside ``with progress("scoring") as update``; remarks go through `note`, never `print`. Parameters have
+the names of the function's arguments (tests/test_api.py); an option that would have no effect is refused
+(`headspan.vocabulary.errors.refuse_ignored`).
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def evaluate(
     """
     if not bootstrap:
         refuse_ignored("without a bootstrap", seed=seed)
-    drawn = {"bootstrap": bootstrap, "seed": seed or 0}
+    seed = seed or 0
     wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # report a wrong name before scoring
@@ -339,10 +339,14 @@ def evaluate(
         warn(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
     for name in names:
-        found.detection[name] = detection(scores, labels, name, **drawn)
-        found.average_precision[name] = detection(scores, labels, name, measure="average_precision", **drawn)
+        found.detection[name] = detection(scores, labels, name, bootstrap=bootstrap, seed=seed)
+        found.average_precision[name] = detection(
+            scores, labels, name, measure="average_precision", bootstrap=bootstrap, seed=seed
+        )
         if usable:
-            found.classification[name] = classification(scores, labels, name, classes=usable, **drawn)
+            found.classification[name] = classification(
+                scores, labels, name, classes=usable, bootstrap=bootstrap, seed=seed
+            )
     if {PK, CS} <= set(names):
         pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
         for i, kind in enumerate(("all", "top3pct_of_either")):
