@@ -12,6 +12,7 @@ import pytest
 import headspan as hs
 from headspan.cli import _run
 from headspan.graphs.circuit import CircuitEdge
+from notices import noticed
 
 GOOD: dict[str, Any] = {
     "format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],
@@ -42,8 +43,8 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     edges = [*GOOD["edges"], {"source": "L0H1.O", "target": "L1H2.V"}, {"source": "l0h1.o", "target": "L1H2.V"}]
     path = written(tmp_path, GOOD | {"edges": edges})
-    said: list[str] = []
-    found = hs.wiring(scores, circuit=path, say=said.append)
+    with noticed() as said:
+        found = hs.wiring(scores, circuit=path)
     assert {(str(e.source), str(e.target), str(e.pairing)) for e in found.edges} == {
         ("L0H3", "L1H2", "OK"), ("L0H1", "L1H2", "OV"),
     }  # fmt: skip
@@ -51,7 +52,8 @@ def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     assert all(edge.rank == scores["pk", edge.pairing].rank_of(edge.source, edge.target) for edge in found.edges)
     assert found.rule == "circuit induction" and not said
     assert "L0H3" in (found._repr_svg_() or "")
-    hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}), say=said.append)
+    with noticed() as said:
+        hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}))
     assert "may have been made from another model" in said[0]
     assert hs.wiring("demo", circuit=path, metric="cs").edges[0].metric == "cs"
     assert hs.wiring(scores, circuit=path, large_effect=False, labels=None).nodes

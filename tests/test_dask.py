@@ -19,6 +19,7 @@ import headspan as hs
 from headspan.models.weights import AttentionWeights
 from headspan.scoring import dask as dask_module
 from headspan.scoring.run import score
+from notices import noticed
 
 distributed = pytest.importorskip("distributed")
 
@@ -134,8 +135,8 @@ def test_when_the_cluster_dies_finished_tiles_are_kept(
     with pytest.raises(hs.HeadspanError, match=sentence):
         score(many_tiles, **OPTIONS, dask=cluster.address, out=tmp_path / "r.safetensors", progress=progress)
     assert called and kept(cache) >= 1 and time.monotonic() - started < 60
-    said: list[str] = []
-    score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors", say=said.append)
+    with noticed() as said:
+        score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors")
     assert any("continuing an unfinished run" in s for s in said) and not kept(cache)
 
 

@@ -16,7 +16,7 @@ from headspan.cli import _run
 from headspan.results.effects import attach, effects_in
 from headspan.results.large_effects import rotation
 from headspan.running.effects import effects
-from headspan.running.effects_curve import effect_curve
+from headspan.running.effects_curve import effects_curve
 from headspan.vocabulary.heads import Pairing
 
 torch = pytest.importorskip("torch")
@@ -223,7 +223,7 @@ def test_all_of_the_ports_subspace_carries_all_of_the_effect(name: str, frozen: 
 
 @pytest.mark.parametrize("target", ["L1H2.K", "L1KR.K", "L1H0.Q", "L1H3.V"])
 def test_curve_of_one_edge_ends_at_its_effect(target: str) -> None:
-    curve = effect_curve(doubled("deepseek_v2"), "L0H1.O", target, draws=1)
+    curve = effects_curve(doubled("deepseek_v2"), "L0H1.O", target, draws=1)
     assert curve.shared[-1] == pytest.approx(curve.whole, abs=1e-5) and curve.whole > 1e-3
     assert curve.target == target and curve.directions[-1] == {"L1KR.K": 4, "L1H3.V": 5}.get(target, 6)
     assert any("clean run" in note for note in curve.notes)

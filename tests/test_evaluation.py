@@ -21,6 +21,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.statistics.areas import areas_under_curves, chance_areas, resampled
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head
+from notices import noticed
 from science_helpers import make_scores, random_scores
 
 FLOW, SAME = ("OQ", "OK", "OV"), ("QQ", "KK", "VV", "OO")
@@ -335,8 +336,8 @@ def test_what_cannot_be_evaluated_is_said() -> None:
 
 
 def test_classes_without_pairs_are_left_out_with_a_word() -> None:
-    said: list[str] = []
-    result = evaluate(random_scores(10, FLOW + SAME, layers=4, heads=3), LABELS, say=said.append)
+    with noticed() as said:
+        result = evaluate(random_scores(10, FLOW + SAME, layers=4, heads=3), LABELS)
     assert said == ["left out of classification, with fewer than two heads: lone"]
     assert list(result.classification["pk"].by_class["pr_auc"]) == ["a", "b", "average"]
     assert result.spearman == {}

@@ -22,6 +22,7 @@ from headspan.plotting.style import NODE_SHAPES
 from headspan.results.scores import Scores
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_PAIRINGS, Head, Node, Pairing, Role, check_node_name, other_node
+from notices import noticed
 
 D, M, LAYERS, HEADS = 24, 4, 3, 4
 RNG = np.random.default_rng(7)
@@ -140,8 +141,8 @@ def test_composition_of_nodes_takes_both_of_their_weights() -> None:
 
 
 def test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence() -> None:
-    said: list[str] = []
-    found = hs.score(pair_of((2, 3)), "all", "all", say=said.append)
+    with noticed() as said:
+        found = hs.score(pair_of((2, 3)), "all", "all")
     assert [m for m in found.metrics if (m, "OR") in found] == ["pk", "simple_cs"]
     assert all((metric, "OK") in found for metric in found.metrics)
     assert said == found.provenance["left_out"] and len(said) == 3
@@ -157,8 +158,9 @@ def test_padding_is_no_defect_and_a_deficient_basis_is() -> None:
     random = np.random.default_rng(0)
     flat = random.standard_normal((D, 2)) @ np.ones((2, 3))
     nodes = [hs.Node(random.standard_normal(D), "line", 1), hs.Node(random.standard_normal((D, 5)), "five", 1)]
-    said: list[str] = []
-    found = hs.score(model(), "pk", "OK", nodes=[*nodes, hs.Node(flat, "flat", 1)], say=said.append)
+    with noticed() as said:
+        found = hs.score(model(), "pk", "OK", nodes=[*nodes, hs.Node(flat, "flat", 1)])
+    assert found.provenance["rank_deficient"] == said
     assert found.ranks("R").tolist() == [1, 5, 1]
     assert found.provenance["rank_deficient"] == [
         "flat.R (layer 1) has rank 1 of 3",
@@ -235,7 +237,10 @@ def test_an_unfinished_run_goes_on_only_with_the_same_nodes(tmp_path: Path) -> N
             raise Stop
 
     def run(nodes: list[Any], **options: Any) -> Scores:
-        return hs.score(model(), "procrustes,pk", "OK", nodes=nodes, out=out, memory="1GB", say=said.append, **options)
+        with noticed() as told:
+            found = hs.score(model(), "procrustes,pk", "OK", nodes=nodes, out=out, memory="1GB", **options)
+        said.extend(told)
+        return found
 
     with pytest.raises(Stop):
         run(some_nodes(), progress=stop)

@@ -19,6 +19,7 @@ from headspan.subspaces import sketches
 from headspan.system import threads
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role, parse_pairings
+from notices import noticed
 
 GB = 10**9
 
@@ -251,8 +252,8 @@ def test_little_memory_compares_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     out = tmp_path / "r.safetensors"
-    told: list[str] = []
-    scores = hs.score("demo", "pk", "flow", screen=5, out=out, say=told.append)
+    with noticed() as told:
+        scores = hs.score("demo", "pk", "flow", screen=5, out=out)
     assert hs.load(out) == scores and hs.load(out).screened
     assert told[0].startswith("OQ: 5 of the 5 strongest pairs are certified")
     assert len(hs.top(scores, "OK", 3)) == 3
@@ -271,8 +272,8 @@ def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metrics": "cs"}, "not with cs"),
-        ({"metrics": ["pk", "cs"]}, "not with pk, cs"),
+        ({"metric": "cs"}, "not with cs"),
+        ({"metric": ["pk", "cs"]}, "not with pk, cs"),
         ({"screen": 0}, "at least 1 pair"),
         ({"delta": 0.0}, "between 0 and 1"),
         ({"delta": 1.0}, "between 0 and 1"),
@@ -285,16 +286,17 @@ def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
 )
 def test_what_screening_cannot_do(options: dict, sentence: str) -> None:
     with pytest.raises(HeadspanError, match=sentence):
-        hs.score("demo", **{"metrics": "pk", "screen": 3} | options)
+        hs.score("demo", **{"metric": "pk", "screen": 3} | options)
 
 
 def test_a_long_run_is_told_of_a_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
     from headspan.scoring import run
 
-    told: list[str] = []
-    hs.score("demo", "pk", "OK", say=told.append)
+    with noticed() as told:
+        hs.score("demo", "pk", "OK")
     assert not told
     monkeypatch.setattr(run, "_LONG", 0.0)
     monkeypatch.setattr(run, "_SURELY_SHORT", 0.0)
-    hs.score("demo", "pk", "OK", say=told.append)
-    assert "--screen 100" in told[0]
+    with noticed() as told:
+        hs.score("demo", "pk", "OK")
+    assert "`screen=100`" in told[0]

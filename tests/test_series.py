@@ -265,8 +265,9 @@ def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path, cache
     assert killed.returncode == -9 and not out.exists()
     assert sorted({r for r, name in hub.downloaded if name == "model.safetensors"}) == ["step0", "step1", "step8"]
     hub.downloaded.clear()
-    again = run(f"told('{REPO}@step*', r'{out}', k=2, say=print)", home, hub.address)
-    assert "continuing an unfinished series: 3 of 5 steps are done" in again.stdout, again.stderr
+    logged = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    again = run(logged + f"told('{REPO}@step*', r'{out}', k=2)", home, hub.address)
+    assert "continuing an unfinished series: 3 of 5 steps are done" in again.stderr
     assert sorted({r for r, name in hub.downloaded if name == "model.safetensors"}) == ["step2", "step4"]
     straight = hs.track([write(tmp_path / f"step{step}", step) for step in STEPS], k=2)
     series = hs.Series.load(out)

@@ -220,7 +220,7 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
         if isinstance(ref, (str, os.PathLike)) and is_result(ref):
             raise HeadspanError(
                 f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
-                "with headspan compare"
+                "with `hs.compare(first, second)`"
             )
         if ref is base and is_adapter(ref):
             raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")

@@ -221,7 +221,7 @@ def _plain(path: Any) -> str:
     if not text.strip() or "\0" in text:
         raise _refusal(ascii(text), "this is not a valid file name; choose another one")
     if text == "-":
-        raise _refusal(text, "this file cannot be written to standard output; use --json or --csv instead")
+        raise _refusal(text, "this file cannot be written to standard output; give the name of a file")
     if len(encoded) > _PATH or any(len(os.fsencode(part)) > _NAME for part in Path(text).parts):
         raise HeadspanError(f"cannot write {text[:60]}…: the name is too long; choose a shorter one")
     return text
@@ -260,12 +260,10 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
     if not ours and not force:
         raise _refusal(
             path,
-            f"that file is not a headspan {kind}; choose another name, or replace it with --force (force=True)",
+            f"that file is not a headspan {kind}; choose another name, or replace it with `force=True`",
         )
     if not found.st_mode & 0o222 and not force:
-        raise _refusal(
-            path, "that file is write-protected; choose another name, or replace it with --force (force=True)"
-        )
+        raise _refusal(path, "that file is write-protected; choose another name, or replace it with `force=True`")
 
 
 def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
