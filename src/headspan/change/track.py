@@ -182,8 +182,8 @@ class _Tracker:
         message = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
         if not self.allow_duplicates:
             raise _NoSeries(f"{message}. Leave one out, or add --allow-duplicates")
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+        if message not in self.notes:
+            self.notes.append(message)
 
     def _measured(self, place: int, done: int) -> tuple[dict[str, Any], Arrays]:
         checkpoint = self.checkpoints[place]
