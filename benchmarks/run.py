@@ -242,7 +242,7 @@ def part_c(folder: Path) -> list[tuple[str, ...]]:
     rows = []
     for name, n, p, q in (("d=768, m=64, 576 weights", 576, 768, 64), ("d=2048, m=128, 512 weights", 512, 2048, 128)):
         rng = np.random.default_rng(0)
-        factors = {"all": rng.standard_normal((n, q, p), dtype=np.float32).transpose(0, 2, 1)}  # in the memory layout of a run
+        factors = {"all": rng.standard_normal((n, q, p), dtype=np.float32).transpose(0, 2, 1)}  # memory layout of a run
         job = Job("all", "all", np.triu(np.ones((n, n), dtype=bool), 1))
         operations = (n * q + np.count_nonzero(job.needed)) * p**2
         seconds, rate = [], sgemm_rate()
@@ -332,7 +332,7 @@ def part_e(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_h(folder: Path) -> list[tuple[str, ...]]:
-    """Procrustes for all pairings against the unavoidable part: eigenvalues of one m×m matrix per pair, on all cores."""
+    """Procrustes for all pairings against its unavoidable part: eigenvalues of one m×m matrix per pair, on all cores."""
     from headspan.system.threads import cores, parallel_map
 
     rows = []
