@@ -332,7 +332,7 @@ def part_e(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_h(folder: Path) -> list[tuple[str, ...]]:
-    """Procrustes for all pairings against its unavoidable part: eigenvalues of one m×m matrix per pair, on all cores."""
+    """Procrustes for all pairings against its unavoidable part: eigenvalues of an m×m matrix per pair, on all cores."""
     from headspan.system.threads import cores, parallel_map
 
     rows = []

@@ -31,8 +31,7 @@ _TRACY_WIDOM = 2.0234
 # Neighbouring cosines closer than this count as equal: small changes in the weights would rotate their directions.
 DEGENERATE_GAP = 0.01
 LATENT_NOTE = (
-    "both weights share the latent of one layer: chance is that of random subspaces of the latent, not of the "
-    "stream"
+    "both weights share the latent of one layer: chance is that of random subspaces of the latent, not of the stream"
 )
 CENTRED_NOTE = "folding has centred both weights: chance is that of random subspaces of {} dimensions"
 DEGENERATE_NOTE = (
