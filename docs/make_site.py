@@ -29,8 +29,8 @@ FIRST = ("cookbook", "reading-heads", "nodes", "paths", "effects", "change", "re
          "statistics", "evidence")  # fmt: skip
 LAST = ("special-cases", "models", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}
-MARK = ".made-by-headspan"  # in the folder of a site, so that no other folder is ever emptied
-GALLERY = '<p><a href="{up}gallery/index.html">Pages of models to explore</a>, each one file.</p>'
+MARK = ".made-by-headspan"  # marks the folder of a site, so that no other folder is ever emptied
+GALLERY = '<p><a href="{up}gallery/index.html">Interactive pages of models</a>, each one file.</p>'
 
 
 def build(folder: Path, models: bool = True) -> None:
@@ -44,7 +44,7 @@ def build(folder: Path, models: bool = True) -> None:
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", f"{place}/.trees"]
         done = subprocess.run([*command, "-c", str(ROOT / "docs/site"), place, str(folder)], check=False)
     if done.returncode:
-        sys.exit("the site could not be built: the warnings are above")
+        sys.exit("the site could not be built: see the warnings above")
     (folder / MARK).touch()
     shutil.rmtree(folder / ".doctrees", ignore_errors=True)
     found = {name: os.environ.get(variable) for name, variable in MODELS.items()} if models else {}
