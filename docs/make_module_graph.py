@@ -42,7 +42,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """The dotted names that a module imports from the package, also inside functions, but not only for type checking."""
+    """The names that a module imports from the package, also inside functions, but not only for type checking."""
     skipped = {
         id(child)
         for node in ast.walk(tree)

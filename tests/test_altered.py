@@ -211,7 +211,7 @@ def test_what_no_result_can_hold_is_refused(bench: edited.Edited, tmp_path: Path
         hs.load(path)
 
 
-def test_rounding_is_no_damage(bench: edited.Edited, tmp_path: Path) -> None:
+def test_rounding_is_not_damage(bench: edited.Edited, tmp_path: Path) -> None:
     path = rewritten(bench, tmp_path / "r.safetensors", set_at("pk/OK", (0, 5), 4 * (1 + 9e-5)), reseal=True)
     assert hs.load(path)["pk", "OK"].values[0, 5] > 4
 
@@ -322,7 +322,7 @@ PATH_READERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("reader", PATH_READERS)
 @pytest.mark.parametrize("as_path", [False, True], ids=["text", "Path"])
-def test_odd_paths_are_one_sentence(odd_paths: Path, reader: str, as_path: bool) -> None:
+def test_odd_paths_are_one_message(odd_paths: Path, reader: str, as_path: bool) -> None:
     for path in PATHS:
         with pytest.raises(hs.HeadspanError) as caught:
             PATH_READERS[reader](Path(path) if as_path else path)

@@ -73,7 +73,7 @@ def test_experts_of_qwen3_vl_are_read_either_way(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_experts_of_two_sizes_are_told(tmp_path: Path) -> None:
+def test_experts_of_two_sizes_are_refused(tmp_path: Path) -> None:
     """Published ERNIE-4.5-VL has smaller experts for pictures; its heads are read all the same."""
     family = AROUND["ernie4_5_vl_moe"]
     build(replace(family, config=family.config | {"moe_intermediate_size": [16, 8]})).save_pretrained(tmp_path)
@@ -83,7 +83,7 @@ def test_experts_of_two_sizes_are_told(tmp_path: Path) -> None:
         hs.nodes(weights, neurons="L1E0:1")
 
 
-def test_norms_of_chameleon_behind_attention_and_mlp(tmp_path: Path) -> None:
+def test_norms_of_chameleon_after_attention_and_mlp(tmp_path: Path) -> None:
     """With swin_norm the norm in front of the MLP stands behind it, under the same name."""
     run = Run(AROUND["chameleon-swin"], tmp_path)
     mlps = Mlps(run.weights)
@@ -147,7 +147,7 @@ def test_an_older_name_of_sparse_attention(tmp_path: Path) -> None:
         ({}, "the config has no model_type: known are afmoe"),
     ],
 )
-def test_what_is_not_read_is_told_with_its_reason(config: dict[str, Any], sentence: str) -> None:
+def test_what_is_not_read_is_reported_with_its_reason(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hs.HeadspanError, match=sentence) as error:
         find_architecture(config)
     assert len(str(error.value).splitlines()) == 1

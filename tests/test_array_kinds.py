@@ -85,7 +85,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_exact_real_number_is_refused(name: str) -> None:
+def test_what_is_not_an_exact_real_number_is_refused(name: str) -> None:
     if name == "long doubles" and np.dtype(np.longdouble) == np.dtype(np.float64):
         pytest.skip("long doubles are float64 here")
     with pytest.raises(HeadspanError) as caught:

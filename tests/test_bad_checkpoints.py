@@ -206,7 +206,7 @@ def test_references_to_nothing(text):
     refusal(text)
 
 
-def test_missing_path_is_told_as_such(tmp_path):
+def test_missing_path_is_reported_as_missing(tmp_path):
     assert "no such file or directory" in refusal(str(tmp_path / "nope"))
     assert "no such file or directory" in refusal(tmp_path / "nope")
 
@@ -308,7 +308,7 @@ def test_zip_whose_entries_claim_too_much_is_refused(torch, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80\x02", b"hello" * 100, b"PK\5\6" + bytes(18)])
-def test_files_that_are_no_torch_files(torch, tmp_path, content):
+def test_files_that_are_not_torch_files(torch, tmp_path, content):
     refusal(torch_file(tmp_path, content))
 
 
@@ -448,7 +448,7 @@ def damage(content: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "m.gguf", "pytorch_model.bin"])
-def test_random_damage_gives_an_answer_or_a_sentence(tmp_path, name):
+def test_random_damage_gives_an_answer_or_a_message(tmp_path, name):
     """No other exception, whatever the bytes: HEADSPAN_FUZZ_CASES sets how many files are tried."""
     found = seeds(tmp_path)
     if name not in found:

@@ -247,7 +247,7 @@ def test_reversed_pairs_that_never_vary_give_a_z_of_0() -> None:
     assert (found.z[present] == 0).all() and np.isnan(found.z[~present]).all()
 
 
-def test_five_per_cent_is_the_rate_that_counts_where_none_is_asked_for() -> None:
+def test_five_per_cent_is_the_default_rate() -> None:
     scores = make_scores({("pk", "OK"): np.linspace(0.6, 2.4, 1600).reshape(40, 40)}, layers=2, heads=20)
     found = significance(scores, "OK")
     q = found.q[~np.isnan(found.q)]

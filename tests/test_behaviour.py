@@ -224,7 +224,7 @@ def test_model_without_attention(tmp_path: Path) -> None:
         head_scores(model, sequences=1, length=5)
 
 
-def test_things_that_are_no_model() -> None:
+def test_things_that_are_not_a_model() -> None:
     with pytest.raises(HeadspanError, match="cannot be run"):
         head_scores(torch.nn.Linear(2, 2))
 

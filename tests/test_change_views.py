@@ -227,7 +227,7 @@ def test_a_step_against_another(browser: Any, series: Series, tmp_path: Path) ->
     assert among(4) != among(0) and problems == []
 
 
-def test_shared_heads_stand_with_their_group(browser: Any, tmp_path: Path) -> None:
+def test_shared_heads_are_drawn_with_their_group(browser: Any, tmp_path: Path) -> None:
     change_page(hs.diff(model(0.0, kv=2), model(0.8, kv=2), k=6)).save(tmp_path / "d.html")
     problems: list[str] = []
     page = opened(browser, tmp_path / "d.html", problems)

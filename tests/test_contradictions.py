@@ -120,7 +120,7 @@ def test_contradictions_in_the_config(tmp_path: Path, name: str) -> None:
         hs.open(write(tmp_path, **CONTRADICTIONS[name]))
 
 
-def test_weights_beside_those_that_are_read_are_noted(tmp_path: Path) -> None:
+def test_unread_weights_in_the_same_folder_are_noted(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"something else")
     assert any("pytorch_model.bin" in note and "not read" in note for note in hs.open(tmp_path).notes)
@@ -234,7 +234,7 @@ def test_code_of_a_model_is_never_run(tmp_path: Path) -> None:
             assert "never run" in " ".join(done.stderr.split())
 
 
-def test_a_tied_unembedding_that_is_stored_apart_with_other_numbers(tmp_path: Path) -> None:
+def test_a_tied_unembedding_that_is_stored_with_other_numbers(tmp_path: Path) -> None:
     """transformers would take the embedding; the tensor of its own is read here, and that is said."""
     content = tensors()
     copy = write(tmp_path / "copy", content | {"lm_head.weight": content["model.embed_tokens.weight"].copy()})

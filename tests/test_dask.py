@@ -195,7 +195,7 @@ def test_local_in_a_plain_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_what_a_cluster_cannot_do_is_said() -> None:
+def test_what_a_cluster_cannot_do_is_refused() -> None:
     arrays = {role: np.random.default_rng(0).normal(size=(2, 2, 8, 3)) for role in "QKVO"}
     with pytest.raises(hs.HeadspanError, match="a path or hub id, not arrays"):
         score(hs.open(arrays), "pk", dask="local")

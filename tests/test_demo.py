@@ -112,7 +112,7 @@ def test_tokenizer_reads_words_and_spells_the_rest() -> None:
     assert vocabulary.special_ids == {0, 1}
 
 
-def test_induction_head_looks_behind_the_earlier_name(shipped: BehaviourScores) -> None:
+def test_induction_head_attends_after_the_earlier_name(shipped: BehaviourScores) -> None:
     best = shipped.top("induction", 1)[0][0]
     text = "Here is the list: tiger, lamp, violin, cheese. Say it again: tiger, lamp, violin"
     found = attention_patterns("demo", text, [best])

@@ -105,7 +105,7 @@ def test_effects_live_in_the_result(filled: Path, result: Path) -> None:
         np.testing.assert_array_equal(before.arrays[key], after.arrays[key])
 
 
-def test_a_bad_result_is_told_before_any_work(
+def test_a_bad_result_is_reported_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.safetensors"

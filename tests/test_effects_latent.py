@@ -195,7 +195,7 @@ def test_a_port_of_one_head_alone_gives_the_same_and_moves_no_other_head(name: s
             np.testing.assert_allclose(alone, np.where(np.arange(N) == head, every, 0), atol=1e-12)
 
 
-def test_the_frozen_scale_is_told_and_kept_in_the_result(tmp_path: Any) -> None:
+def test_the_frozen_scale_is_noted_and_kept_in_the_result(tmp_path: Any) -> None:
     model = doubled("deepseek_v3")
     found = effects(model, tokens=TOKENS)
     assert found.protocol["frozen_latent_norms"] is True

@@ -40,7 +40,7 @@ def test_a_port_has_its_own_neighbourhood(shared: hs.Scores) -> None:
     assert not shared.around("L1H3.O").incoming and shared.around("L1H3.O").note is None
 
 
-def test_the_command_tells_what_a_name_with_a_role_means(shared: hs.Scores, tmp_path: Path) -> None:
+def test_the_command_explains_a_name_with_a_role(shared: hs.Scores, tmp_path: Path) -> None:
     shared.save(path := tmp_path / "r.safetensors")
     done = CliRunner().invoke(app, ["top", str(path), "--head", "l1h3.k", "-k", "1"])
     assert done.exit_code == 0 and "L1H3.K is L1KV1.K" in done.stderr and done.stdout.count("L1KV1") == 1
@@ -89,7 +89,7 @@ def test_what_is_stored_into_must_be_a_result(command: str, tmp_path: Path) -> N
         assert told in str(done.exception) + done.stderr and "--force" not in str(done.exception) + done.stderr
 
 
-def test_what_a_result_lacks_is_told_with_what_it_has(tmp_path: Path) -> None:
+def test_what_a_result_lacks_is_reported_with_what_it_has(tmp_path: Path) -> None:
     hs.score("demo", "pk", "OK", out=(path := tmp_path / "r.safetensors"))
     with pytest.raises(HeadspanError, match=r"no pk scores for OQ: it has pk for OK; choose one of these"):
         hs.top(path, "OQ")
@@ -161,7 +161,7 @@ def test_whatever_is_tabular_compares_to_a_bool() -> None:
     assert (hs.hubs(scores, "OK") == hs.hubs(scores, "OQ")) is False
 
 
-def test_a_result_of_one_pairing_is_listed_as_it_is(tmp_path: Path) -> None:
+def test_a_result_of_one_pairing_is_listed(tmp_path: Path) -> None:
     """The default, flow, means those of OQ, OK and OV that there are; a pairing that is named must be there."""
     scores = hs.score("demo", "pk", "OK", out=tmp_path / "ok.safetensors")
     assert {str(edge.pairing) for edge in hs.top(scores)} == {"OK"}

@@ -233,7 +233,7 @@ def test_found_in_results_that_name_no_model(tmp_path: Path, reference: Any) -> 
         assert hs.load(tmp_path / "again.safetensors") == scores
 
 
-def test_found_in_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_found_in_names_that_are_not_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Bytes that are no UTF-8 and escape codes in the name of a model, in everything that is written about it."""
     from headspan.cli import _run
 

@@ -38,7 +38,7 @@ def by_definition(scores: Scores, pairing: str, metric: str) -> tuple[dict[Head,
 
 @pytest.mark.parametrize("pairing", ["OQ", "OK", "OV", "QQ"])
 @pytest.mark.parametrize("metric", ["pk", "cs"])
-def test_hubs_are_what_the_definition_says(pairing: str, metric: str) -> None:
+def test_hubs_follow_the_definition(pairing: str, metric: str) -> None:
     scores = random_scores(1, (pairing,), layers=5, heads=4, metrics=("pk", "cs"))
     inlet, outlet = by_definition(scores, pairing, metric)
     found = hubs(scores, pairing, metric)
@@ -60,7 +60,7 @@ def test_shared_kv_heads_count_once() -> None:
         assert found.outlet.of(head) == pytest.approx(value)
 
 
-def test_records_name_kind_pairing_rank_head_score_and_whom_a_shared_head_serves() -> None:
+def test_records_have_kind_pairing_rank_head_score_and_the_heads_that_a_shared_head_serves() -> None:
     values = np.random.default_rng(2).exponential(size=(12, 6))
     inlet = hubs(make_scores({("pk", "OK"): values}, layers=3, heads=4, kv_heads=2)).inlet
     records = inlet.rows()

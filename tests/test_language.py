@@ -80,7 +80,7 @@ def belongs(name: str, entry: str) -> bool:
     return name == entry or name.startswith(f"{entry}/")
 
 
-def test_what_is_rewritten_stays_so() -> None:
+def test_rewritten_pages_stay_plain() -> None:
     done = [name for name in written() if not any(belongs(name, entry) for entry in NOT_YET)]
     found = [hit for name in done for hit in hits(name)]
     assert not found, "\n".join(found)

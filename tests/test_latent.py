@@ -271,7 +271,7 @@ def test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs(run: Run) ->
     assert "same_layer_chance" not in hs.score(run.weights, "cs", "VV").provenance
 
 
-def test_chance_is_that_of_random_weights_behind_the_same_latent() -> None:
+def test_chance_is_that_of_random_weights_of_the_same_latent() -> None:
     """The estimate holds the mean and the spread of heads drawn at random, and is above m·m'/r for uneven latents."""
     rng = np.random.default_rng(0)
     inner = rng.normal(size=(64, 16)) * np.exp(rng.normal(size=16))
@@ -428,7 +428,7 @@ def test_effects_of_dots_3_are_refused(uneven: Run) -> None:
         effects(build(LATENT["dots3_note_text"]), tokens=tokens)
 
 
-def test_missing_sizes_are_told(tmp_path: Path) -> None:
+def test_missing_sizes_are_refused(tmp_path: Path) -> None:
     build(LATENT["youtu"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"qk_nope_head_dim": "six"}))

@@ -77,5 +77,5 @@ def test_the_text_model_is_found_inside(name: str) -> None:
     assert found.unembedding is not None
 
 
-def test_the_page_is_what_the_table_says() -> None:
+def test_the_page_follows_the_table() -> None:
     assert (DOCS / "models.md").read_text(encoding="utf-8") == MAKER.page()

@@ -116,7 +116,7 @@ def test_deci_lists_the_shared_heads(model: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["x", [], [{}] * 4, [{"attention": {"n_heads_in_group": 3}}] * 4, [None] * 4])
-def test_blocks_that_cannot_be_are_told(model: Any, folder: Path, tmp_path: Path, blocks: Any) -> None:
+def test_impossible_blocks_are_refused(model: Any, folder: Path, tmp_path: Path, blocks: Any) -> None:
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config(model) | {"block_configs": blocks}))
     with pytest.raises(hs.HeadspanError) as error:

@@ -89,7 +89,7 @@ def test_one_tensor_alone_a_list_and_layer_numbers(weights, tmp_path: Path) -> N
     assert names == [["alone"], ["0", "1[0]"], ["3"]]
 
 
-def test_square_is_told(weights, tmp_path: Path) -> None:
+def test_square_matrices_are_noted(weights, tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.random.default_rng(0).normal(size=(D, D)))
     (nodes,) = node_sets(weights, tmp_path / "square.npy")
     assert "12 rows of 12, though it could be columns" in nodes.notes[0]
@@ -162,7 +162,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_direction_is_refused(weights, tmp_path: Path, name: str) -> None:
+def test_what_is_not_a_direction_is_refused(weights, tmp_path: Path, name: str) -> None:
     array, sentence = WRONG[name]
     np.save(tmp_path / f"{name}.npy", array)
     with pytest.raises(HeadspanError, match=sentence):
@@ -184,7 +184,7 @@ def test_objects_are_never_unpickled(weights, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".pt", ".txt"])
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\xff\xff", b"\x80\x04garbage", b"x" * 99])
-def test_damaged_files_are_sentences(weights, tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_damaged_files_are_refused_with_a_message(weights, tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"damaged{suffix}"
     path.write_bytes(content)
     with pytest.raises(HeadspanError):

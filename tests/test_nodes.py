@@ -413,7 +413,7 @@ def test_adapter_made_by_peft(gpt2: Path, tmp_path: Path, rslora: bool) -> None:
     assert any("modules_to_save" in note for note in report.notes)
 
 
-def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(gpt2: Path, tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="is not an adapter"):
         hs.nodes(gpt2, adapter=tmp_path)
     with pytest.raises(HeadspanError, match="open the model itself"):
@@ -454,7 +454,7 @@ def sae_tensors(features: int = 50, seed: int = 0) -> dict[str, np.ndarray]:
           "architecture": "skip_transcoder"}, 3, 3),
     ],
 )  # fmt: skip
-def test_where_a_feature_stands(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
+def test_the_position_of_a_feature(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
     tensors = sae_tensors()
     (found,) = node_sets(hs.open(arrays()), sae=write_sae(tmp_path / "sae", config, **tensors))
     assert {role: place.position for role, place in found.places.items()} == (
@@ -479,7 +479,7 @@ def test_features_against_formulas(tmp_path: Path) -> None:
     assert all(row["p_kind"] is not None for row in report.rows())  # the other 45 features
 
 
-def test_features_that_are_no_directions_of_the_stream(tmp_path: Path) -> None:
+def test_features_that_are_not_directions_of_the_stream(tmp_path: Path) -> None:
     weights = hs.open(arrays())
 
     def refused(sentence: str, config: dict, chosen: str = "", **tensors: np.ndarray) -> None:

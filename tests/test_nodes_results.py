@@ -139,7 +139,7 @@ def test_composition_of_nodes_takes_both_of_their_weights() -> None:
                 assert value == pytest.approx(by_definition(metric, weights, pairing, *ends), abs=3e-6)
 
 
-def test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence() -> None:
+def test_a_similarity_undefined_for_nodes_is_left_out_with_a_message() -> None:
     said: list[str] = []
     found = hs.score(pair_of((2, 3)), "all", "all", say=said.append)
     assert [m for m in found.metrics if (m, "OR") in found] == ["pk", "simple_cs"]
@@ -153,7 +153,7 @@ def test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence() -
         found["cs", "OR"]
 
 
-def test_padding_is_no_defect_and_a_deficient_basis_is() -> None:
+def test_padding_is_not_a_rank_defect_and_a_deficient_basis_is() -> None:
     random = np.random.default_rng(0)
     flat = random.standard_normal((D, 2)) @ np.ones((2, 3))
     nodes = [hs.Node(random.standard_normal(D), "line", 1), hs.Node(random.standard_normal((D, 5)), "five", 1)]
@@ -224,7 +224,7 @@ def test_small_memory_gives_the_same_in_tiles() -> None:
         np.testing.assert_allclose(values, whole.arrays[key], atol=1e-5)
 
 
-def test_an_unfinished_run_goes_on_only_with_the_same_nodes(tmp_path: Path) -> None:
+def test_an_unfinished_run_continues_only_with_the_same_nodes(tmp_path: Path) -> None:
     out, said = tmp_path / "r.safetensors", list[str]()
 
     class Stop(Exception):
@@ -256,7 +256,7 @@ def test_a_cluster_gets_the_nodes_too() -> None:
     assert hs.score("demo", "pk", "OK", nodes=nodes, dask="local") == here
 
 
-def test_folded_nodes_stand_beside_folded_heads() -> None:
+def test_folded_nodes_with_folded_heads() -> None:
     random = np.random.default_rng(5)
     weights = model(norm="layer", gain=1 + 0.3 * random.standard_normal((LAYERS, D)))
     vector = random.standard_normal(D)
@@ -362,7 +362,7 @@ def damaged(change: Callable[[dict[str, Any]], None], path: Path, scores: Scores
         lambda head: head.update(nodes=[1, 2]),
     ],
 )
-def test_a_damaged_list_of_nodes_is_told(change: Any, scores: Scores, tmp_path: Path) -> None:
+def test_a_damaged_list_of_nodes_is_refused(change: Any, scores: Scores, tmp_path: Path) -> None:
     damaged(change, tmp_path / "r.safetensors", scores)
     with pytest.raises(HeadspanError, match=r"damaged|needs"):
         hs.load(tmp_path / "r.safetensors")

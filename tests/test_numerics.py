@@ -166,7 +166,7 @@ def test_float16_that_overflowed_is_named() -> None:
         all_scores(arrays)
 
 
-def test_largest_float16_is_no_overflow() -> None:
+def test_largest_float16_does_not_overflow() -> None:
     arrays = {k: (a / np.abs(a).max() * 65504).astype(np.float16) for k, a in random_arrays(12).items()}
     check(arrays, {k: a.astype(np.float64) / 65504 for k, a in arrays.items()})
 

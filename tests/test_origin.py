@@ -55,7 +55,7 @@ def run(*arguments: object) -> str:
     return str(outcome.exception)
 
 
-def test_figures_and_report_refuse_other_content_of_the_same_shape_with_one_sentence(
+def test_figures_and_report_refuse_other_content_of_the_same_shape(
     result: Path, gpt2: Path, other: Path, tmp_path: Path
 ) -> None:
     drawn = run("figures", result, "--weights", other, "--only", "norms", "--out", tmp_path / "f")

@@ -141,7 +141,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("command", "obstacle"), TABLE)
-def test_what_stands_in_the_way_stays(
+def test_files_in_the_way_are_kept(
     command: str, obstacle: str, place: Path, capsys: pytest.CaptureFixture[str], no_work: None
 ) -> None:
     text, ending = FILES[command]
@@ -305,7 +305,7 @@ def test_odd_paths(path: object) -> None:
         outputs.check_output(path, "json")  # type: ignore[arg-type]
 
 
-def test_figures_write_what_they_said(place: Path) -> None:
+def test_figures_write_the_files_they_announce(place: Path) -> None:
     drawn = draw(["grid", "scatter", "random"], Context(hs.load("r.safetensors"), k=3), "figures", "png,svg")
     assert {path.name for path in drawn.files} <= set(file_names(["grid", "scatter", "random"], 3, ["png", "svg"]))
     assert len(drawn.files) > 4

@@ -173,7 +173,7 @@ def test_z_of_paths_through_random_weights() -> None:
         assert abs(z.mean()) < 0.15 and 0.9 < z.std() < 1.1
 
 
-def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_refused_with_the_amount_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = model(layers=6, heads=3, kv=3)
     monkeypatch.setattr(path_search, "_QUICK", 4)
     whole = hs.paths(weights, depth=4, k=300)
@@ -188,7 +188,7 @@ def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.Monkey
         assert expected <= {str(p) for p in some}
 
 
-def test_what_is_left_out_behind_a_single_head_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_after_a_single_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All heads of layer 1 reach the end through L2H0 alone, and there is room for four of the six."""
     rng = np.random.default_rng(3)
     arrays = {role: np.zeros((4, 6, 24, 2)) for role in "QKVO"}
@@ -242,7 +242,7 @@ def test_the_demo_has_its_induction_circuit() -> None:
         ({"to": "L1H0", "weights": "demo"}, "--weights is only for a saved result"),
     ],
 )
-def test_what_cannot_be_is_told(asked: dict[str, object], words: str) -> None:
+def test_impossible_requests_are_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(hs.HeadspanError, match=words):
         hs.paths(model(), **asked)
 

@@ -166,7 +166,7 @@ def test_numbers_in_the_text(paper: str) -> None:
     assert cosines == published()["unembedding_mean_cosines"]
 
 
-def test_what_was_read_off_figures_is_what_the_text_says_of_them(paper: str) -> None:
+def test_numbers_read_off_figures_agree_with_the_text(paper: str) -> None:
     kl = published()["kl_random_vs_observed"]
     assert re.search(r"QQ\b.{0,30} maximum\b.{0,20}\bVO\b.{0,30} minimum", paper)
     assert (max(kl, key=kl.get), min(kl, key=kl.get)) == ("QQ", "VO") and len(kl) == 16

@@ -55,7 +55,9 @@ def same(a: Path, b: Path) -> bool:
     )
 
 
-def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_continues(
+    checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     real, done = scoring.compute_tile, []
 
@@ -283,7 +285,7 @@ def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Pa
     assert any("(Not a directory)" in sentence or "(File exists)" in sentence for sentence in said)
 
 
-def test_a_changed_plan_starts_anew_and_says_so(
+def test_a_changed_plan_starts_again_with_a_message(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"

@@ -63,7 +63,7 @@ def test_a_new_similarity_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         assert value == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_similarity_says_its_largest_value() -> None:
+def test_a_similarity_has_its_largest_value() -> None:
     assert METRICS["pk"].grows_with_rank
     for metric in METRICS.values():
         assert metric.largest(3, 5) == (3.0 if metric.grows_with_rank else 1.0)
@@ -236,7 +236,7 @@ def test_the_plan_makes_little_twice_in_the_memory_it_is_given() -> None:
     assert less == sorted(less, reverse=True)
 
 
-def test_layers_are_taken_two_by_two_where_every_pair_is_compared_by_itself() -> None:
+def test_tiles_have_two_layers_where_pairs_are_compared_one_by_one() -> None:
     made = plan.make_plan(hs.open(arrays(layers=6)), ("procrustes",), parse_pairings("OK"), "default", 2**30)
     assert made.blocks == {"procrustes": [(0, 1), (2, 3), (4, 5)]}
 

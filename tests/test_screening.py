@@ -288,7 +288,7 @@ def test_what_screening_cannot_do(options: dict, sentence: str) -> None:
         hs.score("demo", **{"metrics": "pk", "screen": 3} | options)
 
 
-def test_a_long_run_is_told_of_a_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_suggests_screening(monkeypatch: pytest.MonkeyPatch) -> None:
     from headspan.scoring import run
 
     told: list[str] = []

@@ -61,7 +61,7 @@ def test_links_are_relative_and_lead_to_files(gallery: Path) -> None:
     assert all((gallery / link).is_file() for link in links)
 
 
-def test_the_policy_allows_nothing_but_its_own_style(gallery: Path) -> None:
+def test_the_policy_allows_only_its_own_style(gallery: Path) -> None:
     text = (gallery / "index.html").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None

@@ -94,7 +94,7 @@ def forward() -> list[dict[str, np.ndarray]]:
     return seen
 
 
-def test_openelm_is_read_as_its_layout_says(folder: Path) -> None:
+def test_openelm_is_read_by_its_layout(folder: Path) -> None:
     weights = hs.open(str(folder))
     assert [str(h) for h in weights.heads("K")] == ["L0KV0", "L1KV0", "L1KV1", "L2KV0", "L2KV1"]
     assert str(weights.ports.kv_of("L2H3")) == "L2KV1"
@@ -158,7 +158,7 @@ def test_gemma4_sizes_by_layer_or_by_kind() -> None:
         assert (found["head_dim"], found["num_key_value_heads"]) == ([8, 16], [2, 1])
 
 
-def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
+def test_a_mixture_with_its_own_norms_is_refused(tmp_path: Path) -> None:
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
     run = Run(replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture), tmp_path)
     with pytest.raises(hs.HeadspanError, match="a mixture whose parts have their own norms"):
@@ -166,7 +166,7 @@ def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
     assert hs.nodes(run.weights, hs.Node(np.ones(run.weights.d_model), "ones", layer=1)).count == 1
 
 
-def test_an_adapter_beside_a_mixture_behind_norms_of_its_own(tmp_path: Path) -> None:
+def test_an_adapter_of_a_mixture_with_its_own_norms(tmp_path: Path) -> None:
     """Its modules of attention are nodes; those of the mixture are told, and refused where there is nothing else."""
     peft = pytest.importorskip("peft")
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
@@ -373,7 +373,7 @@ def test_which_layer_lends() -> None:
         ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
     ],
 )
-def test_lending_that_cannot_be_is_told(change: dict[str, Any], sentence: str) -> None:
+def test_impossible_lending_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hs.HeadspanError, match=sentence):
         kv_layers({"layer_types": ["a", "b", "a", "b", "a"]} | change, 5, "a model")
 
