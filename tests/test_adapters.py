@@ -1,4 +1,4 @@
-"""LoRA adapters: PEFT itself makes them and merges them; we must read what its merged model holds."""
+"""LoRA adapters made and merged by PEFT: headspan must read the weights of the merged model."""
 
 from __future__ import annotations
 

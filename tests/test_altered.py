@@ -1,4 +1,4 @@
-"""Results that were edited after they were written are noticed; malformed ones and odd paths are one sentence."""
+"""Edited results are noticed; malformed results and odd paths are refused with one message."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_what_was_measured_on_another_model_is_refused(
 
 @pytest.mark.parametrize("reader", edited.READERS)
 def test_every_reader_notices(bench: edited.Edited, reader: str) -> None:
-    """One edit that is warned of and one field that is none: no reader is silent, none falls over."""
+    """One edit that must be warned of and one invalid field: no reader is silent and none crashes."""
     seed, name = ("series", "scores") if reader in edited.OF_SERIES else ("whole", "pk/OK")
     head, tensors = edited.deepcopy(bench.seeds[seed])
     tensors[name] = np.where(np.isnan(tensors[name]), np.nan, tensors[name] * np.float32(0.99)).astype(np.float32)
@@ -334,7 +334,7 @@ def test_odd_paths_are_one_message(odd_paths: Path, reader: str, as_path: bool) 
 
 @pytest.mark.parametrize("key", ["text_config", "thinker_config", "quantization_config", "attn_config"])
 def test_odd_parts_of_a_config(bench: edited.Edited, tmp_path: Path, key: str) -> None:
-    """Whatever stands where a part of a config should, a command ends with an answer or with one sentence."""
+    """Whatever is in place of a part of a config, a command ends with an answer or one message."""
     folder = tmp_path / "model"
     shutil.copytree(bench.work / "gpt2", folder)
     config = json.loads((folder / "config.json").read_text())

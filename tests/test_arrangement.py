@@ -1,4 +1,4 @@
-"""The order of heads in a contraction: every needed pair is computed once, and little besides."""
+"""The order of heads in a contraction: every needed pair is computed once, with few others."""
 
 from __future__ import annotations
 

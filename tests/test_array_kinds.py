@@ -1,4 +1,4 @@
-"""Numbers of every kind and byte order are taken exactly or refused, and odd calls get a sentence."""
+"""Numbers of every kind and byte order are read exactly or refused, and odd calls get a message."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def test_a_subspace_that_fills_the_space_is_never_above_chance() -> None:
 
 
 def test_the_pairing_farthest_from_chance_has_no_kl_of_0_and_the_largest_shift() -> None:
-    """64 pairs of the demo model lie where random subspaces never are: the paper's sum has nothing to add up."""
+    """64 pairs of the demo model lie where random subspaces never do, so the paper's sum has no terms."""
     scores = hs.score(hs.open("demo"), "pk")
     assert kl_divergence(scores, "VO") == pytest.approx(0, abs=1e-3)
     lines = {str(line.pairing): line for line in summarise(scores, kl=True)}

@@ -1,4 +1,4 @@
-"""Circuits: written, read back, drawn; a file of a stranger is refused with a sentence."""
+"""Circuits: written, read back, drawn; a bad file is refused with a message."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ distributed = pytest.importorskip("distributed")
 
 
 class Cluster:
-    """A scheduler and workers as a user starts them, each a process of its own."""
+    """A scheduler and workers as a user starts them, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, []
@@ -220,7 +220,7 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: hs.Atten
 
 
 def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
+    """Procrustes computes no bases, so every tile would have to find the ranks of its weights."""
     from dataclasses import replace
 
     from headspan.scoring.plan import make_plan
@@ -240,7 +240,7 @@ def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypa
 
 
 def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: hs.AttentionWeights) -> None:
-    """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
+    """A worker keeps the model open between runs; the same bytes with a new date are the same model."""
     from headspan.scoring.plan import make_plan
 
     reference, fingerprint = many_tiles.reference, many_tiles.provenance["fingerprint"]

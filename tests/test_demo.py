@@ -1,4 +1,4 @@
-"""The model that ships with the package: how it was made, and that it does what its card says."""
+"""The model that ships with the package: how it was made, and that its model card is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two models: planted changes are found as large as they are, and rounding is not a change."""
+"""What changed between two models: planted changes are found with their size, and rounding is not a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: columns, what is stored, the summary, curves, and what wiring, top and figures make of effects."""
+"""The command: columns, what is stored, the summary, curves, and effects in wiring, top and figures."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_bootstrap_is_seeded_and_surrounds_the_value() -> None:
 
 
 def test_bootstrap_intervals_cover_what_they_estimate() -> None:
-    """The ROC-AUC of labels that mean nothing is ½ on average: 90 % intervals must nearly always hold it."""
+    """The ROC-AUC of meaningless labels is ½ on average: 90 % intervals must nearly always contain it."""
     labels = Labels.from_pairs([(f"L{layer}H{i}", "a") for layer in range(5) for i in range(2)])
     held = 0
     for seed in range(60):

@@ -1,4 +1,4 @@
-"""What somebody meets who uses headspan for the first time: names with roles, short texts, bars, helpful sentences."""
+"""What a first-time user sees: names with roles, short texts, progress bars, helpful messages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_a_result_lacks_is_reported_with_what_it_has(tmp_path: Path) -> Non
 
 
 def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
-    """As CONTRIBUTING tells how to add a kind of node."""
+    """As CONTRIBUTING describes how to add a kind of node."""
     rng = np.random.default_rng(0)
     heads = {role: rng.standard_normal((2, 3, 16, 4)) for role in "QKVO"}
     rows = rng.standard_normal((2, 2, 16, 1))
@@ -162,7 +162,7 @@ def test_whatever_is_tabular_compares_to_a_bool() -> None:
 
 
 def test_a_result_of_one_pairing_is_listed(tmp_path: Path) -> None:
-    """The default, flow, means those of OQ, OK and OV that there are; a pairing that is named must be there."""
+    """The default, flow, means the available pairings among OQ, OK and OV; a named pairing must exist."""
     scores = hs.score("demo", "pk", "OK", out=tmp_path / "ok.safetensors")
     assert {str(edge.pairing) for edge in hs.top(scores)} == {"OK"}
     assert hs.wiring(tmp_path / "ok.safetensors").pairings == (hs.Pairing.parse("OK"),)

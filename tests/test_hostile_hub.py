@@ -1,4 +1,4 @@
-"""Hubs that are slow, endless or lie: every answer has bounds, content decides, and nothing hangs on a pipe."""
+"""Hubs that are slow, endless or lie: every response has limits, content is verified, and no pipe blocks."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_invalid_names_in_a_listing(hub: Hub, name: str) -> None:
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("how", ["ranges", "config", "weights"])
 def test_what_one_hub_sends_serves_no_other(pointed: Pointed, tmp_path: Path, how: str, linked: bool) -> None:
-    """A hub gives true names to other bytes; then an honest one is asked, for the same repository and for another."""
+    """A hub sends other bytes under true names; then an honest hub is asked for the same and another repository."""
     files, wrong = model(), model(step=8)
     right = expected(files, tmp_path / "copy")
 

@@ -1,4 +1,4 @@
-"""Hubs: the definition head by head, and a correction that treats all layers alike."""
+"""Hubs: the definition head by head, and a correction that treats all layers equally."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_hubs_command(tmp_path: Path) -> None:
 
 
 def test_equal_scores_share_a_rank() -> None:
-    """Most heads are nobody's best: all of them stand at 0, and none of them before another."""
+    """Most heads are not the best for any head: all have 0 and share a rank."""
     lists = hs.hubs("demo", "OK").outlet
     lines = lists.top(len(lists.heads))
     zeros = [line for line in lines if line.score == 0]

@@ -1,4 +1,4 @@
-"""`headspan info`: the facts it prints, as JSON and for people, and what it says about bad input."""
+"""`headspan info`: the facts it prints, as JSON and as text, and its messages about bad input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ D, HEADS, LAYERS = 24, 4, 2
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A GPT-2 of which only attention and norms are there; one output weight has rank 2."""
+    """A GPT-2 with only attention and norms; one output weight has rank 2."""
     rng = np.random.default_rng(0)
     tensors = {}
     for i in range(LAYERS):

@@ -58,7 +58,7 @@ COMPILED = [
 
 
 def found_in(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, phrase and replacement of everything in a text that should be said otherwise."""
+    """Line, phrase and replacement of every banned phrase in a text."""
     for pattern, instead in COMPILED:
         for match in pattern.finditer(text):
             yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead

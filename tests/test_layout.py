@@ -1,4 +1,4 @@
-"""Data goes one way: a folder imports from folders on its left, and no module imports one that imports it."""
+"""Imports go one way: a folder imports only from folders on its left, and there are no import cycles."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_file_names_with_marks_in_them(weights, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", [0, 3, 5])
 def test_positions_of_a_direction_at_a_layer(weights, layer: int) -> None:
-    """It reads what heads before the layer write; heads of the layer and behind read what it writes."""
+    """It reads what heads before the layer write; heads of the layer and after it read what it writes."""
     (nodes,) = node_sets(weights, hs.Node(np.ones(D), "u", layer))
     heads = [Head(i, 0) for i in range(5)]
     writers = forward_mask(heads, nodes.nodes(Role.R))[:, 0]
@@ -223,7 +223,7 @@ def test_wrong_nodes_in_python() -> None:
 
 
 def test_many_vectors_need_little_memory(weights, tmp_path: Path) -> None:
-    """A file far larger than a block is mapped, not read; both orientations, and its names are not made beforehand."""
+    """A file far larger than a block is mapped, not read, in both orientations; its names are created lazily."""
     count = 200_000
     rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float32, (count, D))
     rows[:] = 1

@@ -119,7 +119,7 @@ def test_z_of_subspaces_is_standard_and_their_p_uniform(tmp_path: Path) -> None:
 
 
 def test_empirical_null_is_calibrated_on_held_out_nodes_of_one_kind(tmp_path: Path) -> None:
-    """Directions of one kind that favour some heads: p of a random one is far too small, the p of their kind is not."""
+    """Directions of one kind that favour some heads: p is far too small, p_kind is not."""
     from scipy.stats import kstest
 
     model, rng = arrays(2), np.random.default_rng(3)

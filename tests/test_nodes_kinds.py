@@ -204,7 +204,7 @@ def test_whole_numbers_are_numbers_in_every_kind_of_file(dtype: str, place: Path
 
 
 def test_what_is_stored_next_to_a_vector(place: Path, tmp_path: Path) -> None:
-    """A probe with its bias, an array of objects, a number: the sentence says what can be named."""
+    """A probe with its bias, an array of objects, a number: the message lists what can be named."""
     model = hs.open(place / "gpt2")
     np.savez(tmp_path / "p.npz", weight=np.ones((1, D)), bias=np.ones(1), about=np.array([{}], dtype=object))
     with pytest.raises(HeadspanError, match=r"Python objects.*name the array, .*p\.npz:weight"):

@@ -120,7 +120,7 @@ def test_heads_score_the_same_with_and_without_nodes(scores: Scores) -> None:
 
 
 def pair_of(widths: tuple[int, int]) -> WithNodes:
-    """A node with different weights for reading and writing, and a second one behind it."""
+    """A node with different weights for reading and writing, and a second one after it."""
     random, weights = np.random.default_rng(3), model()
     nodes = {role: (Node(1, 0, "unit", "neuron"), Node(3, 1, "next", "neuron")) for role in (Role.R, Role.W)}
     bases = {
@@ -508,7 +508,7 @@ def test_evaluation_is_about_heads(scores: Scores) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of the demo model with a direction that L0H3 writes, one that nobody does, and a plane."""
+    """A result of the demo model with a direction that L0H3 writes, one that no head writes, and a plane."""
     place = tmp_path_factory.mktemp("nodes")
     random = np.random.default_rng(2)
     what = hs.open("demo").read("O", 0)[3] @ random.standard_normal((32, 1))

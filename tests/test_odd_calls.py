@@ -1,4 +1,4 @@
-"""Odd values in every argument of every public function and method: a sentence, never an error from deep inside."""
+"""Odd values in every argument of every public function and method: a message, never an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Absurd numbers, devices that are not there, results without scores, names that a terminal would obey."""
+"""Absurd numbers, missing devices, results without scores, names with terminal escape codes."""
 
 from __future__ import annotations
 

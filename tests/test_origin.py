@@ -47,7 +47,7 @@ def result(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> str:
-    """What is said: the error's sentence, or an empty text when all went well."""
+    """The error message, or an empty text if there was none."""
     outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if outcome.exit_code == 0:
         return ""

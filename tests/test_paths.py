@@ -126,7 +126,7 @@ def test_a_planted_path_of_three_hops_comes_first() -> None:
 
 
 def test_what_flows_past_each_other_inside_a_head_makes_no_path() -> None:
-    """Two hops of large PK whose directions do not meet in the head between: product says 1, the path has nothing."""
+    """Two hops of large PK whose directions do not meet in the head in between: the product is 1, the score 0."""
     d, m = 32, 4
     axes = np.eye(d)
     rng = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def test_chance_by_simulation(links: int) -> None:
 
 
 def test_z_of_paths_through_random_weights() -> None:
-    """Heads of independent random weights are turned at random: their z has mean 0 and sd 1."""
+    """Heads of independent random weights: z has mean 0 and sd 1."""
     rng = np.random.default_rng(1)
     weights = hs.open({role: rng.normal(size=(6, 4, 80, 5)) for role in "QKVO"})
     found = hs.paths(weights, depth=3, k=10**6)
@@ -258,7 +258,7 @@ def test_shared_heads_by_any_name() -> None:
 
 
 class Neurons(NodeSet):
-    """Two neurons behind the attention of layer 1."""
+    """Two neurons after the attention of layer 1."""
 
     kind, label, notes, strict = "neuron", "some neurons", [], False
 

@@ -1,7 +1,7 @@
-"""Every published number stands in the data file where it stands in the paper: table, row and column.
+"""Every published number is in the data file where it is in the paper: table, row and column.
 
-The paper's source is read where HEADSPAN_PAPER_DIR names its folder. Three sections were read off figures, which it
-does not contain: of these only what the text says about them is checked.
+The paper's source is read from the folder in HEADSPAN_PAPER_DIR. Three sections were read off figures, which it does
+not contain; for these, only statements in the text are checked.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def test_looking_for_unfinished_runs_leaves_no_file_open(tmp_path: Path, cache: 
 
 
 def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
-    """The run goes on without keeping its tiles, and says so once."""
+    """The run continues without saving its tiles and reports it once."""
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
@@ -378,7 +378,7 @@ def test_unwritable_places_are_named(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_disk_full_leaves_nothing_half_written(checkpoint: Path, tmp_path: Path) -> None:
-    """A file-size limit stands for a full disk: the write fails with the same kind of error."""
+    """A file-size limit simulates a full disk: the write fails with the same kind of error."""
     out = tmp_path / "r.safetensors"
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

@@ -1,4 +1,4 @@
-"""The rounding floor of `diff` on real and made weights: rounding is no change, and a little more than it is."""
+"""The rounding floor of `diff` on real and artificial weights: rounding is not a change, but slightly more is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is run in: float32 unless told, whatever it is stored in."""
+"""The dtype in which a model runs: float32 by default, whatever it is stored in."""
 
 from __future__ import annotations
 

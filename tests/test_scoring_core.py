@@ -1,4 +1,4 @@
-"""One similarity one object, ranks of every head, tensors read once, memory that is counted before it is used."""
+"""One object per similarity, ranks of every head, tensors read once, memory estimated before use."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_factor_that_needs_no_partner_gets_none(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("condition", [1e2, 1e5, 1e8, 1e10])
 @pytest.mark.parametrize("kv", [3, 1])
 def test_cs_is_right_where_own_and_partner_cancel(condition: float, kv: int) -> None:
-    """Queries large just where keys are small, and outputs where values are: the product is of ordinary size."""
+    """Queries are large exactly where keys are small, and outputs where values are: the product is of ordinary size."""
     rng = np.random.default_rng(int(condition))
     heads, d, m = 3, 30, 5
     given = {role: np.zeros((2, kv if role in "KV" else heads, d, m)) for role in "QKVO"}

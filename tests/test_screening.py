@@ -1,4 +1,4 @@
-"""Screening: the law of a sketch by simulation, certificates by trials, and models against exact runs."""
+"""Screening: the distribution of a sketch by simulation, certificates by trials, and models against exact runs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("bounds_alone")
 @pytest.mark.parametrize("kind", screening_trials.KINDS)
 def test_certificates_hold(kind: str) -> None:
-    """A few of the trials whose counts are in docs/statistics.md: no certified pair may stand at a wrong place."""
+    """A few of the trials counted in docs/statistics.md: no certified pair may have a wrong rank."""
     found = screening_trials.count(screening_trials.KINDS[kind], 12)
     assert found.wrong == 0
     assert found.compared <= 12 * 16  # a tenth of the pairs: for all others a bound has to hold
@@ -199,7 +199,7 @@ def test_heads_of_lower_rank_and_of_none() -> None:
 
 
 def test_few_comparisons_make_a_certificate_in_part() -> None:
-    """Noise has no edges that stand out: the pairs found are exact, and the certificate does not claim more."""
+    """Noise has no outstanding edges: the found pairs are exact, and the certificate does not claim more."""
     weights = hs.open(planted(2, edges=0, d=64, m=4, layers=8, heads=8))
     found = screen(weights, parse_pairings("OK"), "default", 5, memory=GB, size=12, exact=5)
     about = found.provenance["screen"]["OK"]

@@ -1,4 +1,4 @@
-"""A series of checkpoints: what is measured is right, what is stopped goes on, what is downloaded goes again."""
+"""A series of checkpoints: measurements are right, stopped runs continue, downloads are removed."""
 
 from __future__ import annotations
 

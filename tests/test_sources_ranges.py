@@ -1,4 +1,4 @@
-"""Hub models read by byte ranges: what is read, what is overcome, and that versions are never mixed."""
+"""Hub models read by byte ranges: what is read, which failures are survived, and that versions are never mixed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_angles_and_kernel_equal_scipy(d: int, m: int, m2: int) -> None:
 
 @pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-9, 1e-12])
 def test_small_angles_keep_their_digits(angle: float) -> None:
-    """Planes turned by known angles: an arc cosine alone would see nothing below 1e-8."""
+    """Planes rotated by known angles: an arc cosine alone would see nothing below 1e-8."""
     d, rng = 10, np.random.default_rng(1)
     rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
     known = np.array([angle, 2 * angle, 0.3, 1.4])

@@ -1,4 +1,4 @@
-"""Choosing edges, what is attached to them, and what other programs read."""
+"""Edge selection, attached data, and exports for other programs."""
 
 from __future__ import annotations
 

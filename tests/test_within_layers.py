@@ -1,4 +1,4 @@
-"""Evidence about two heads: what is left of a score within its two layers, calibrated where no heads are wired."""
+"""Evidence about two heads: residuals of scores within their two layers, calibrated where no heads are connected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def subspaces(rng: np.random.Generator, frame: np.ndarray, pull: np.ndarray, hea
 
 
 def unwired(kind: str, seed: int, layers: int = 6, heads: int = 8, kv: int | None = None) -> np.ndarray:
-    """PK of O with K where no head knows of another, but whole layers may: heads of a layer are exchangeable."""
+    """PK of O with K where heads of a layer are exchangeable: only whole layers may be related."""
     rng = np.random.default_rng(seed)
     kv = heads if kv is None else kv
     turn = {"drift": 0.6, "drift and concentration": 0.6, "lag": 1.0, "lag of unequal heads": 1.0}.get(kind, 0.0)
@@ -151,7 +151,7 @@ def heads_of(*sizes: int, kind: str = "H") -> tuple[Head, ...]:
 
 
 def test_residuals_are_those_of_median_polish() -> None:
-    """Rows, columns and levels drop out exactly; one pair stands out alone; too small blocks have nothing."""
+    """Rows, columns and levels drop out exactly; a single pair stands out; blocks that are too small have no result."""
     rng = np.random.default_rng(0)
     sources, targets = heads_of(5, 6, 2), heads_of(5, 6, 2)
     noise = rng.normal(size=(13, 13))

@@ -1,7 +1,7 @@
 """Good and odd words for every argument and option of every command.
 
-The commands and their options are asked of the program itself; a command without an entry in ``POSITIONAL``, or an
-option that takes a value and has none in ``GOOD``, fails a test.
+The commands and their options come from the program itself. A command without an entry in ``POSITIONAL``, or an option
+that takes a value and has none in ``GOOD``, fails a test.
 """
 
 from __future__ import annotations
