@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headspan.checkpoints import open_source
 from headspan.checkpoints.live import by_modules
+from headspan.checkpoints.opening import open_source
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.vocabulary.heads import ROLES
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headspan.checkpoints import open_source
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 
 CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8}
@@ -496,7 +496,7 @@ def test_hostile_sizes_need_no_memory(tmp_path, name):
     pytest.importorskip("gguf")
     (tmp_path / "m.gguf").write_bytes(GGUF[name][0])
     code = (
-        "import resource, sys; from headspan.checkpoints import open_source; import gguf\n"
+        "import resource, sys; from headspan.checkpoints.opening import open_source; import gguf\n"
         "from headspan.vocabulary.errors import HeadspanError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "try: open_source(sys.argv[1])\n"

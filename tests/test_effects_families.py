@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from families import BASE, FAMILIES, GQA, Family, build, normalise
-from headspan.checkpoints import open_source
 from headspan.checkpoints.live import by_modules
+from headspan.checkpoints.opening import open_source
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.running.effects import effects
 from headspan.vocabulary.errors import HeadspanError

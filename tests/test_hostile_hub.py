@@ -23,12 +23,12 @@ from hostile_server import COMMIT, OTHER, REPO, Act, Hub, Reply, serving
 from place import Finding
 
 import headspan as hs
-from headspan.checkpoints import open_source
 from headspan.checkpoints.hub import api as hub_api
 from headspan.checkpoints.hub import wire
 from headspan.checkpoints.hub.chunk_records import Known, Records
 from headspan.checkpoints.hub.chunk_room import contents, sweep
 from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, root
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 from series_hub import CONFIG, tensors
 

@@ -182,7 +182,7 @@ def test_one_model_in_files_of_several_kinds_has_one_attention_hash(tmp_path: Pa
 def test_scales_of_float8_count(tmp_path: Path) -> None:
     import ml_dtypes
 
-    from headspan.checkpoints import open_source
+    from headspan.checkpoints.opening import open_source
 
     def fingerprint(scale: float) -> str:
         x = np.ones((4, 4)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).tobytes()

@@ -13,7 +13,7 @@ import pytest
 import headspan as hs
 from families import LATENT, Family, build, close, normalise
 from families_around import LATENT_AROUND
-from headspan.checkpoints import open_source
+from headspan.checkpoints.opening import open_source
 from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.families.latent_attention import latent_chance
 from headspan.models.families.lookup import find_architecture

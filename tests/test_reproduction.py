@@ -181,7 +181,7 @@ def judged(scores: Scores, section: str) -> dict[str, str]:
     elif section == "detection_pr_auc":
         ours = {m: {p: e.value for p, e in detection(scores, labels, m).items()} for m in scores.metrics}
     else:
-        areas = classification(scores, labels, pairings=scores.pairings).pr_auc
+        areas = classification(scores, labels, pairing=scores.pairings).pr_auc
         ours = {"pr_auc": {p: {"pk": {name: e.value for name, e in found.items()}} for p, found in areas.items()}}
     rows = _compare(section, ours, scores=scores)
     return {row.key: row.verdict for row in rows if row.verdict != NOT_AVAILABLE}

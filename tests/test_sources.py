@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from headspan.checkpoints import MappingSource, open_source
 from headspan.checkpoints.base import TensorSource
+from headspan.checkpoints.mapping import MappingSource
+from headspan.checkpoints.opening import open_source
 from headspan.checkpoints.safetensors_file import SafetensorsFile
 from headspan.vocabulary.errors import HeadspanError
 
@@ -306,7 +307,7 @@ def test_safetensors_metadata_is_kept(tmp_path):
 def test_opening_a_directory_loads_neither_torch_nor_gguf(tmp_path):
     make_directory(tmp_path, {"x": np.ones(1, np.float32)})
     code = (
-        "import sys; from headspan.checkpoints import open_source; open_source(sys.argv[1]).read('x');"
+        "import sys; from headspan.checkpoints.opening import open_source; open_source(sys.argv[1]).read('x');"
         "print(sorted({'torch', 'transformers', 'gguf', 'huggingface_hub', 'tokenizers'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 import test_uneven
 from families import FAMILIES as MODELS
 from families import Family, build
-from headspan.checkpoints import open_source
 from headspan.checkpoints.gguf.config import make_config
 from headspan.checkpoints.gguf.families import FAMILIES
 from headspan.checkpoints.gguf.unread import UNREAD
+from headspan.checkpoints.opening import open_source
 from headspan.models.families.table import ALIASES, ARCHITECTURES
 from headspan.models.mlp import Mlps
 from headspan.models.opening import open as open_weights
@@ -402,7 +402,7 @@ def test_the_page_lists_the_entries_tested_against_a_directory() -> None:
     ("orion", "its family is not supported"),
     ("some-new-thing", "does not know how llama.cpp stores that family"),
 ])  # fmt: skip
-def test_unknown_names_are_refused(tmp_path: Path, architecture: str, why: str) -> None:
+def test_unknown_architectures_are_refused(tmp_path: Path, architecture: str, why: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
     writer.add_head_count(4)
     writer.add_tensor("blk.0.attn_qkv.weight", np.ones((10, 8), np.float32))

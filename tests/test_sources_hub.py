@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headspan.checkpoints import open_source
 from headspan.checkpoints.hub.repository import HubReference
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 from local_hub import Answering, LocalHub, process, serving
 
@@ -72,7 +72,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    start = "from headspan.checkpoints import open_source\nfrom headspan.vocabulary.errors import HeadspanError\n"
+    start = (
+        "from headspan.checkpoints.opening import open_source\nfrom headspan.vocabulary.errors import HeadspanError\n"
+    )
     return process(start + code, home, address, **environment)
 
 

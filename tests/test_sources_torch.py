@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headspan.checkpoints import open_source
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from families import FAMILIES, WIDE, build, close, normalise
-from headspan.checkpoints import MappingSource
+from headspan.checkpoints.mapping import MappingSource
 from headspan.models.arrays import ArrayWeights
 from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 

@@ -14,6 +14,7 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, parse_pairings
@@ -56,22 +57,23 @@ class Comparison(Tabular, list[PairingComparison]):
         return f"two results compared in {len(self)} similarities and pairings"
 
 
+@renamed(metrics="metric", pairings="pairing")
 @checked
 def compare(
     first: ScoresLike,
     second: ScoresLike,
     k: int = 20,
-    metrics: str | Iterable[str] | None = None,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    metric: str | Iterable[str] | None = None,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     progress: Update | None = None,
 ) -> Comparison:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
 
-    Takes results, or models to score now; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
+    Takes results, or models to score now; ``metric`` and ``pairing`` choose among what both have. Pairings of nodes
     are compared if both results have the same nodes.
     """
-    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
-    chosen = None if pairings is None else parse_pairings(pairings)
+    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
+    chosen = None if pairing is None else parse_pairings(pairing)
     first, second = _opened(first), _opened(second)
     check_same_shape(first, second)  # before anything is scored
     a, b = (
@@ -79,18 +81,18 @@ def compare(
         for x in (first, second)
     )
     keys = [
-        (metric, pairing)
-        for metric, pairing in a.arrays
-        if (metric, pairing) in b.arrays
-        and (not pairing.of_nodes or all(a.heads(role) == b.heads(role) for role in pairing))
-        and (wanted is None or metric in wanted)
-        and (chosen is None or pairing in chosen)
+        (name, pair)
+        for name, pair in a.arrays
+        if (name, pair) in b.arrays
+        and (not pair.of_nodes or all(a.heads(role) == b.heads(role) for role in pair))
+        and (wanted is None or name in wanted)
+        and (chosen is None or pair in chosen)
     ]
     if not keys:
         asked = "" if wanted is None and chosen is None else " as requested"
         raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
     keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
-    return Comparison(_compare(a, b, metric, pairing, k) for metric, pairing in keys)
+    return Comparison(_compare(a, b, name, pair, k) for name, pair in keys)
 
 
 def _opened(reference: ScoresLike) -> Scores | AttentionWeights:

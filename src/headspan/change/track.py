@@ -34,19 +34,20 @@ from headspan.statistics.hubs import hubs
 from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 
-Progress = Callable[[int, int], None]
 ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept during the run
 SOME_SCORES = 1000  # otherwise this many per step and pairing, or k if larger
 
 
+@renamed(refs="model")
 @checked
 def track(
-    refs: Any,
+    model: Any,
     out: str | os.PathLike[str] | None = None,
     *,
     steps: Sequence[int] | None = None,
@@ -58,12 +59,12 @@ def track(
     allow_duplicates: bool = False,
     memory: str | int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
 
-    refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
+    model: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
         file of a finished series, which is loaded.
     out: write the series to this file; finished steps stay in the cache folder until then. Without it the bases
         of two steps are held in memory.
@@ -77,9 +78,9 @@ def track(
     """
     if k < 1:
         raise HeadspanError(f"k is {k}. Give 1 or more")
-    if out is None and _is_text(refs) and is_result(refs):
-        return Series.load(refs)
-    checkpoints = find_checkpoints(refs, steps=steps, last=last)
+    if out is None and _is_text(model) and is_result(model):
+        return Series.load(model)
+    checkpoints = find_checkpoints(model, steps=steps, last=last)
     if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again. Give paths or hub ids")
     if out is not None:
@@ -137,7 +138,7 @@ class _Tracker:
         self.shape: dict[str, Any] = {}  # of the last checkpoint: what all others must have
         self.chosen: dict[Pairing, np.ndarray] = {}  # flat indices of the strongest edges at the last step
 
-    def series(self, progress: Progress) -> Series:
+    def series(self, progress: Update) -> Series:
         done: dict[int, tuple[dict[str, Any], Arrays]] = {}
         order = [self.final, *range(self.final)]
         for count, place in enumerate(order):

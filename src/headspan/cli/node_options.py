@@ -49,11 +49,16 @@ class NodeWords(NamedTuple):
 
     def inputs(self) -> list[Path]:
         """The files and directories that they are read from."""
-        from headspan.node_kinds.files import readings
-        from headspan.node_kinds.saes import directory_and_features
+        found = list(map(Path, self.adapter or ()))
+        if self.add:
+            from headspan.node_kinds.files import readings
 
-        files = [path for given in self.add or () for path, _, _ in readings(given)]
-        return [*files, *(directory_and_features(given)[0] for given in self.sae or ()), *map(Path, self.adapter or ())]
+            found += [path for given in self.add for path, _, _ in readings(given)]
+        if self.sae:
+            from headspan.node_kinds.saes import directory_and_features
+
+            found += [directory_and_features(given)[0] for given in self.sae]
+        return found
 
     def given(self) -> dict[str, Any] | None:
         """The form that functions take; None if no node is named."""

@@ -53,7 +53,6 @@ def report(
     from headspan.results.head_scores import BehaviourScores
     from headspan.results.labels import Labels
     from headspan.results.scores import Scores, is_result
-    from headspan.scoring.run import score
     from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
@@ -72,6 +71,8 @@ def report(
             raise HeadspanError(
                 f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
             )
+        from headspan.scoring.run import score
+
         opened = open_model(reference, fold)
         check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:
@@ -87,7 +88,7 @@ def report(
             behaviour=None if habits is None else habits.to_dict(),
             tokens=tokens,
             force=force,
-            progress=lambda what, done, total: update(done, total),
+            progress=update,
         )
     for remark in page.payload["notes"]:
         note(remark)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -32,6 +32,7 @@ from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.metrics import PK, metric_of
 from headspan.system.memory import check_room
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
 
@@ -40,7 +41,6 @@ DEFAULT_K = 20
 CROWDED = 0.25  # share of all pairs beyond which a diagram is too crowded to read
 _BINS = 255
 
-Progress = Callable[[str, int, int], None]
 HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
@@ -67,7 +67,7 @@ def collect(
     labels: Labels | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
-    progress: Progress = lambda what, done, total: None,
+    progress: Update = lambda done, total: None,
 ) -> dict[str, Any]:
     """The payload of a report. Parts that the result or the weights cannot provide are left out, with a reason."""
     if not scores.arrays:
@@ -292,10 +292,10 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
             if flow:
                 measures: dict[str, Measure] = {"detection": "pr_auc", "average_precision": "average_precision"}
                 for table, measure in measures.items():
-                    estimates = detection(scores, labels, metric, pairings=flow, measure=measure)
+                    estimates = detection(scores, labels, metric, pairing=flow, measure=measure)
                     found[table].append(_line(title, estimates))
             if same_type:
-                classes = classification(scores, labels, metric, pairings=same_type).by_class
+                classes = classification(scores, labels, metric, pairing=same_type).by_class
                 for kind in ("pr_auc", "roc_auc"):
                     found[kind].append(_line(title, classes[kind]))
         except HeadspanError as error:
@@ -327,7 +327,7 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
 
 
 def _from_weights(
-    scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Progress, missing: dict[str, str]
+    scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Update, missing: dict[str, str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Tokens and pair details. Without an unembedding there are no tokens, and the page says why."""
     if weights is None:
@@ -342,10 +342,10 @@ def _from_weights(
     else:
         try:
             rows = vocabulary_of(weights)
-            by_role = tokens_by_role(scores, weights, rows, tokens, lambda done, total: progress("tokens", done, total))
+            by_role = tokens_by_role(scores, weights, rows, tokens, progress)
         except HeadspanError as error:
             missing["tokens"] = f"No tokens: {without_paths(str(error))}."
-    details = pair_details(scores, weights, rows, lambda done, total: progress("pairs", done, total))
+    details = pair_details(scores, weights, rows, progress)
     return by_role, details
 
 

@@ -19,9 +19,8 @@ from headspan.statistics.dimension import dimension_at
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.subspaces.random_subspaces import expected_squares
 from headspan.system.memory import available_memory
+from headspan.system.progress import Update
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
-
-Progress = Callable[[int, int], None]
 
 # Number of pairs stored with their angles, per pairing; the pairings along the flow of information come first.
 FLOW_ANGLES, OTHER_ANGLES = 80, 20
@@ -31,7 +30,7 @@ _STEPS = 65535 / (np.pi / 2)
 
 
 def pair_details(
-    scores: Scores, weights: AttentionWeights, rows: VocabularyRows | None, progress: Progress
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows | None, progress: Update
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Principal angles of the best forward pairs by pairing and ``row>column``, and tokens of the top few.
 
@@ -144,7 +143,7 @@ def vocabulary_of(weights: AttentionWeights) -> VocabularyRows:
 
 
 def tokens_by_role(
-    scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Progress
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Update
 ) -> dict[str, dict[str, list[str]]]:
     """The top k tokens by role for every head, or for the heads on the strongest edges if all would take too long."""
     ports = [HeadRole(head, role) for role in ROLES for head in weights.heads(role)]

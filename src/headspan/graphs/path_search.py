@@ -9,7 +9,6 @@ paths comes first, so that the complete search can drop many.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from headspan.graphs.chains import Chains, Ends, Links
+from headspan.system.progress import Update
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.heads import Port
 
-Progress = Callable[[int, int], None]
 _QUICK = 64  # partial paths that the first search keeps at every hop
 _SPARE = 8  # extra candidates, since float32 may reorder ties
 _CHUNK = 1024  # partial paths multiplied at once
@@ -158,7 +157,7 @@ class _Partial(NamedTuple):
         return _Partial(self.places[chosen], self.grams[chosen], self.bounds[chosen])
 
 
-def search(way: Way, depth: int, k: int, memory: int, progress: Progress) -> tuple[dict[int, Found], dict[int, float]]:
+def search(way: Way, depth: int, k: int, memory: int, progress: Update) -> tuple[dict[int, Found], dict[int, float]]:
     """The k best paths of 2 to ``depth`` hops (of 1, if depth is 1), and bounds for paths that had to be left out.
 
     memory: bytes for partial paths and cached overlaps.

@@ -17,14 +17,13 @@ import numpy as np
 
 from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
-from headspan.node_kinds.beside_heads import add_nodes
-from headspan.node_kinds.opening import node_sets
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, WeightsLike, given_weights
 from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
@@ -127,27 +126,28 @@ def _carrier(port: Port) -> Role:
     return Role.V if isinstance(port, Head) else Role.R
 
 
+@renamed(pairings="pairing", weights="model")
 @checked
 def paths(
-    model: ScoresLike,
+    scores: ScoresLike | None = None,
     to: Head | HeadRole | str | None = None,
     from_: Head | HeadRole | str | None = None,
     depth: int = 3,
     k: int = 10,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     *,
-    weights: WeightsLike | None = None,
+    model: WeightsLike | None = None,
     nodes: Any = None,
     memory: int | str = _DEFAULT_MEMORY,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Paths:
     """The k strongest paths of every number of hops from 2 to ``depth`` (of 1 hop, if depth is 1).
 
     Parameters
     ----------
-    model
-        A model, or a result (then with ``weights``, the model that it was made from).
+    scores
+        A model, or a result (then with ``model``, the model that it was made from).
     to
         Where paths end: a head (``"L5H1"``: what its queries, keys and values read), one port of it (``"L5H1.K"``), or
         a node. With shared keys and values ``"L17H3.K"`` is what its KV head reads.
@@ -155,10 +155,10 @@ def paths(
         Where paths begin: a head, by what it writes, or a node. Without ``to`` and ``from_``: anywhere.
     depth
         Most hops of a path, 1 to 4.
-    pairings
+    pairing
         The last hop, for example ``"OK"`` for paths that end in keys. All by default.
-    weights
-        With a result: its model.
+    model
+        With a result: the model that it was made from.
     nodes
         Other readers and writers of the stream, as for :func:`headspan.score`; a result does not hold the vectors of
         its nodes, so give them again. A plain neuron and a
@@ -171,41 +171,46 @@ def paths(
     if k < 1:
         raise HeadspanError(f"k is {k}. Give 1 or more")
     room = parse_memory(memory)
-    scores = _result(model)
-    opened = _weights(model, scores, weights, say)
+    if scores is None:
+        scores, model = model, None
+    result = _result(scores)
+    opened = _weights(scores, result, model, say)
     if nodes is not None:
+        from headspan.node_kinds.beside_heads import add_nodes
+        from headspan.node_kinds.opening import node_sets
+
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
             say(sentence)
-    if scores is not None and scores.ports.nodes:
-        _check_nodes(scores, opened, (to, from_), say)
+    if result is not None and result.ports.nodes:
+        _check_nodes(result, opened, (to, from_), say)
     with progress_bar("following paths", progress) as update:
-        return strongest(opened, to, from_, depth, k, pairings, room, update)
+        return strongest(opened, to, from_, depth, k, pairing, room, update)
 
 
-def _result(model: ScoresLike) -> Scores | None:
-    if isinstance(model, Scores):
-        return model
-    return Scores.load(model) if isinstance(model, (str, os.PathLike)) and is_result(model) else None
+def _result(scores: ScoresLike) -> Scores | None:
+    if isinstance(scores, Scores):
+        return scores
+    return Scores.load(scores) if isinstance(scores, (str, os.PathLike)) and is_result(scores) else None
 
 
 def _weights(
-    model: ScoresLike, scores: Scores | None, weights: WeightsLike | None, say: Callable[[str], None]
+    scores: ScoresLike, result: Scores | None, model: WeightsLike | None, say: Callable[[str], None]
 ) -> AttentionWeights:
     """The weights to compose; a result does not hold them."""
     from headspan.scoring.model_of_result import weights_of
 
-    if scores is not None:
-        if weights is None:
-            made = scores.provenance.get("reference", "its model")
+    if result is not None:
+        if model is None:
+            made = result.provenance.get("reference", "its model")
             raise HeadspanError(
                 "paths need weights, which a result does not hold. Add the model that it was made from with --weights "
                 f"(weights=), {str(made)[:80]}"
             )
-        return weights_of(scores, weights, say)
-    if weights is not None:
+        return weights_of(result, model, say)
+    if model is not None:
         raise HeadspanError("--weights is only for a saved result, and a model is given. Leave out --weights")
-    return given_weights(model)
+    return given_weights(scores)
 
 
 def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], say: Callable[[str], None]) -> None:

@@ -17,9 +17,9 @@ from headspan.results.scores import Scores
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
-from headspan.system.deprecation import warn_renamed
+from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
 from headspan.vocabulary.errors import HeadspanError, visible
 from headspan.vocabulary.heads import Head, Pairing, Port, parse_pairings
@@ -31,11 +31,12 @@ Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
+@renamed(pairings="pairing", used="large_effect")
 @checked
 def wiring(
     scores: ScoresLike,
-    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
-    metric: str = PK,
+    pairing: str | Pairing | Iterable[str | Pairing] = "flow",
+    metric: str | Iterable[str] = PK,
     k: int = 20,
     rule: Rule = "top",
     q: float | None = None,
@@ -46,13 +47,12 @@ def wiring(
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
-    used: bool | None = None,
 ) -> Wiring:
     """The graph of the strongest forward pairs, or of the edges of a circuit.
 
     Parameters
     ----------
-    pairings
+    pairing
         ``"flow"`` (OQ, OK, OV), ``"all"``, or a list; every pairing chooses its own edges.
     k
         How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
@@ -67,43 +67,40 @@ def wiring(
         Head classes to attach to the nodes, or the name or CSV file of some.
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
-        ``used`` is its old name.
     circuit
         A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
         those of a rule.
     say
         Called with a message if it is unknown whether the labels or the circuit are for these weights.
     """
-    if used is not None:
-        warn_renamed("the argument used", "large_effect", stacklevel=3)
-        large_effect = used
+    metric = one_metric(metric)
     if circuit is not None:
         _no_rule(rule, q, null, minimum)
         return _drawn(given_circuit(circuit), scores, metric, labels, large_effect, say)
-    chosen = parse_pairings(pairings)
+    chosen = parse_pairings(pairing)
     _check(rule, k, q, null, minimum)
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
-    chosen = given_pairings(pairings, scores, metric)
+    chosen = given_pairings(pairing, scores, metric)
     labels = given_labels(labels, scores, say)
     measured = compared_effects(scores) if large_effect else None
     if measured is not None:
-        asked, chosen = chosen, tuple(pairing for pairing in chosen if not pairing.of_nodes)
+        asked, chosen = chosen, tuple(one for one in chosen if not one.of_nodes)
         if not chosen:
             raise HeadspanError(
                 f"Effects are measured between heads, and {', '.join(map(str, asked))} has other nodes. "
                 "Leave out large_effect"
             )
     edges, found = Edges(), list[Significance]()
-    for pairing in chosen:
-        matrix = scores[metric, pairing].forward()
+    for one in chosen:
+        matrix = scores[metric, one].forward()
         with np.errstate(invalid="ignore"):
             allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
             if rule == "significance":
-                found.append(significance(scores, pairing, null=against, metric=metric))
+                found.append(significance(scores, one, null=against, metric=metric))
                 allowed &= found[-1].q <= rate
             if measured is not None:
-                allowed &= measured.large(pairing)
+                allowed &= measured.large(one)
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)

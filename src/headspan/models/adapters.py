@@ -28,6 +28,7 @@ from headspan.models.folding import FoldedWeights
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.inputs import is_directory
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
@@ -73,14 +74,15 @@ def is_adapter(reference: Any) -> bool:
         return False
 
 
+@renamed(base="model")
 @checked
-def adapt(base: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
+def adapt(model: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
     """The weights of a base with a LoRA adapter applied, read tensor by tensor.
 
-    base: an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.
+    model: the base, an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.
     adapter: the directory that PEFT wrote.
     """
-    base = open(base)
+    base = open(model)
     if isinstance(base, FoldedWeights):
         return FoldedWeights(adapt(base.inner, adapter))
     if not isinstance(base, CheckpointWeights):

@@ -21,11 +21,14 @@ The embedding is unchanged, because every reader of the stream centres it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite
 from headspan.models.wrapped import WrappedWeights
+from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
 
@@ -39,8 +42,9 @@ FOLDED_NORMS = {
 """The norms whose gains are folded into the weights, by the position of a family's norms."""
 
 
-def fold(weights: AttentionWeights | str) -> FoldedWeights:
-    """Weights (or a reference to a model) with the norms folded in, or an error that says why this is not possible.
+@renamed(weights="model")
+def fold(model: Any) -> FoldedWeights:
+    """The weights of a model with the norms folded in, or an error that says why this is not possible.
 
     >>> rng = np.random.default_rng(0)
     >>> arrays = {role: rng.normal(size=(1, 2, 8, 3)) for role in "QKVO"}
@@ -48,7 +52,7 @@ def fold(weights: AttentionWeights | str) -> FoldedWeights:
     >>> bool(np.allclose(folded.read("Q", 0).mean(axis=1), 0))
     True
     """
-    return FoldedWeights(open(weights))
+    return FoldedWeights(open(model))
 
 
 def unfolded(weights: AttentionWeights) -> AttentionWeights:

@@ -9,7 +9,7 @@ only with nodes of other sets.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import NodeSet
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.ordering import Best
+from headspan.system.progress import Update
 from headspan.vocabulary.heads import Port, Role, positions_of
 
 PRODUCT = 2**24  # entries of one matrix product
@@ -177,7 +178,7 @@ class Search:
 
     def __init__(
         self, weights: AttentionWeights, sets: Sequence[NodeSet], k: int, memory: int, seed: int,
-        progress: Callable[[int, int], None] | None,
+        progress: Update | None,
     ) -> None:  # fmt: skip
         self.weights, self.sets, self.k, self.memory = weights, sets, k, memory
         self.offsets = np.cumsum([0, *map(len, sets)])
@@ -224,7 +225,7 @@ class Search:
             everyone = np.arange(found.population)
             rest = np.setdiff1d(everyone, np.asarray(found.ids)) if len(found) < found.population else everyone
             pool = rest if len(rest) >= FEWEST_OTHERS else everyone
-            if len(pool) <= FEWEST_OTHERS:
+            if found.population <= FEWEST_OTHERS:
                 few += 1
                 continue
             chosen = np.sort(rng.choice(pool, min(most, len(pool)), replace=False))

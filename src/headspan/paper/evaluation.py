@@ -23,9 +23,10 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
+from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, parse_pairings, same_type_mask
 
 Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
@@ -37,7 +38,7 @@ def detection(
     labels: Labels,
     metric: str = PK,
     *,
-    pairings: Sequence[str | Pairing] = FLOW_PAIRINGS,
+    pairing: str | Pairing | Sequence[str | Pairing] = FLOW_PAIRINGS,
     measure: Measure = "pr_auc",
     bootstrap: int = 0,
     seed: int = 0,
@@ -52,7 +53,7 @@ def detection(
     measure: ``pr_auc`` is the paper's trapezoidal area without a point (0, 1), so heads found at the very first pair
     add nothing to it; ``average_precision`` has no such gap.
     """
-    parsed = [Pairing.parse(pairing) for pairing in pairings]
+    parsed = parse_pairings(pairing)
     if not parsed:
         raise HeadspanError("detection needs at least one pairing")
     if measure not in _MEASURES:
@@ -122,7 +123,7 @@ def classification(
     labels: Labels,
     metric: str = PK,
     *,
-    pairings: Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
+    pairing: str | Pairing | Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
     classes: Sequence[str] | None = None,
     bootstrap: int = 0,
     seed: int = 0,
@@ -138,7 +139,7 @@ def classification(
     """
     labels = labels.for_model(scores.ports)
     classes = labels.names if classes is None else tuple(classes)
-    parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
+    parsed = parse_pairings(pairing)
     if not classes or not parsed:
         raise HeadspanError("classification needs at least one class and one pairing")
     # (chance, observed, then replicates) per pairing, class and kind: means of replicates are replicates of means.
@@ -299,11 +300,12 @@ class Evaluation(Tabular):
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+@renamed(metrics="metric")
 @checked
 def evaluate(
     scores: ScoresLike,
     labels: Labels | str | os.PathLike[str],
-    metrics: str | Sequence[str] | None = None,
+    metric: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
     seed: int = 0,
@@ -314,7 +316,7 @@ def evaluate(
 
     Classes with fewer than two heads have no pairs to classify; they are left out, and ``say`` gets a note.
     """
-    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
+    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # report a wrong name before scoring
     scores = given_scores(
@@ -332,17 +334,17 @@ def evaluate(
     if left_out:
         say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
-    for metric in names:
-        found.detection[metric] = detection(scores, labels, metric, bootstrap=bootstrap, seed=seed)
-        found.average_precision[metric] = detection(
-            scores, labels, metric, measure="average_precision", bootstrap=bootstrap, seed=seed
+    for name in names:
+        found.detection[name] = detection(scores, labels, name, bootstrap=bootstrap, seed=seed)
+        found.average_precision[name] = detection(
+            scores, labels, name, measure="average_precision", bootstrap=bootstrap, seed=seed
         )
         if usable:
-            found.classification[metric] = classification(
-                scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed
+            found.classification[name] = classification(
+                scores, labels, name, classes=usable, bootstrap=bootstrap, seed=seed
             )
     if {PK, CS} <= set(names):
         pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
-        for i, name in enumerate(("all", "top3pct_of_either")):
-            found.spearman[name] = {pairing: rhos[i] for pairing, rhos in pairs.items()}
+        for i, kind in enumerate(("all", "top3pct_of_either")):
+            found.spearman[kind] = {pairing: rhos[i] for pairing, rhos in pairs.items()}
     return found

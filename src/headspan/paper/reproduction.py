@@ -30,15 +30,15 @@ from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, METRICS, PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
 
 if TYPE_CHECKING:
     import pandas
 
-Progress = Callable[[int, int], None]
 Tree = dict[str, Any]
 
 AGREES, WITHIN_ROOM, DIFFERS, NOT_AVAILABLE = "agrees", "within tolerance", "differs", "not available"
@@ -155,18 +155,19 @@ def published() -> Tree:
     return json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text(encoding="utf-8"))
 
 
+@renamed(weights="model")
 @checked
-def reproduce(weights: WeightsLike, progress: Progress | None = None) -> Reproduction:
-    """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
+def reproduce(model: WeightsLike, progress: Update | None = None) -> Reproduction:
+    """Compute every published number that a model (GPT-2 small) allows and compare.
 
     Two sections need the unembedding and one needs a forward pass; if the checkpoint lacks what they
     need, their rows say so.
     """
-    with progress_bar("computing", progress) as update, given_weights(weights) as opened:
+    with progress_bar("computing", progress) as update, given_weights(model) as opened:
         return _reproduce(opened, update)
 
 
-def _reproduce(weights: AttentionWeights, progress: Progress) -> Reproduction:
+def _reproduce(weights: AttentionWeights, progress: Update) -> Reproduction:
     _check_is_gpt2_small(weights)
     scores, folded = _all_scores(weights, progress)
     ours, reasons = _from_scores(scores, folded), {}
@@ -199,7 +200,7 @@ def _check_is_gpt2_small(weights: AttentionWeights) -> None:
         )
 
 
-def _all_scores(weights: AttentionWeights, progress: Progress) -> tuple[Scores, Scores]:
+def _all_scores(weights: AttentionWeights, progress: Update) -> tuple[Scores, Scores]:
     """All similarities of the original weights, and those compared after folding."""
     scores = score(weights, DEFAULT_METRICS, "all", progress=progress)
     others = [metric for metric in METRICS if metric not in scores.metrics]
@@ -247,7 +248,7 @@ def _shared_edges(first: Scores, second: Scores, metric: str, pairing: str) -> i
     return len(set.intersection(*tops))
 
 
-def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
+def _from_unembedding(weights: AttentionWeights, progress: Update) -> Tree:
     from headspan.reading.tokens import norm_correlations, unembedding_cosines
 
     correlations = norm_correlations(weights, progress=progress)
@@ -258,7 +259,7 @@ def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
     }
 
 
-def _from_forward_pass(weights: AttentionWeights, progress: Progress) -> Tree:
+def _from_forward_pass(weights: AttentionWeights, progress: Update) -> Tree:
     from headspan.running.behaviour import behaviour
 
     weights.embedding()  # raises if the checkpoint has no embedding and so cannot be run

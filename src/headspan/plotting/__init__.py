@@ -161,7 +161,7 @@ def _mse(context: Context) -> Named:
     from headspan.plotting.folded import mse_figure
 
     context.need_all_pairings()
-    yield "mse", mse_figure(compare(context.scores, context.folded_scores, metrics=context.metrics))
+    yield "mse", mse_figure(compare(context.scores, context.folded_scores, metric=context.metrics))
 
 
 class FigureKind(NamedTuple):

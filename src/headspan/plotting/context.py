@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from headspan.graphs.selection import wiring
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import usual_dimension
 from headspan.subspaces.metrics import DEFAULT_METRICS
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
 
@@ -40,7 +40,7 @@ class Context:
     text: str = SENTENCE
     model: Any = None
     run: bool = False
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Update = lambda done, total: None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -16,7 +16,7 @@ Each is for one pair. The smallest p among N ports is about 1/N by chance.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from headspan.statistics.dimension import dimension_between
 from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 
 COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
@@ -54,7 +55,7 @@ def nodes(
     k: int = 10,
     seed: int = 0,
     memory: int | str = 2**30,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 

@@ -128,19 +128,20 @@ class PairReport:
         return plain
 
 
+@renamed(weights="model", top="k")
 @checked
 def pair(
-    weights: WeightsLike,
+    model: WeightsLike,
     source: HeadRole | str,
     target: HeadRole | str,
-    top: int = 10,
+    k: int = 10,
     tokens: int = 5,
     preprocess: str = "centre-normalise",
 ) -> PairReport:
     """Compare two weights of a model, written ``"L4H11.O"`` and ``"L5H1.K"``.
 
-    weights: opened weights or a model reference.
-    top: number of leading directions to show, with ``tokens`` for each sign.
+    model: opened weights or a model reference.
+    k: number of leading directions to show, with ``tokens`` for each sign.
 
     >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None]
@@ -148,7 +149,7 @@ def pair(
     >>> pair(weights, "L0H0.O", "L0H0.K").pk
     1.0
     """
-    return PairReader(given_weights(weights), preprocess).compare(source, target, top, tokens)
+    return PairReader(given_weights(model), preprocess).compare(source, target, k, tokens)
 
 
 class PairReader:
@@ -354,6 +355,3 @@ def _fix_signs(sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np
     largest = np.abs(sources).argmax(axis=0)
     signs = np.sign(sources[largest, np.arange(sources.shape[1])])
     return sources * signs, targets * signs
-
-
-__getattr__ = renamed(__name__, {"compare_pair": "pair"})

@@ -30,13 +30,13 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.ordering import Best
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
-Progress = Callable[[int, int], None]
 Readable = Callable[[int], str]
 
 _TABLE_ROWS = ("identity", "centre", "normalise", "centre_normalise")
@@ -71,9 +71,10 @@ class HeadTokens(NamedTuple):
     tokens: list[Token]
 
 
+@renamed(weights="model")
 @checked
 def tokens(
-    weights: WeightsLike,
+    model: WeightsLike,
     head: Head | str,
     role: Role | str | None = None,
     k: int = 10,
@@ -81,7 +82,7 @@ def tokens(
 ) -> TokenList:
     """The k tokens whose preprocessed unembedding vectors lie most in the subspace of one head.
 
-    weights: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
+    model: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
 
     >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None, :, 1:3]
@@ -90,7 +91,7 @@ def tokens(
     [1, 2]
     """
     head, role = head_and_role(head, role)
-    opened = given_weights(weights)
+    opened = given_weights(model)
     found = opened.ports.resolve(head, role)
     search = _Search(VocabularyRows.unembedding(opened), k, preprocess)
     return TokenList(search.best(head_stack(opened, found, role), reader(opened))[0].tokens)
@@ -110,11 +111,11 @@ def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role
 
 @checked
 def all_tokens(
-    weights: WeightsLike,
+    model: WeightsLike,
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
     memory: int | str = DEFAULT_MEMORY,
 ) -> list[HeadTokens]:
     """The same for every head of some roles: role by role, heads in layer order.
@@ -123,7 +124,7 @@ def all_tokens(
     taken a few layers at a time. ``progress(done, total)`` counts products of a head with a token.
     """
     budget = parse_memory(memory)
-    weights = given_weights(weights)
+    weights = given_weights(model)
     roles = [parse_role(role) for role in roles]
     rows = VocabularyRows.unembedding(weights, budget // 2)
     search = _Search(rows, k, preprocess, budget // 4, progress, sum(len(weights.heads(role)) for role in roles))
@@ -137,7 +138,7 @@ def tokens_of(
     rows: VocabularyRows,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> list[HeadTokens]:
     """The best tokens of some weights of some heads, with one pass over the vocabulary."""
     stacks = chosen_stacks(weights, ports)
@@ -174,7 +175,7 @@ def random_best(d: int, m: int, n_tokens: int) -> float:
 
 
 def norm_correlations(
-    weights: AttentionWeights, progress: Progress | None = None, memory: int | str = DEFAULT_MEMORY
+    weights: AttentionWeights, progress: Update | None = None, memory: int | str = DEFAULT_MEMORY
 ) -> NormTable:
     """Spearman ρ over tokens between the length of a token's vector and the length of its projection on a head.
 
@@ -246,7 +247,7 @@ class _Search:
         k: int,
         preprocess: str,
         memory: int = DEFAULT_MEMORY // 4,
-        progress: Progress | None = None,
+        progress: Update | None = None,
         n_heads: int = 1,
     ) -> None:
         parse_preprocess(preprocess)  # report a bad name before reading anything
@@ -330,6 +331,3 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
     # einsum rather than @: starting BLAS threads would cost more than such a short product.
     both, one, other = (np.einsum("t,t->", a, b) for a, b in ((first, second), (first, first), (second, second)))
     return float(both / np.sqrt(one * other)) if one * other > 0 else float("nan")
-
-
-__getattr__ = renamed(__name__, {"head_tokens": "tokens"})

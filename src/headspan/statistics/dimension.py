@@ -12,16 +12,17 @@ versions record only that they are folded, and the model family.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headspan.models.families.table import ARCHITECTURES
-from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, HeadRole, Pairing, Port, Role
+
+if TYPE_CHECKING:
+    from headspan.models.weights import AttentionWeights
 
 
 def dimension_between(d: int, first: ArrayLike, second: ArrayLike) -> np.ndarray:
@@ -85,8 +86,12 @@ def centred_by(provenance: Mapping[str, Any], ports: Sequence[Port], role: Role)
 
 def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[Port]) -> tuple[list[str], list[str]]:
     """What versions before 0.4 folded, by family; empty if the family does not define its norm."""
+    if provenance.get("folding") != "folded":
+        return [], []
+    from headspan.models.families.table import ARCHITECTURES
+
     family = ARCHITECTURES.get(str(provenance.get("architecture")))
-    if provenance.get("folding") != "folded" or family is None or family.norm_kind != "layer":
+    if family is None or family.norm_kind != "layer":
         return [], []
     if family.norm_place == "output":  # attention reads uncentred inputs, so none of its weights is centred
         return [], []

@@ -13,7 +13,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, Port, parse_pairings
@@ -128,14 +128,16 @@ class HubLists(Tabular, dict[str, Hubs]):
 
 
 @overload
-def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = PK) -> Hubs: ...
+def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str | Iterable[str] = PK) -> Hubs: ...
 @overload
-def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = PK) -> HubLists: ...
+def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str | Iterable[str] = PK) -> HubLists: ...
 @overload
-def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = PK) -> Any: ...
+def hubs(
+    scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK
+) -> Any: ...
 @checked
 def hubs(
-    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = PK
+    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK
 ) -> Hubs | HubLists:
     """Inlet and outlet scores over the forward pairs of a pairing; of several pairings (a list, "flow") by pairing.
 
@@ -151,7 +153,7 @@ def hubs(
     (Head(layer=0, index=3, kind='H'), ['OQ', 'OK'])
     """
     one = isinstance(pairing, Pairing) or (isinstance(pairing, str) and len(pairing.strip()) == 2)
-    chosen = parse_pairings(pairing)
+    chosen, metric = parse_pairings(pairing), one_metric(metric)
     scores = given_scores(scores, [metric], chosen, whole="finding hubs")
     if one:
         return _hubs(scores, chosen[0], metric)

@@ -38,12 +38,12 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.dimension import pair_dimension
 from headspan.statistics.tails import Tail, fit_tail, p_among
 from headspan.statistics.within_layers import Direction, direction_of, residual_z
-from headspan.subspaces.metrics import METRICS, PK, metric_of
+from headspan.subspaces.metrics import METRICS, PK, metric_of, one_metric
 from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Pairing, layers_of, pair_mask
+from headspan.vocabulary.heads import Pairing, layers_of, one_pairing, pair_mask
 
 Null = Literal["random", "reversed", "within"]
 
@@ -165,11 +165,11 @@ def _pairs(count: int, one: str = "has", more: str = "have") -> str:
 @checked
 def significance(
     scores: ScoresLike,
-    pairing: str | Pairing,
+    pairing: str | Pairing | Iterable[str | Pairing],
     *,
     null: Null = "random",
-    metric: str = PK,
-    approximation: Approximation = "tight",
+    metric: str | Iterable[str] = PK,
+    approximation: Approximation | None = None,
 ) -> Significance:
     """z, p and q for the pairs of one pairing under one of the three nulls.
 
@@ -179,17 +179,17 @@ def significance(
     for OK); the four same-type pairings have no reverse. Under ``within``, pairs are NaN if a layer has too few heads
     to compare.
     """
-    if not isinstance(scores, Scores):
-        one = Pairing.parse(pairing)
-        scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
-    scores.check_all_pairs("a false-discovery rate")
-    matrix = scores[metric, pairing]
+    one, metric = one_pairing(pairing), one_metric(metric)
+    if approximation is not None and null != "random":
+        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out approximation")
+    scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)], whole="a false-discovery rate")
+    matrix = scores[metric, one]
     if null != "random":
         return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
     if not metric_of(metric).random_null:
         known = ", ".join(name for name, known in METRICS.items() if known.random_null)
         raise HeadspanError(f"the random null is known for {known} only, not for {metric}. Choose the reversed null")
-    return _against_random(matrix, scores, approximation)
+    return _against_random(matrix, scores, approximation or "tight")
 
 
 def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approximation) -> Significance:

@@ -218,6 +218,18 @@ def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in METRICS if name in parts or "all" in parts)
 
 
+def one_metric(names: str | Iterable[str]) -> str:
+    """The only name of a list, where several make no sense.
+
+    >>> one_metric(["pk"])
+    'pk'
+    """
+    found = [names] if isinstance(names, str) else list(names)
+    if len(found) != 1 or "," in found[0] or found[0] == "all":
+        raise HeadspanError(f"this takes one similarity at a time, not {', '.join(found)[:80] or 'none'}: choose one")
+    return found[0]
+
+
 def subspace_factor(weight: LayerWeight) -> np.ndarray:
     """pk: orthonormal bases; columns beyond a head's rank are zero."""
     return weight.bases[0]
