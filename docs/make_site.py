@@ -143,7 +143,7 @@ def _is_elsewhere(load: str) -> bool:
 
 
 def _is_there(fragment: str, page: Page) -> bool:
-    """Whether a page has an anchor; head=L4H7 is no anchor but a view of the page of a model."""
+    """Whether a page has an anchor; head=L4H7 is not an anchor but a view of a model's page."""
     return not fragment or "=" in fragment or fragment in page.anchors
 
 

@@ -68,7 +68,7 @@ class Family:
     layers: tuple[int, ...] = (0, 1)
     counts: tuple[tuple[int, int], ...] = ()  # query and key/value heads of each layer, where they differ
     sizes: tuple[tuple[int, int], ...] = ()  # of queries and of values in each layer, where they differ
-    around: tuple[str, dict[str, Any]] | None = None  # the model with pictures or sound whose text model it is
+    around: tuple[str, dict[str, Any]] | None = None  # the vision or audio model that contains it
 
     def heads(self, place: int) -> tuple[int, int]:
         return self.counts[place] if self.counts else (4, self.n_kv_heads)

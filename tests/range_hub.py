@@ -74,7 +74,7 @@ class Hub(LocalHub):
         self.ranges = True
         self.stops: tuple[int, int] | None = None  # after so many ranges there are only answers with this code
         self.token: str | None = None
-        self.leaked = False  # the store was told the token
+        self.leaked = False  # the store received the token
         self.later: dict[str, bytes] | None = None  # the files from the second range on
         self.together: threading.Barrier | None = None  # so many ranges of the first two mebibytes must come at once
         self.alone = 0  # ranges that waited in vain for others

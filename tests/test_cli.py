@@ -219,7 +219,7 @@ def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, 
 def test_every_bad_model_is_refused(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
     outcome = run(*arguments_of(command, make(files), files))
-    if (command, fault) == ("info", "terabytes"):  # nothing is read, so the size can be told
+    if (command, fault) == ("info", "terabytes"):  # nothing is read, so the size can be reported
         assert outcome[0] == 0
     else:
         assert_refused(outcome, words)

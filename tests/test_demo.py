@@ -117,7 +117,7 @@ def test_induction_head_attends_after_the_earlier_name(shipped: BehaviourScores)
     best = shipped.top("induction", 1)[0][0]
     text = "Here is the list: tiger, lamp, violin, cheese. Say it again: tiger, lamp, violin"
     found = attention_patterns("demo", text, [best])
-    row = found.patterns[Head.parse(best)][-1]  # from the last word, which stood before "," once
+    row = found.patterns[Head.parse(best)][-1]  # from the last word, which preceded "," once
     earlier = found.tokens.index(found.tokens[-1])
     assert int(row.argmax()) == earlier + 1
 

@@ -345,7 +345,7 @@ def test_classes_without_pairs_are_left_out_with_a_word() -> None:
 def test_evaluate_command(tmp_path: Path) -> None:
     scores = random_scores(11, FLOW + SAME, layers=4, heads=3, metrics=("pk", "cs"))
     for metric, pairing in scores.arrays:
-        scores.arrays[metric, pairing] /= 20  # a CS of more than 1 is no CS
+        scores.arrays[metric, pairing] /= 20  # a CS cannot be more than 1
     path, labels = tmp_path / "result.safetensors", tmp_path / "labels.csv"
     scores.save(path)
     labels.write_text("head,label\n" + "".join(f"{h},{n}\n" for h, names in LABELS.classes.items() for n in names))

@@ -20,7 +20,7 @@ FOLDABLE = (
     "gpt2", "gpt_bigcode", "bloom", "falcon-40b", "mpt", "olmo", "cohere", "starcoder2", "phi", "gptj", "nemotron",
     "llama", "qwen2", "qwen3", "gemma", "gpt_oss", "granite", "phi3", "olmoe", "lfm2",
 )  # fmt: skip
-# A norm behind attention, alone or beside the one in front; a first layer without a norm.
+# A norm after attention, alone or with one before it; a first layer without a norm.
 OTHER_PLACES = tuple(name for name, family in FAMILIES.items() if family.place in ("output", "sandwich", "partial"))
 
 

@@ -131,7 +131,7 @@ def result_with(folder: Path, change: Callable[[dict[str, Any], dict[str, np.nda
         "boolean width",
         "no width",
         "order of lists",
-        "extra that is no list",
+        "extra that is not a list",
         "extra of lists",
         "integer scores",
         "ranks that are not integers",

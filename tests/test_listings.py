@@ -85,7 +85,7 @@ def test_json_and_csv_are_the_same_records(run: Run, what: str) -> None:
     )
     assert [list(record) for record in records] == [list(row) for row in rows]
     written = [{k: "" if v is None else str(v) for k, v in record.items()} for record in records]
-    formula = re.compile(r"'(?=[=+\-@])")  # in front of a token that a spreadsheet would compute
+    formula = re.compile(r"'(?=[=+\-@])")  # before a token that a spreadsheet would evaluate
     assert written == [{k: formula.sub("", v, count=1) for k, v in row.items()} for row in rows]
 
 

@@ -63,7 +63,7 @@ def by_definition(metric: str, weights: Any, pairing: Pairing, source: Any, targ
     def circuit(port: Any, role: Role, own: np.ndarray) -> np.ndarray:
         """X of what writes, Xᵀ of what reads, d×d; a direction without a second weight has itself, which cancels.
 
-        A shared K or V has the Q or O of its query heads for partners, one below the other: d × (d · group).
+        The partners of a shared K or V are the stacked Q or O of its query heads: d × (d · group).
         """
         if isinstance(port, Head) and port.kv:
             return own @ np.vstack([weight_of(weights, h, role.partner) for h in weights.ports.group_of(port)]).T

@@ -90,7 +90,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-# The second is for a name of another kind of file, which is told first.
+# The second is for a name of another kind of file, which is reported first.
 REFUSALS = re.compile("cannot write|must end in|cannot draw|not a headspan result")
 
 
@@ -111,7 +111,7 @@ def linked(path: Path, target: str, make: Callable[..., object] = Path.symlink_t
     make(path, Path(target).absolute())
 
 
-# What stands in the place of an output, each made at the path that is then given.
+# Obstacles in the place of an output, each made at the path that is then given.
 IN_THE_WAY: dict[str, Callable[[Path], object]] = {
     "a directory": Path.mkdir,
     "a pipe": os.mkfifo,
@@ -221,7 +221,7 @@ def test_an_input_is_never_an_output(
     Path("deep").mkdir()
     Path("old.json").write_text('{"identity": {"L0H0": 0.5}}')  # one of ours, and here the text to measure on
     if force and command.endswith("--into model/model.safetensors"):
-        return  # it is no result
+        return  # it is not a result
     refused(command, capsys, *force)
 
 

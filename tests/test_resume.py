@@ -307,7 +307,7 @@ def test_a_changed_plan_starts_again_with_a_message(
     assert set(map(str, result.pairings)) == {"OQ", "OK", "OV"} and files(tmp_path) == ["r.safetensors"]
     said.clear()
     score(weights, "pk", "OK", out=tmp_path / "another.safetensors", say=said.append)
-    assert said == []  # an unfinished run to another file is no news
+    assert said == []  # an unfinished run to another file is not reported
 
 
 @pytest.mark.slow

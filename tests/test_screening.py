@@ -220,7 +220,7 @@ def test_more_pairs_are_compared_where_that_makes_the_certificate_whole() -> Non
 
 
 def test_memory_of_screening_is_counted_before_it_is_used() -> None:
-    """By hand: sketches of all heads, orthonormal ones of the sources, six copies of a layer, 12 numbers a pair."""
+    """By hand: sketches of all heads, orthonormal ones of the sources, six copies of a layer, 12 numbers per pair."""
     rng = np.random.default_rng(0)
     counts = {"Q": 6, "K": 3, "V": 3, "O": 6}
     weights = hs.open({role: rng.normal(size=(4, n, 64, 4 if role in "QK" else 2)) for role, n in counts.items()})

@@ -96,7 +96,7 @@ CONVERTED = [
     Converted("hy_v3", "hy_v3", like="glm4moe"), Converted("mellum", "mellum", like="qwen3moe"),
     Converted("minimax-m3", "minimax_m3_vl_text", "plus one", like="glm4moe"),
 ]  # fmt: skip
-# What converters take away in front of names, and change inside them, before they look them up.
+# Prefixes that converters remove from names, and changes inside them, before looking them up.
 PREFIXES = ("", "transformer.", "bert.", "roberta.", "distilbert.", "model.")
 LEFT = r"(?<!shared_)experts?\.|shared_mlp\.output_linear|linear_attn\.in_proj"  # what is not stored as it is
 UP_AND_GATE = ("chatglm", "glm4", "phi3", "modern-bert")  # their ffn_up holds both

@@ -113,14 +113,14 @@ class Commands:
             if name not in named and not any(name.startswith(out + os.sep) for out in named):
                 raise Finding(f"{name}, which was not to be written, was changed or removed")
             if name in THEIRS and "--force" not in words:
-                raise Finding(f"{name}, a stranger's file, was replaced without --force")
+                raise Finding(f"{name}, a foreign file, was replaced without --force")
             if code:
                 raise Finding(f"{name} was changed, though the exit code is {code}")
         new = [name for name in after if name not in before]
         for name in new:
             inside = any(name == out or name.startswith(out + os.sep) or out.startswith(name + os.sep) for out in named)
             if not inside or ".headspan-" in name:
-                raise Finding(f"{name} is left behind, which nobody asked for")
+                raise Finding(f"{name} is left behind, which was not requested")
         if code and len(outputs) < 2 and [name for name in new if after[name][0] == "file"]:
             raise Finding(f"{new[0]} was written, though the exit code is {code}")
         if code == 0 and words[0] not in ("figures", "behaviour"):  # these say what they leave out

@@ -287,7 +287,7 @@ def _rename(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays]) -> None:
 
 
 def _graft(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays], arrays: bool = True) -> None:
-    """Effects and head scores of another model, with all that is said of them."""
+    """Effects and head scores of another model, with their annotations."""
     tensors |= {name: array for name, array in foreign[1].items() if arrays and name.startswith("effect/")}
     head["extra"] = [name for name in tensors if name.startswith("effect/")]
     head["annotations"] = deepcopy(foreign[0]["annotations"])

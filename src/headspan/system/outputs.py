@@ -100,7 +100,7 @@ _model_folders: dict[tuple[int, int], str] = {}
 
 
 def remember_input(path: PathLike, *, model: bool = False) -> None:
-    """Record that a file is being read, so that no output replaces it. ``model``: files in the same folder count too."""
+    """Record that a file is being read, so that no output replaces it. ``model``: files in its folder count too."""
     with suppress(OSError, ValueError):
         whole = os.path.realpath(path)
         _read[_identity(os.stat(whole))] = whole
