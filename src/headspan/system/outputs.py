@@ -100,7 +100,7 @@ _model_folders: dict[tuple[int, int], str] = {}
 
 
 def remember_input(path: PathLike, *, model: bool = False) -> None:
-    """Record that a file is being read, so that no output replaces it. ``model``: files beside it count too."""
+    """Record that a file is being read, so that no output replaces it. ``model``: files in its folder count too."""
     with suppress(OSError, ValueError):
         whole = os.path.realpath(path)
         _read[_identity(os.stat(whole))] = whole
@@ -298,7 +298,7 @@ def _same(given: PathLike, found: os.stat_result) -> bool:
 
 
 def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
-    """Whether a file is in a model's directory or beside a model's file, under any name."""
+    """Whether a file is in a model's directory or next to a model's file, under any name."""
     with suppress(OSError, ValueError):
         path = os.path.expanduser(given)
         if not os.path.isdir(path):
