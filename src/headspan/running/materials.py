@@ -53,4 +53,4 @@ def text_material(model: RunningModel, start: int | None, text: str | Sequence[s
     longest = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
     texts = [text] if isinstance(text, str) else list(text)
     windows = equal_windows([model.encode(one) for one in texts], longest)
-    return [Sample(ids, {}, {}).behind(start) for ids in windows]
+    return [Sample(ids, {}, {}).after(start) for ids in windows]
