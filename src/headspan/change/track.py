@@ -34,6 +34,7 @@ from headspan.statistics.hubs import hubs
 from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
+from headspan.system.ordering import descending
 from headspan.system.outputs import check_output
 from headspan.system.progress import progress_bar
 from headspan.vocabulary.errors import HeadspanError
@@ -298,8 +299,7 @@ class _Tracker:
         """The strongest edges of one pairing (all of them if that is little), the last step's, and the hubs."""
         matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
-        present = np.flatnonzero(~np.isnan(flat))
-        order = present[np.argsort(-flat[present], kind="stable")]
+        order = descending(flat)[: np.count_nonzero(~np.isnan(flat))]
         if order.size * 8 * len(FLOW_PAIRINGS) * len(self.checkpoints) > ALL_SCORES:
             order = order[: max(SOME_SCORES, self.k)]
         arrays = {f"index/{pairing}": order.astype(np.int64), f"score/{pairing}": flat[order]}

@@ -36,7 +36,7 @@ def dimension_between(d: int, first: ArrayLike, second: ArrayLike) -> np.ndarray
 
 def pair_dimension(scores: Scores, pairing: Pairing) -> np.ndarray:
     """The dimensions for every pair of a pairing, as the matrix of its scores; (1, 1) where all pairs have the same."""
-    first, second = (_few(centred(scores, role)) for role in pairing)
+    first, second = (few(centred(scores, role)) for role in pairing)
     return dimension_between(scores.d_model, first[:, None], second[None, :])
 
 
@@ -99,6 +99,6 @@ def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[Port]) -
     return [*map(str, ROLES), str(Role.W)], [f"{port}.{role}" for port in first for role in "QKV"]
 
 
-def _few(flags: np.ndarray) -> np.ndarray:
+def few(flags: np.ndarray) -> np.ndarray:
     """One number for all where all are the same: what is computed of it stays small."""
     return flags[:1] if flags.size and (flags == flags[0]).all() else flags
