@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from headspan.results.head_scores import BehaviourScores  # noqa: E402
-from headspan.running.behaviour import KINDS, attention_patterns, head_scores  # noqa: E402
+from headspan.running.behaviour import KINDS, attention_patterns  # noqa: E402
+from headspan.running.behaviour import behaviour as head_scores  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(hs.__file__).parent / "data" / "demo"
@@ -88,7 +89,7 @@ def test_it_has_the_heads_it_was_made_for(shipped: BehaviourScores) -> None:
 def test_projection_kernel_finds_the_circuit(shipped: BehaviourScores) -> None:
     """PK for OK is largest between previous-token and induction heads, and separates them better than CS."""
     previous, induction = special_pairs(shipped)
-    scores = hs.score(hs.open("demo"), metrics=["pk", "cs"], pairings="OK")
+    scores = hs.score(hs.open("demo"), metric=["pk", "cs"], pairing="OK")
     circuit = {(a, b) for a in previous for b in induction}
     margin = {}
     for metric in ("pk", "cs"):

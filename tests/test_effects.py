@@ -129,7 +129,7 @@ def test_only_forward_edges_are_measured(demo: hs.Effects) -> None:
 
 def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
     """The previous-token head feeds the keys of the induction heads, which induce less without it."""
-    behaviour = hs.head_scores("demo", sequences=8, length=20)
+    behaviour = hs.behaviour("demo", sequences=8, length=20)
     previous = hs.Head.parse(behaviour.top("previous_token", 1)[0][0])
     inducing = [hs.Head.parse(name) for name, value in behaviour.top("induction", 8) if value > 0.4]
     assert inducing
@@ -143,7 +143,7 @@ def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
 
 def test_clean_head_scores_are_those_of_behaviour() -> None:
     found = effects("demo", random=True, sequences=3, length=20, seed=4)
-    expected = hs.head_scores("demo", sequences=3, length=20, seed=4)
+    expected = hs.behaviour("demo", sequences=3, length=20, seed=4)
     for kind in expected:
         np.testing.assert_allclose(found.clean[kind], expected.arrays[kind], atol=1e-6)
 
@@ -247,7 +247,7 @@ def test_interrupting_keeps_finished_layers() -> None:
 def test_a_result_limits_what_is_measured(tmp_path: Path) -> None:
     config = FAMILIES["gpt2"].config | {"n_layer": 3}
     model = build(type(FAMILIES["gpt2"])("gpt2", config, 4))
-    scores = hs.score(hs.open(model), metrics=["pk"], pairings="flow")
+    scores = hs.score(hs.open(model), metric=["pk"], pairing="flow")
     whole, part = effects(model, tokens=TOKENS), effects(model, scores, k=1, tokens=TOKENS)
     for pairing in whole.pairings:
         best = scores["pk", pairing].top(1)[0]
@@ -259,7 +259,7 @@ def test_a_result_limits_what_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_result_of_another_model_is_refused() -> None:
-    scores = hs.score(hs.open(build(FAMILIES["llama"])), metrics=["pk"], pairings="flow")
+    scores = hs.score(hs.open(build(FAMILIES["llama"])), metric=["pk"], pairing="flow")
     with pytest.raises(HeadspanError, match="result of another model"):
         effects("demo", scores)
 

@@ -109,7 +109,7 @@ def test_a_bad_result_is_told_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.safetensors"
-    hs.score(hs.open(build(FAMILIES["llama"])), metrics=["pk"], pairings="flow").save(other)
+    hs.score(hs.open(build(FAMILIES["llama"])), metric=["pk"], pairing="flow").save(other)
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the model was run")

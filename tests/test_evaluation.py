@@ -83,9 +83,9 @@ def test_detection_does_not_depend_on_the_order_of_tied_pairs() -> None:
     order = np.concatenate([rng.permutation(3) + 3 * layer for layer in range(4)])  # heads renumbered in their layers
     renumbered = {Head(i // 3, i % 3): Head(int(j) // 3, int(j) % 3) for j, i in enumerate(order)}
     moved = Labels.from_pairs([(renumbered[h], name) for h, names in LABELS.classes.items() for name in names])
-    first = detection(make_scores({("pk", "OK"): values}, layers=4, heads=3), LABELS, pairings=["OK"])
+    first = detection(make_scores({("pk", "OK"): values}, layers=4, heads=3), LABELS, pairing=["OK"])
     second_scores = make_scores({("pk", "OK"): values[np.ix_(order, order)]}, layers=4, heads=3)
-    assert detection(second_scores, moved, pairings=["OK"])["OK"].value == pytest.approx(first["OK"].value)
+    assert detection(second_scores, moved, pairing=["OK"])["OK"].value == pytest.approx(first["OK"].value)
 
 
 def test_detection_counts_query_and_kv_heads_once() -> None:
@@ -98,7 +98,7 @@ def test_detection_counts_query_and_kv_heads_once() -> None:
     best |= {h: np.nanmax(np.append(matrix.values[:, j], -1)) for j, h in enumerate(matrix.targets)}
     positive = np.array([h in {Head(0, 0), Head(2, 3), Head(0, 0, "KV"), Head(2, 1, "KV")} for h in best])
     precision, recall, _ = precision_recall_curve(positive, np.array(list(best.values())))
-    assert detection(scores, labels, pairings=["OK"])["OK"].value == pytest.approx(auc(recall[:-1], precision[:-1]))
+    assert detection(scores, labels, pairing=["OK"])["OK"].value == pytest.approx(auc(recall[:-1], precision[:-1]))
 
 
 @pytest.mark.parametrize("pairing", SAME)
@@ -144,7 +144,7 @@ def test_bootstrap_intervals_cover_what_they_estimate() -> None:
     held = 0
     for seed in range(60):
         scores = random_scores(100 + seed, ("KK",), layers=5, heads=5)
-        interval = classification(scores, labels, pairings=["KK"], bootstrap=150, level=0.9).roc_auc["KK"]["a"]
+        interval = classification(scores, labels, pairing=["KK"], bootstrap=150, level=0.9).roc_auc["KK"]["a"]
         held += interval.low <= 0.5 <= interval.high
     assert held >= 48
 
@@ -163,7 +163,7 @@ def test_a_resampled_pair_counts_by_the_draws_of_both_heads() -> None:
     for draw in draws.T:
         weights = draw[rows] * draw[columns]
         replicates.append(roc_auc_score(inside, values, sample_weight=weights))
-    interval = classification(scores, labels, pairings=["KK"], bootstrap=40, seed=7).roc_auc["KK"]["a"]
+    interval = classification(scores, labels, pairing=["KK"], bootstrap=40, seed=7).roc_auc["KK"]["a"]
     np.testing.assert_allclose([interval.low, interval.high], np.quantile(replicates, [0.025, 0.975]))
 
 
@@ -260,7 +260,7 @@ def test_a_perfect_detector_of_two_heads_is_seen_beside_the_area_of_0() -> None:
 def test_the_bootstrap_of_detection_follows_the_protocol_without_a_point_0_1() -> None:
     """Every replicate by hand: heads repeated as often as drawn, ranked by their best pair, trapezoids from there."""
     scores = random_scores(15, FLOW, layers=4, heads=3)
-    found = detection(scores, LABELS, pairings=["OK"], bootstrap=40, seed=3)["OK"]
+    found = detection(scores, LABELS, pairing=["OK"], bootstrap=40, seed=3)["OK"]
     matrix = scores["pk", "OK"]
     best = np.fmax(np.nanmax(np.vstack([matrix.values, np.full(12, -1)]), axis=0), np.nan)
     best = np.fmax(best, np.nanmax(np.hstack([matrix.values, np.full((12, 1), -1)]), axis=1))
@@ -313,7 +313,7 @@ def test_what_cannot_be_evaluated_is_said() -> None:
     with pytest.raises(HeadspanError, match="at least one class"):
         classification(scores, Labels({}))
     with pytest.raises(HeadspanError, match="QQ, KK, VV or OO, not OK"):
-        classification(scores, LABELS, classes=["a"], pairings=["OK"])
+        classification(scores, LABELS, classes=["a"], pairing=["OK"])
     with pytest.raises(HeadspanError, match="nothing to classify"):
         classification(scores, Labels.from_pairs([(h, "all") for h in scores.heads("Q")]))
     with pytest.raises(HeadspanError, match="none of the 12 heads of OQ has a label"):
@@ -323,7 +323,7 @@ def test_what_cannot_be_evaluated_is_said() -> None:
     with pytest.raises(HeadspanError, match="at least two layers"):
         detection(random_scores(9, FLOW, layers=1, heads=3), Labels.from_pairs([("L0H0", "a")]))
     with pytest.raises(HeadspanError, match="no pk scores for QQ"):
-        classification(random_scores(9, FLOW, layers=4, heads=3), LABELS, classes=["a"], pairings=["QQ"])
+        classification(random_scores(9, FLOW, layers=4, heads=3), LABELS, classes=["a"], pairing=["QQ"])
     for level in (95, 1, 0, -0.1):
         with pytest.raises(HeadspanError, match="between 0 and 1"):
             detection(scores, LABELS, bootstrap=3, level=level)

@@ -48,7 +48,7 @@ def test_the_command_tells_what_a_name_with_a_role_means(shared: hs.Scores, tmp_
 
 def test_a_port_outside_the_pairings_is_refused(shared: hs.Scores) -> None:
     with pytest.raises(HeadspanError, match=r"L1H3\.K is not part of OQ: .* for example OK"):
-        hs.around(shared, "L1H3.K", pairings="OQ")
+        hs.around(shared, "L1H3.K", pairing="OQ")
     with pytest.raises(HeadspanError, match="not a head with a role"):
         shared.around("L1H3.X")
 

@@ -89,7 +89,7 @@ FOUND: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_found_in_checkpoints(tmp_path: Path, name: str) -> None:
-    from headspan.reading.tokens import head_tokens
+    from headspan.reading.tokens import tokens as head_tokens
 
     change, words = FOUND[name]
     write_seeds(tmp_path / "seed")

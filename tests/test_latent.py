@@ -351,7 +351,7 @@ def test_layers_of_different_sizes_equal_the_models_own(uneven: Run) -> None:
         norm = weights.norm(layer)
         close(normalise(norm, run.stream[layer]), x)
     check_neurons(run)
-    assert any("through a latent of 12 or 14 dimensions and queries through one of 10 or 8" in n for n in weights.notes)
+    assert any("from a latent of 12 or 14 dimensions and its queries from one of 10 or 8" in n for n in weights.notes)
     assert not any("effects keep" in note for note in weights.notes)
 
 

@@ -478,7 +478,7 @@ def test_compare_with_other_nodes_compares_heads(scores: Scores) -> None:
     plain, fewer = (hs.score(model(), ["pk"], "flow", nodes=n) for n in (None, some_nodes()[:1]))
     assert {str(line.pairing) for line in hs.compare(scores, plain)} == {"OQ", "OK", "OV"}
     assert {str(line.pairing) for line in hs.compare(scores, fewer)} == {"OQ", "OK", "OV"}
-    same = hs.compare(scores, scores, metrics="pk")
+    same = hs.compare(scores, scores, metric="pk")
     assert {"OR", "WK"} <= {str(line.pairing) for line in same} and all(line.mse == 0 for line in same)
 
 

@@ -107,7 +107,7 @@ def test_one_hop_is_the_projection_kernel() -> None:
         {str(source): matrix.at(source, "L3H1") for source in matrix.sources if source.layer < 3}, rel=1e-5
     )
     assert all(path.product == pytest.approx(path.score) for path in found)
-    forward = hs.paths(weights, from_="L0H1", depth=1, k=100, pairings="OK")
+    forward = hs.paths(weights, from_="L0H1", depth=1, k=100, pairing="OK")
     assert {str(path.target): path.score for path in forward} == pytest.approx(
         {str(target): matrix.at("L0H1", target) for target in matrix.targets if target.layer > 0}, rel=1e-5
     )
@@ -212,13 +212,13 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     assert scores_of(plain) != scores_of(other)
     file = tmp_path / "folded.safetensors"
     hs.score(folded, ["pk"], "flow").save(file)
-    assert scores_of(hs.paths(file, to="L1H2", depth=1, weights="demo")) == scores_of(other)
+    assert scores_of(hs.paths(file, to="L1H2", depth=1, model="demo")) == scores_of(other)
     for given in (str(file), hs.load(file)):
         with pytest.raises(hs.HeadspanError, match="--weights"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
-        hs.paths(file, to="L1H2", weights=model())
+        hs.paths(file, to="L1H2", model=model())
 
 
 def test_the_demo_has_its_induction_circuit() -> None:
@@ -301,7 +301,7 @@ def test_neurons_carry_on_and_directions_are_ends() -> None:
     assert str(hs.paths(weights, nodes=nodes, to="probe", depth=1, k=1)[0].target) == "probe"
     assert {str(p.source) for p in hs.paths(weights, nodes=nodes, from_="L1.N0", depth=2)} == {"L1.N0"}
     for ends in ({"to": "L3H0"}, {"from_": "L0H1"}, {}):  # each asks for its own way through the model
-        some = hs.paths(weights, nodes=nodes, pairings=["OQ", "WK"], depth=2, k=10**5, **ends)
+        some = hs.paths(weights, nodes=nodes, pairing=["OQ", "WK"], depth=2, k=10**5, **ends)
         assert {str(path.pairing) for path in some} == {"OQ", "WK"}
     edges = {(edge.source, edge.target) for edge in found.to_circuit().edges}
     assert {("L0H1.O", "L1.N1.R"), ("L1.N1.W", "L3H0.K")} <= edges

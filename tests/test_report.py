@@ -128,7 +128,7 @@ def test_nothing_tells_of_the_makers_machine(tmp_path: Path) -> None:
 
 
 def test_other_pair_sets_are_kept_too() -> None:
-    scores = hs.score(array_model(), metrics="pk", pairings="OK", pairs="all")
+    scores = hs.score(array_model(), metric="pk", pairing="OK", pairs="all")
     raw = report(scores).payload["matrices"]["pk/OK"]
     bits = np.unpackbits(unpack(raw["bits"], "u1"), bitorder="little")[: 16 * 16].astype(bool).reshape(16, 16)
     np.testing.assert_array_equal(bits, ~np.isnan(scores["pk", "OK"].values))
@@ -168,7 +168,7 @@ def test_angles_add_up_to_the_kernel(made: Made) -> None:
 
 
 def test_tokens_are_those_of_the_library(made: Made) -> None:
-    from headspan.reading.tokens import head_tokens
+    from headspan.reading.tokens import tokens as head_tokens
 
     weights, _, page = made
     expected = [token.token for token in head_tokens(weights, "L1H2", "O", k=10)]
@@ -192,7 +192,7 @@ def test_a_result_alone_says_what_is_missing(made: Made) -> None:
 
 
 def test_one_metric_one_pairing_one_layer() -> None:
-    payload = report(hs.score(array_model(layers=1), metrics="cs", pairings="QQ")).payload
+    payload = report(hs.score(array_model(layers=1), metric="cs", pairing="QQ")).payload
     assert [m["key"] for m in payload["metrics"]] == ["cs"]
     assert payload["distributions"] == {}
     assert payload["hub_pairings"] == []
@@ -281,7 +281,7 @@ def test_command(tmp_path: Path) -> None:
     done = run.invoke(app, ["report", "demo", "--out", str(out), "--metrics", "pk", "--pairings", "flow"])
     assert done.exit_code == 0, done.output
     assert payload_of(out.read_text(encoding="utf-8"))["pairings"] == ["OQ", "OK", "OV"]
-    hs.score(hs.open("demo"), metrics="pk").save(result)
+    hs.score(hs.open("demo"), metric="pk").save(result)
     done = run.invoke(app, ["report", str(result), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert payload_of(out.read_text(encoding="utf-8"))["details"] is None

@@ -184,7 +184,7 @@ def test_zoom_and_pan(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
     page.mouse.move(box["x"] - 60, box["y"] + box["height"] - 75, steps=5)
     page.mouse.up()
     assert page.evaluate(place) != larger and view.state("head") == ""
-    page.click('#zoom button[aria-label="All of the diagram"]')
+    page.click('#zoom button[aria-label="Show the whole diagram"]')
     page.focus('.node[tabindex="0"]')
     at = page.evaluate("document.activeElement.dataset.head")
     page.keyboard.press("ArrowRight")

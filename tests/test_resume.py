@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.models.weights import AttentionWeights
 from headspan.scoring import run as scoring
 from headspan.scoring import tiles
 from headspan.scoring.run import score
@@ -80,7 +81,7 @@ def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, mo
     assert same(out, tmp_path / "whole.safetensors")
 
 
-def stopped_before(metric: str, weights: hs.AttentionWeights, out: Path, cache: Path, **options) -> list[Path]:
+def stopped_before(metric: str, weights: AttentionWeights, out: Path, cache: Path, **options) -> list[Path]:
     """The kept tiles of a run that was stopped when it came to a similarity."""
     real = scoring.compute_tile
 
@@ -206,7 +207,7 @@ def test_nothing_of_the_users_is_removed(checkpoint: Path, tmp_path: Path, cache
     partial.mkdir()
     (partial / "holiday").mkdir()
     (partial / "link").symlink_to(mine)
-    kept = stopped_before("procrustes", weights, out, cache, metrics=["pk", "procrustes"], pairings="OK")
+    kept = stopped_before("procrustes", weights, out, cache, metric=["pk", "procrustes"], pairing="OK")
     (kept[0].parent / "notes.txt").write_text("precious")
     unfinished = kept[0].parents[1]
     (unfinished / f"{'a' * 16}-{'b' * 16}").symlink_to(mine)

@@ -225,7 +225,7 @@ def test_refusals(refs: Any, options: dict[str, Any], sentence: str, folders: li
     given = [ref.replace("{run}", home) for ref in refs] if isinstance(refs, list) else refs.replace("{run}", home)
     with pytest.raises(HeadspanError) as caught:
         hs.track(given, tmp_path / "run.safetensors", **options)
-    assert sentence in str(caught.value) and "goes on" not in str(caught.value)  # it would end here again
+    assert sentence in str(caught.value) and "to continue" not in str(caught.value)  # it would end here again
     assert not (tmp_path / "run.safetensors").exists()
 
 
@@ -235,7 +235,7 @@ def test_equal_checkpoints_under_two_names(folders: list[Path], tmp_path: Path) 
     with pytest.raises(HeadspanError) as caught:
         hs.track([*folders, copy], tmp_path / "run.safetensors")
     assert str(folders[2]) in str(caught.value) and str(copy) in str(caught.value)
-    assert "--allow-duplicates" in str(caught.value) and "goes on" not in str(caught.value)
+    assert "--allow-duplicates" in str(caught.value) and "to continue" not in str(caught.value)
     series = hs.track([*folders, copy], tmp_path / "run.safetensors", allow_duplicates=True)
     assert len(series.steps) == 6 and any("two names" in note for note in series.notes)
     assert series.from_last[Role.Q][2].max() < 1e-12

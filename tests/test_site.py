@@ -94,12 +94,12 @@ def test_made_again_and_into_folders_of_others(tmp_path: Path) -> None:
 
 def test_weights_find_their_result(tmp_path: Path) -> None:
     result = hs.score("demo", ["pk"], "flow")
-    made = hs.site(tmp_path / "site", [small(), result], weights=["demo"], tokens=2)
+    made = hs.site(tmp_path / "site", [small(), result], model=["demo"], tokens=2)
     pages = [(made.folder / page.file).read_text(encoding="utf-8") for page in made.pages]
     assert '"details":{}' not in pages[1].replace(" ", "") and len(pages[1]) > len(pages[0])
     other = hs.open({role: np.random.default_rng(9).normal(size=(2, 2, 16, 4)) for role in "QKVO"})
     with pytest.raises(hs.HeadspanError, match="is not the model of any of these results"):
-        hs.site(tmp_path / "other", [result], weights=[other])
+        hs.site(tmp_path / "other", [result], model=[other])
     with pytest.raises(hs.HeadspanError, match="at least one result"):
         hs.site(tmp_path / "other", [])
     assert not (tmp_path / "other").exists()

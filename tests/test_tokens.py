@@ -18,7 +18,8 @@ from headspan.cli import app
 from headspan.models.arrays import ArrayWeights
 from headspan.models.weights import AttentionWeights
 from headspan.reading.token_lengths import PREPROCESSINGS
-from headspan.reading.tokens import all_tokens, head_tokens, norm_correlations, random_best, unembedding_cosines
+from headspan.reading.tokens import all_tokens, norm_correlations, random_best, unembedding_cosines
+from headspan.reading.tokens import tokens as head_tokens
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, HeadRole, Role
 

@@ -126,7 +126,7 @@ def test_scores_of_uneven_layers_are_those_of_their_subspaces(folder: Path, tmp_
     weights = hs.open(str(folder))
     assert "3 layers of 2 to 6 heads, 1 to 2 key/value heads" in repr(weights)
     assert any("its layers differ: 2 to 6 heads with 1 to 2 key/value heads" in note for note in weights.notes)
-    scores = hs.score(str(folder), metrics=["pk"], pairings="all")
+    scores = hs.score(str(folder), metric=["pk"], pairing="all")
     scores.save(tmp_path / "uneven.safetensors")
     for result in (scores, hs.load(tmp_path / "uneven.safetensors")):
         for pairing in ("OK", "OQ", "VV"):
@@ -143,7 +143,7 @@ def test_the_page_and_a_comparison_of_uneven_layers(folder: Path, tmp_path: Path
     other.mkdir()
     (other / "config.json").write_text(json.dumps(config()))
     save_file(tensors(1), other / "model.safetensors")
-    page = hs.report(hs.score(str(folder), metrics=["pk"], pairings="flow"), str(folder))
+    page = hs.report(hs.score(str(folder), metric=["pk"], pairing="flow"), str(folder))
     assert page.payload["model"]["n_heads"] == "2 to 6"
     assert "34 weights, 34 moved" in repr(hs.diff(str(folder), str(other)))  # 12 Q and O, 5 K and V
 

@@ -202,7 +202,7 @@ def test_direction_of_layers_is_a_permutation_test() -> None:
     assert "more forwards" in found.sentence
     back = direction_of(ahead.T, heads, heads)
     assert (back.difference, back.backward, back.forward) == (-1.0, pytest.approx(1 / 120), 1.0)
-    assert "errs towards caution" in back.sentence
+    assert "conservative" in back.sentence
     near = 1.0 / (1 + np.abs(layer[None, :] - layer[:, None]))  # the same in both directions
     assert direction_of(near, heads, heads)[:2] == (0.0, 1.0)
     assert "too few layers" in direction_of(ahead[:9, :9], heads[:9], heads[:9]).sentence
@@ -214,14 +214,14 @@ def test_where_the_nulls_disagree_it_is_said_wherever_the_count_is_shown(tmp_pat
     scores = scores_of(pk)
     against = significance(scores, "OK", null="reversed")
     assert against.shared() == 1 < against.count()
-    said = f"{against.count():,} pairs stand above the reversed pairs; 1 of them also stands out among the heads"
+    said = f"{against.count():,} pairs are above the reversed pairs; 1 of them also stands out among the heads"
     assert said in against.agreement()
     assert "compare the null within layers" in against.note
     line = next(line for line in summarise(scores) if str(line.pairing) == "OK")
     assert (line.within_significant, line.both_significant, line.directed) == (1, 1, True)
-    assert said in remarks([line])[0] and "whole layers score more forwards than reversed in OK" in remarks([line])[1]
+    assert said in remarks([line])[0] and "whole layers score higher forwards than reversed in OK" in remarks([line])[1]
     (finding,) = above_reversed([line])
-    assert "1 of them also stands out" in finding.text and "without being wired" in finding.text
+    assert "1 of them also stands out" in finding.text and "without being connected" in finding.text
     path = tmp_path / "r.safetensors"
     scores.save(path)
     listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path)])

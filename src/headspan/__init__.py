@@ -1,7 +1,7 @@
 """What a head's weights span, and how far the spans of two heads overlap.
 
 >>> import headspan as hs
->>> scores = hs.score(hs.open("demo"), metrics=["pk"])
+>>> scores = hs.score("demo", metric="pk")
 >>> len(scores["pk", "OK"].top(3))
 3
 """
@@ -60,25 +60,6 @@ _EXPORTS = {
     "subspace": "subspaces.matrices",
     "principal_angles": "subspaces.matrices",
     "projection_kernel": "subspaces.matrices",
-}
-
-# Names of version 0.1 -> where they are now. They go with the next version.
-_RENAMED = {
-    "head_tokens": ("reading.tokens", "tokens"),
-    "compare_pair": ("reading.pair", "pair"),
-    "head_scores": ("running.behaviour", "behaviour"),
-    "summarise": ("statistics.baseline", "baseline"),
-    "scores_of": ("scoring.run", "scores_of"),
-    "AttentionWeights": ("models.weights", "AttentionWeights"),
-    "kl_divergence": ("statistics.baseline", "kl_divergence"),
-    "all_tokens": ("reading.tokens", "all_tokens"),
-    "norm_correlations": ("reading.tokens", "norm_correlations"),
-    "unembedding_cosines": ("reading.tokens", "unembedding_cosines"),
-    "PairReader": ("reading.pair", "PairReader"),
-    "attention_patterns": ("running.behaviour", "attention_patterns"),
-    "BehaviourScores": ("results.head_scores", "BehaviourScores"),
-    "detection": ("paper.evaluation", "detection"),
-    "classification": ("paper.evaluation", "classification"),
 }
 
 if TYPE_CHECKING:
@@ -162,13 +143,6 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         module, _, spelled = _EXPORTS[name].partition(":")
         return getattr(import_module(f"headspan.{module}"), spelled or name)
-    if name in _RENAMED:
-        from headspan.system.deprecation import warn_renamed
-
-        module, new = _RENAMED[name]
-        place = f"headspan.{new}" if new in _EXPORTS else f"headspan.{module}.{new}"
-        warn_renamed(f"headspan.{name}", place)
-        return getattr(import_module(f"headspan.{module}"), new)
     raise AttributeError(f"module 'headspan' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Edges and hubs before and after: what entered the strongest k, what left them, what changed most."""
+"""Edges and hubs before and after: what entered or left the top k, and what changed most."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def aligned(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, Score
 def edge_changes(
     before: Scores, after: Scores, pairing: Pairing, k: int, moved: Collection[tuple[Head, Role]]
 ) -> Iterator[EdgeChange]:
-    """Edges that entered or left the top k, then the largest other changes, of heads that did move."""
+    """Edges that entered or left the top k, then the largest other changes between heads that moved."""
     a, b = aligned(before[PK, pairing], after[PK, pairing])
     ranks_a, ranks_b = places(a.values), places(b.values)
     change = b.values.astype(np.float64) - a.values
@@ -102,7 +102,7 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
             kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
             scores = a.of(head), b.of(head)
             if not any(scores):
-                continue  # not chosen before or after: its rank means nothing
+                continue  # not chosen before or after, so its rank is meaningless
             changes.append(HubChange(pairing, hub, head, kind, *scores, scores[1] - scores[0], old, new))
         yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
 

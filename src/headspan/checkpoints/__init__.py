@@ -1,1 +1,1 @@
-"""Open any reference to a model as named tensors, lazily."""
+"""Open any model reference as named tensors, lazily."""

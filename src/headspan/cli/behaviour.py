@@ -89,7 +89,7 @@ def behaviour(
             length=length,
             seed=seed,
             batch=batch,
-            texts=texts,
+            text=texts,
             bos=bos,
             device=device,
             dtype=dtype,

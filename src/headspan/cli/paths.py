@@ -73,7 +73,7 @@ def paths(
     with progress("following paths") as update:
         found = find(
             model, to, start, depth, k, pairing,
-            weights=weights, nodes=nodes.given(), memory=memory, progress=update, say=note,
+            model=weights, nodes=nodes.given(), memory=memory, progress=update, say=note,
         )  # fmt: skip
     if out is not None:
         circuit = found.to_circuit()

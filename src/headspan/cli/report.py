@@ -88,7 +88,7 @@ def report(
             behaviour=None if habits is None else habits.to_dict(),
             tokens=tokens,
             force=force,
-            progress=lambda what, done, total: update(done, total),
+            progress=update,
         )
     for remark in page.payload["notes"]:
         note(remark)

@@ -1,4 +1,4 @@
-"""How large the QK and OV matrices are, layer by layer (figure 9 of the paper)."""
+"""Norms of the QK and OV matrices by layer (figure 9 of the paper)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def circuit_norms(weights: AttentionWeights, layer: int) -> dict[str, np.ndarray]:
-    """Frobenius norms of W_QK and W_OV of every query head of a layer, without making the d×d matrices."""
+    """Frobenius norms of W_QK and W_OV of every query head of a layer, without forming the d×d matrices."""
     norms = {}
     for name, own, shared in (("QK", Role.Q, Role.K), ("OV", Role.O, Role.V)):
         a, b = (weights.read(r, weights.layer_of(r, layer)).astype(np.float64) for r in (own, shared))

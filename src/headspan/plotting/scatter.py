@@ -66,11 +66,14 @@ def scatter_figure(
         axes.set_title(numbers.replace("-", "−"))
         axes.set_xlabel(name_x)
     panels[0].set_ylabel(name_y)
-    told = {"both": f"top {share:.0%} of both", "first only": f"of {name_x} only", "second only": f"of {name_y} only",
-            "neither": "of neither"}  # fmt: skip
+    top = f"top {share:.0%} of"
+    captions = {
+        "both": f"{top} both", "first only": f"{top} {name_x} only", "second only": f"{top} {name_y} only",
+        "neither": f"{top} neither",
+    }  # fmt: skip
     handles = [
         Line2D([], [], linestyle="", marker=_MARKERS[g], color=style.GROUP_COLOURS[g], markersize=5, label=text)
-        for g, text in told.items()
+        for g, text in captions.items()
     ]
     legend_below(figure, handles, 0.36, 4)
     return figure

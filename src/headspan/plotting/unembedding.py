@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NAMED = 4  # tokens with the largest norms are written beside their points
+_NAMED = 4  # tokens with the largest norms are named next to their points
 
 
 class TokenNumbers(NamedTuple):
@@ -29,7 +29,7 @@ class TokenNumbers(NamedTuple):
 
 
 def token_numbers(weights: AttentionWeights) -> dict[str, TokenNumbers]:
-    """The numbers of all tokens, for the vectors as they are and with their mean subtracted."""
+    """The numbers of all tokens, for the original vectors and with their mean subtracted."""
     from headspan.reading.token_lengths import VocabularyRows, reciprocal, row_norms
 
     final = weights.final_norm()
@@ -77,7 +77,7 @@ def _two_panels(weights: AttentionWeights, x: str, y: str, x_name: str, y_name: 
 
 
 def _name_extremes(axes: Axes, x: np.ndarray, y: np.ndarray, norm: np.ndarray, read: Callable[[int], str]) -> None:
-    """Write the longest vectors' tokens beside them, towards the middle of the panel and clear of each other."""
+    """Name the tokens of the longest vectors, towards the middle of the panel and without overlap."""
     middle = (x.min() + x.max()) / 2
     gap = 0.05 * float(np.ptp(y))
     last = np.inf

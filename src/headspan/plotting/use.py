@@ -44,7 +44,7 @@ def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], me
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colours[group], markersize=5, label=label)
         for group, label in (
-            (True, "large effect: above the floor and a random output's"),
+            (True, "large effect: above the floor, and above a random output's effect"),
             (False, "other edges"),
         )
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
+from headspan.subspaces.metrics import parse_metrics
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PAIRING_WORDS, Pairing, forward_mask, parse_pairings
 
@@ -36,6 +37,12 @@ def given_pairings(
     nodes = [p for p in scores.pairings if p.of_nodes and (p.flow or "all" in words)]
     found = dict.fromkeys([*(p for p in chosen if not p.of_nodes), *(p for p in nodes if _flows(scores, p))])
     return tuple(pairing for pairing in found if (metric, pairing) in scores) or chosen
+
+
+def given_metrics(metric: str | Iterable[str], scores: Scores) -> tuple[str, ...]:
+    """The requested similarities; names that these scores have need not be known otherwise."""
+    asked = [metric] if isinstance(metric, str) else list(metric)
+    return tuple(dict.fromkeys(asked)) if asked and set(asked) <= set(scores.metrics) else parse_metrics(asked)
 
 
 def _flows(scores: Scores, pairing: Pairing) -> bool:

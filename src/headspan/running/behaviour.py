@@ -17,7 +17,7 @@ occurrence counts only if it is before the current position).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from headspan.running.opening import RunningModel, head_names, running
 from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head
 
@@ -39,35 +39,34 @@ if TYPE_CHECKING:
 
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 
-Progress = Callable[[int, int], None]
 
-
+@renamed(ref="model", texts="text")
 @checked
 def behaviour(
-    ref: Any,
+    model: Any,
     *,
     sequences: int = 128,
     length: int = 100,
     vocab_limit: int = 20_000,
     seed: int = 0,
     batch: int | None = None,
-    texts: Sequence[str] | None = None,
+    text: str | Sequence[str] | None = None,
     special_ids: Collection[int] | None = None,
     bos: str = "auto",
     device: str | None = None,
     dtype: str = "float32",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> BehaviourScores:
     """Run a model and score every query head by what it attends to.
 
     Parameters
     ----------
-    ref : model reference, opened weights, live transformers model, or a `RunningModel`.
+    model : model reference, opened weights, live transformers model, or a `RunningModel`.
     sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
         0…``vocab_limit`` and each sequence is repeated twice. A smaller vocabulary is used whole, without its special
         tokens, and a note reports this.
     batch : sequences per batch; by default as many as keep the attention maps within 512 MiB.
-    texts : measure on these texts instead of on random tokens.
+    text : measure on this text, or these, instead of on random tokens.
     special_ids : ids not to draw from a small vocabulary; by default those named by the tokenizer or config.
     bos : prepend the beginning-of-sequence token: ``"auto"`` if the tokenizer does so, ``"yes"`` or ``"no"``.
     device : device for a model that is loaded here.
@@ -75,24 +74,25 @@ def behaviour(
         ``"stored"``.
     progress : called with (sequences done, all sequences); by default a bar in a terminal or notebook.
     """
-    ready = running(_runnable(ref), device=device, dtype=dtype)
-    with progress_bar("running the model", progress) as update, ready as model:
-        notes = list(model.notes)
-        start = model.start_token(bos)
-        if texts is not None:
-            samples = text_samples(model, texts, notes, start)
+    ready = running(_runnable(model), device=device, dtype=dtype)
+    with progress_bar("running the model", progress) as update, ready as opened:
+        notes = list(opened.notes)
+        start = opened.start_token(bos)
+        if text is not None:
+            texts = [text] if isinstance(text, str) else text
+            samples = text_samples(opened, texts, notes, start)
             protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
         else:
-            pool = token_pool(model, vocab_limit, special_ids, notes)
-            samples = random_samples(model, pool, sequences, length, seed, start)
+            pool = token_pool(opened, vocab_limit, special_ids, notes)
+            samples = random_samples(opened, pool, sequences, length, seed, start)
             protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
         if start is not None:
             protocol["bos"] = start
-        heads, values = _measure(model, samples, batch, update)
+        heads, values = _measure(opened, samples, batch, update)
     for kind in KINDS:
         if np.isnan(values[kind]).all():
             notes.append(f"no token occurs twice in the text, so {kind} could not be measured")
-    return BehaviourScores(heads, values, protocol, notes, model.identity)
+    return BehaviourScores(heads, values, protocol, notes, opened.identity)
 
 
 def _runnable(ref: Any) -> Any:
@@ -108,7 +108,7 @@ def _runnable(ref: Any) -> Any:
 
 
 def _measure(
-    model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
+    model: RunningModel, samples: list[Sample], batch: int | None, progress: Update | None
 ) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
     """Mean attention on the positions of every kind, with one batch of attention maps in memory at a time."""
     totals: dict[str, np.ndarray] = {}
@@ -183,6 +183,3 @@ def attention_patterns(
     if unknown:
         raise HeadspanError(f"no such heads: {', '.join(unknown)}; this model has {present[0]} to {present[-1]}")
     return AttentionPatterns(tokens, {h: attentions[h.layer][0, h.index].float().cpu().numpy() for h in wanted})
-
-
-__getattr__ = renamed(__name__, {"head_scores": "behaviour"})

@@ -10,7 +10,7 @@ the two; both are reported. Which effects are large: :mod:`headspan.results.larg
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -32,7 +32,7 @@ from headspan.running.samples import Sample, equal_windows, random_samples, toke
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
 
@@ -49,7 +49,6 @@ __all__ = [
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 42, 20_000  # of the random sequences
 TEXT_WINDOW = 128
-Progress = Callable[[int, int], None]
 
 
 @checked
@@ -74,7 +73,7 @@ def effects(
     memory: str | int | None = None,
     device: str | None = None,
     dtype: str = "float32",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> Effects:
     """The effect of every OQ, OK and OV edge, and which effects are large, without a forward pass per edge.
 
@@ -142,7 +141,7 @@ def _measured(
     directions: SharedDirections | None,
     writes: RandomWrites,
     budget: int,
-    update: Progress,
+    update: Update,
 ) -> tuple[dict[str, EdgeMeasures], dict[tuple[str, Pairing], np.ndarray], bool]:
     """By material: measured effects and those of random outputs; True if Ctrl-C ended the run early."""
     found: dict[str, EdgeMeasures] = {}
@@ -186,7 +185,7 @@ def _what_is_left(
     )
 
 
-def _offset(progress: Progress, before: int, total: int) -> Progress:
+def _offset(progress: Update, before: int, total: int) -> Update:
     return lambda done, _: progress(before + done, total)
 
 

@@ -1,7 +1,7 @@
 """Score all pairs of heads of a model: plan tiles, run them here or on a cluster, assemble the result.
 
 >>> import headspan as hs
->>> scores = score(hs.open("demo"), metrics="pk", pairings="OK")
+>>> scores = score("demo", metric="pk", pairing="OK")
 >>> scores["pk", "OK"].values.shape
 (16, 16)
 """
@@ -19,7 +19,7 @@ import numpy as np
 import headspan
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
-from headspan.results.scores import Scores, is_result
+from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
 from headspan.scoring.contraction import Route
 from headspan.scoring.factors import FactorStore
@@ -30,25 +30,26 @@ from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
-Progress = Callable[[int, int], None]
 _UNITS = 1000  # progress steps per tile
 _LONG = 10.0  # minutes above which screening is suggested
 _SURELY_SHORT = 1e13  # operations that take less than that on any machine
 _OVERHEAD = 1.4  # time of a run relative to its arithmetic
 
 
+@renamed(weights="model", metrics="metric", pairings="pairing")
 @checked
 def score(
-    weights: Any,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
-    pairings: str | Pairing | Sequence[str | Pairing] = "all",
+    model: Any,
+    metric: str | Sequence[str] = DEFAULT_METRICS,
+    pairing: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
     nodes: Any = None,
@@ -62,14 +63,14 @@ def score(
     route: Route | None = None,
     device: str = "cpu",
     dask: str | None = None,
-    progress: Progress | None = None,
+    progress: Update | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Scores:
     """Similarities of all pairs of heads.
 
-    weights: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
-    metrics: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
-    pairings: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
+    model: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
+    metric: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
+    pairing: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
         "nodes" means only these; RR and WW are scored only if named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
     nodes: other readers and writers of the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
@@ -88,15 +89,15 @@ def score(
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
     progress: called with (done, total); by default a bar in a terminal or notebook.
     """
-    weights = open(weights)
+    weights = open(model)
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
-    names = parse_metrics(metrics)
+    names = parse_metrics(metric)
     if nodes is not None:
         if screen is not None:
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use headspan nodes for them")
         weights = _with_nodes(weights, nodes, say)
-    chosen = _chosen(weights.ports, pairings, pairs)
+    chosen = _chosen(weights.ports, pairing, pairs)
     if not names or not chosen:
         raise HeadspanError("nothing to score. Choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
@@ -182,7 +183,7 @@ def _screened(
     memory: int,
     device: str,
     dask: str | None,
-    progress: Progress | None,
+    progress: Update | None,
     say: Callable[[str], None],
 ) -> Scores:
     """Find only the strongest pairs; see :mod:`headspan.scoring.screening`."""
@@ -224,23 +225,6 @@ def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[st
     return finished
 
 
-def scores_of(
-    reference: str,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
-    pairings: str | Sequence[str | Pairing] = "all",
-    *,
-    fold: bool = False,
-    progress: Progress | None = None,
-) -> Scores:
-    """The scores in a result file, or those of a model, which is opened and scored."""
-    if is_result(reference):
-        return Scores.load(reference)
-    from headspan.models.folding import fold as folded
-
-    weights = open(reference)
-    return score(folded(weights) if fold else weights, metrics, pairings, progress=progress)
-
-
 def _minutes(plan: Plan) -> float:
     """Estimated minutes of a plan on this machine, from the speed of one product; 0 for a short plan."""
     if plan.operations < _SURELY_SHORT:
@@ -258,7 +242,7 @@ def _minutes(plan: Plan) -> float:
 class _Ticker:
     """Progress in thousandths of a tile, as whole numbers."""
 
-    def __init__(self, progress: Progress, tiles: int, done: int) -> None:
+    def __init__(self, progress: Update, tiles: int, done: int) -> None:
         self._progress, self._total, self._done = progress, tiles * _UNITS, float(done * _UNITS)
 
     def __call__(self, share: float) -> None:
