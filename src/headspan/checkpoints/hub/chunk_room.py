@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headspan.checkpoints.hub.chunk_records import forget_lost
-from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, locked, root
+from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, forget_lost, locked, root
 from headspan.system.memory import parse_memory
 from headspan.system.regular import read_regular
 from headspan.vocabulary.errors import HeadspanError
