@@ -23,10 +23,9 @@ from headspan.plotting.canvas import save, theme, thinned
 from headspan.plotting.ellipse import ellipse_figure
 from headspan.plotting.grid import grid_figure
 from headspan.plotting.layout import crossings, ellipse_layout
-from headspan.plotting.norms import circuit_norms
 from headspan.plotting.scatter import groups
 from headspan.plotting.twolayer import random_level, strengths
-from headspan.plotting.unembedding import token_numbers
+from headspan.plotting.weights import circuit_norms, token_numbers
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores

@@ -25,9 +25,8 @@ from place import Finding
 import headspan as hs
 from headspan.checkpoints.hub import api as hub_api
 from headspan.checkpoints.hub import wire
-from headspan.checkpoints.hub.chunk_records import Known, Records
 from headspan.checkpoints.hub.chunk_room import contents, sweep
-from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, root
+from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, Known, Records, root
 from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 from series_hub import CONFIG, tensors

@@ -311,7 +311,7 @@ def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path
 
 
 def test_facts_tokens_figures_and_head_scores_of_lent_keys(lent: Run) -> None:
-    from headspan.plotting.norms import circuit_norms
+    from headspan.plotting.weights import circuit_norms
 
     facts = hs.info(lent.weights, check=True)
     assert facts["check"]["ranks"]["K"]["heads"] == len(lent.weights.heads("K"))

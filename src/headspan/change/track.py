@@ -35,6 +35,7 @@ from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.system.ordering import descending
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored
@@ -301,8 +302,7 @@ class _Tracker:
         """The strongest edges of one pairing (or all, if few), those of the last step, and the hubs."""
         matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
-        present = np.flatnonzero(~np.isnan(flat))
-        order = present[np.argsort(-flat[present], kind="stable")]
+        order = descending(flat)[: np.count_nonzero(~np.isnan(flat))]
         if order.size * 8 * len(FLOW_PAIRINGS) * len(self.checkpoints) > ALL_SCORES:
             order = order[: max(SOME_SCORES, self.k)]
         arrays = {f"index/{pairing}": order.astype(np.int64), f"score/{pairing}": flat[order]}

@@ -21,7 +21,7 @@ JSON and CSV contain every column; the table shows the columns in ``shown`` (or 
 
 Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
 `WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; options that name nodes
-are in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
+are in cli/nodes.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
 lists and files are resolved by `headspan.scoring.inputs`.
 
 A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.

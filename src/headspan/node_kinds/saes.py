@@ -30,8 +30,8 @@ import numpy as np
 from headspan.checkpoints.huggingface import LocalFiles
 from headspan.checkpoints.safetensors_file import SafetensorsFile
 from headspan.checkpoints.untrusted import CONFIG_LIMIT, read_json
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp import Mlps, has_parallel_blocks, through
+from headspan.models.folding import FoldedWeights, through
+from headspan.models.mlp import Mlps, has_parallel_blocks
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.files import gather
 from headspan.node_kinds.neurons import joined, parse_indices

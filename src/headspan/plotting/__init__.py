@@ -78,7 +78,7 @@ def _scatter(context: Context) -> Named:
 
 
 def _use(context: Context) -> Named:
-    from headspan.plotting.use import use_figure
+    from headspan.plotting.scatter import use_figure
     from headspan.results.effects import effects_of
 
     measured = effects_of(context.scores)
@@ -122,13 +122,13 @@ def _kl(context: Context) -> Named:
 
 
 def _norms(context: Context) -> Named:
-    from headspan.plotting.norms import norms_figure
+    from headspan.plotting.weights import norms_figure
 
     yield "norms", norms_figure(context.need_weights())
 
 
 def _unembedding(context: Context) -> Named:
-    from headspan.plotting.unembedding import norm_figure, normalised_figure
+    from headspan.plotting.weights import norm_figure, normalised_figure
 
     weights = context.need_weights()
     yield "unembedding-norm", norm_figure(weights)
@@ -158,7 +158,7 @@ def _folded_wiring(context: Context) -> Named:
 
 def _mse(context: Context) -> Named:
     from headspan.change.compare import compare
-    from headspan.plotting.folded import mse_figure
+    from headspan.plotting.change import mse_figure
 
     context.need_all_pairings()
     yield "mse", mse_figure(compare(context.scores, context.folded_scores, metric=context.metrics))
