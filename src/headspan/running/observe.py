@@ -137,7 +137,7 @@ def _material(
     elif text is not None:
         kind, found = "text", text_material(model, start, text)
     elif not random and model.vocabulary is not None:
-        kind, found = "the built-in text", text_material(model, start, built_in_text(OBSERVE_TEXT))
+        kind, found = "text", text_material(model, start, built_in_text(OBSERVE_TEXT))
     else:
         if not random:
             notes.append(f"{model.reference} has no tokenizer, so it ran on random sequences")
