@@ -240,5 +240,5 @@ def test_same_type_pairings_and_missing_scores_say_what_to_do() -> None:
     pk = unwired("none", 0)
     with pytest.raises(hs.HeadspanError, match="QQ has no within null"):
         significance(make_scores({("pk", "QQ"): pk}, layers=6, heads=8), "QQ", null="within")
-    with pytest.raises(hs.HeadspanError, match="the within null of OK needs the pk scores of KO"):
+    with pytest.raises(hs.HeadspanError, match=r"OK.*pk.*KO"):
         significance(make_scores({("pk", "OK"): pk}, layers=6, heads=8), "OK", null="within")
