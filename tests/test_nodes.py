@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 import headspan as hs
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import Search
+from headspan.reading.node_overlaps import NodeReport
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
 
@@ -208,6 +209,17 @@ def test_blocks_stacks_and_small_memory_change_nothing(tmp_path: Path) -> None:
             assert mine["partner"] == theirs["partner"] and mine["share"] == pytest.approx(theirs["share"], rel=1e-5)
 
 
+def test_one_layer_at_a_time_where_memory_is_less_than_a_layer(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(4).normal(size=(40, D)).astype(np.float32))
+    weights, found = hs.open(arrays(3)), []
+    for memory in (2**30, 100):
+        search = Search(weights, node_sets(weights, f"{tmp_path}/v.npy@3"), 3, memory, 0, None)
+        search.run()
+        found.append(list(NodeReport(search).by_node()))
+    assert [row["partner"] for row in found[0]] == [row["partner"] for row in found[1]]
+    assert [row["p_kind"] for row in found[0]] == [row["p_kind"] for row in found[1]]
+
+
 def test_best_nodes_of_every_head() -> None:
     vectors = np.random.default_rng(4).normal(size=(200, D)).astype(np.float32)
     model = arrays(3)
@@ -278,6 +290,8 @@ def test_nodes_write_what_other_nodes_read() -> None:
     pk = np.square(x.T @ first).sum() / np.square(first).sum()
     assert row["share"] == pytest.approx(pk / 2, abs=1e-6)  # of b's two dimensions
     assert other["share"] == pytest.approx(pk, abs=1e-6)
+    single = [hs.Node(first, "a", 1, reads=False), hs.Node(second[:, 0], "b", 3, writes=False)]
+    assert [row for row in hs.nodes(arrays(), single, k=50).of("b") if row["partner"] == "a.W"]  # one pair in all
     alone = hs.nodes(arrays(), hs.Node(first, "a", 1))
     assert not [row for row in alone.rows() if row["partner"].startswith("a.")]
     late = hs.nodes(arrays(), [hs.Node(first, "a", 3, reads=False), hs.Node(second, "b", 1, writes=False)], k=50)
@@ -347,7 +361,7 @@ def test_progress_ends_with_all_pairs(tmp_path: Path, others: bool, monkeypatch)
     report = hs.nodes(arrays(), nodes, progress=lambda done, total: told.append((done, total)))
     heads, writing, reading = LAYERS * HEADS, 30 * others, 31 * others
     total = 31 * (heads + writing) + 30 * (3 * heads + reading)
-    assert told[-1] == (total, total) and {one for _, one in told} == {total}
+    assert told[0][0] == 30 * heads and told[-1] == (total, total) and {one for _, one in told} == {total}
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert report.ports == 4 * heads + writing + reading
 
