@@ -757,7 +757,7 @@ def test_dead_features_are_left_out(tmp_path: Path) -> None:
     folder = write_sae(tmp_path / "sae", {"hook_name": "blocks.2.hook_resid_pre"}, **tensors)
     report = hs.nodes(arrays(), sae=folder, k=2)
     assert {row["side"] for row in report.of("sae[3]")} == {"written by"}
-    assert any("1 ports of nodes have the length 0" in note for note in report.notes)
+    assert any("1 ports of nodes have length 0" in note for note in report.notes)
 
 
 # ------------------------------------------------------------------------------------------- TransformerLens
