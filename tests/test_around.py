@@ -79,7 +79,7 @@ def test_experts_of_two_sizes_are_refused(tmp_path: Path) -> None:
     build(replace(family, config=family.config | {"moe_intermediate_size": [16, 8]})).save_pretrained(tmp_path)
     weights = hs.open(str(tmp_path))
     assert len(weights.heads("Q")) == 8
-    with pytest.raises(hs.HeadspanError, match=r"the experts of layer 1 .* have 16 neurons and 8"):
+    with pytest.raises(hs.HeadspanError, match=r"layer 1 .* 16 neurons and 8"):
         hs.nodes(weights, neurons="L1E0:1")
 
 
@@ -139,12 +139,12 @@ def test_an_older_name_of_sparse_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_type": "zamba"}, "models of 'zamba' are not read: many layers share one attention block"),
+        ({"model_type": "zamba"}, "'zamba'.*attention"),
         ({"model_type": "muse_spark", "text_config": {"model_type": "muse_spark_text"}}, "models of 'muse_spark' are"),
         ({"model_type": "newer", "text_config": {"model_type": "kosmos_2_text_model"}}, "a norm over all heads"),
         ({"model_type": "gemma4_unified_assistant", "text_config": {"model_type": "gemma4_unified_text"}}, "draft for"),
-        ({"model_type": "nonesuch"}, "unknown model_type 'nonesuch': known are afmoe"),
-        ({}, "the config has no model_type: known are afmoe"),
+        ({"model_type": "nonesuch"}, "'nonesuch'.*afmoe"),
+        ({}, "model_type.*afmoe"),
     ],
 )
 def test_what_is_not_read_is_reported_with_its_reason(config: dict[str, Any], sentence: str) -> None:

@@ -175,7 +175,7 @@ def test_index_to_a_tensor_that_is_not_there(tmp_path):
     (path / "model.safetensors").rename(path / "model-1.safetensors")
     index_file = path / "model.safetensors.index.json"
     index_file.write_text(json.dumps({"weight_map": {"y": "model-1.safetensors"}}))
-    assert "says 'y' is in model-1.safetensors, but it is not there" in refusal(path)
+    assert all(fact in refusal(path) for fact in ("'y'", "model-1.safetensors"))
 
 
 def test_link_from_a_cache_to_elsewhere_is_refused(tmp_path):

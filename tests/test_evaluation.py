@@ -254,7 +254,7 @@ def test_average_precision_shows_a_perfect_detector_whose_area_is_0() -> None:
         labels = Labels.from_pairs([(scores.heads("O")[i], "a") for i in picked])
         dealt.append(detection(scores, labels, measure="average_precision")["OK"].value)
     assert abs(np.mean(dealt) - precision.chance) < 4 * np.std(dealt) / np.sqrt(300)
-    with pytest.raises(HeadspanError, match="measure must be one of pr_auc, average_precision"):
+    with pytest.raises(HeadspanError, match=r"measure.*pr_auc, average_precision"):
         detection(scores, two, measure="area")  # type: ignore[arg-type]
 
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_evaluated_is_reported() -> None:
         classification(scores, LABELS, classes=["a"], pairing=["OK"])
     with pytest.raises(HeadspanError, match="nothing to classify"):
         classification(scores, Labels.from_pairs([(h, "all") for h in scores.heads("Q")]))
-    with pytest.raises(HeadspanError, match="none of the 12 heads of OQ has a label"):
+    with pytest.raises(HeadspanError, match="12 heads of OQ"):
         detection(scores, Labels({}))
     with pytest.raises(HeadspanError, match="does not have: L7H0"):
         detection(scores, Labels.from_pairs([("L7H0", "a")]))

@@ -33,7 +33,8 @@ def test_a_port_has_its_own_neighbourhood(shared: hs.Scores) -> None:
     asked, held = shared.around("L1H3.K", k=3), shared.around("L1KV1.K", k=3)
     assert [str(e.pairing) for e in asked.incoming] == ["OK"] * 3 and not asked.outgoing
     assert asked.incoming == held.incoming and held.note is None
-    assert asked.note == "L1H3 shares its keys and values: L1H3.K is L1KV1.K, which serves L1H2, L1H3"
+    assert asked.note is not None
+    assert all(fact in asked.note for fact in ("L1H3.K", "L1KV1.K", "L1H2, L1H3"))
     assert "L1H3.K" in repr(asked)
     whole = shared.around("L1H3", k=3)
     assert {str(e.pairing) for e in whole.incoming} == {"OQ", "OK", "OV"} and whole.note == asked.note
@@ -47,7 +48,7 @@ def test_the_command_explains_a_name_with_a_role(shared: hs.Scores, tmp_path: Pa
 
 
 def test_a_port_outside_the_pairings_is_refused(shared: hs.Scores) -> None:
-    with pytest.raises(HeadspanError, match=r"L1H3\.K is not part of OQ: .* for example OK"):
+    with pytest.raises(HeadspanError, match=r"L1H3\.K .*OQ.* OK"):
         hs.around(shared, "L1H3.K", pairing="OQ")
     with pytest.raises(HeadspanError, match="not a head with a role"):
         shared.around("L1H3.X")
@@ -91,7 +92,7 @@ def test_what_is_stored_into_must_be_a_result(command: str, tmp_path: Path) -> N
 
 def test_what_a_result_lacks_is_reported_with_what_it_has(tmp_path: Path) -> None:
     hs.score("demo", "pk", "OK", out=(path := tmp_path / "r.safetensors"))
-    with pytest.raises(HeadspanError, match=r"no pk scores for OQ: it has pk for OK; choose one of these"):
+    with pytest.raises(HeadspanError, match=r"OQ.*pk for OK"):
         hs.top(path, "OQ")
 
 

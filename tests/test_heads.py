@@ -100,9 +100,8 @@ def test_keys_of_a_query_head_are_those_of_its_group() -> None:
     table = PortTable.regular([0, 3], 6, 2)
     assert table.find("L3H4", "K") == table.find("l3kv1", "K") == 3
     assert str(table.resolve("L3H2", Role.V)) == "L3KV0"
-    assert (
-        table.note("L3H2", "V") == "L3H2 shares its keys and values: L3H2.V is L3KV0.V, which serves L3H0, L3H1, L3H2"
-    )
+    note = table.note("L3H2", "V")
+    assert note is not None and all(fact in note for fact in ("L3H2.V", "L3KV0.V", "L3H0, L3H1, L3H2"))
     assert table.note("L3KV0", "V") is None and table.note("L3H2", "Q") is None
     assert all(table.kv_of(head) in table.kv and head in table.group_of(table.kv_of(head)) for head in table.query)
     plain = PortTable.regular(range(2), 3, 3)

@@ -136,7 +136,7 @@ def test_a_server_that_sends_enough_may_take_its_time(hub: Hub, monkeypatch: pyt
 
 def test_a_window_that_is_not_a_number(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADSPAN_HUB_TIMEOUT", "nan")
-    with pytest.raises(HeadspanError, match="HEADSPAN_HUB_TIMEOUT is 'nan', not a number of seconds"):
+    with pytest.raises(HeadspanError, match=r"HEADSPAN_HUB_TIMEOUT.*'nan'"):
         numbers_of()
 
 

@@ -286,7 +286,7 @@ def test_chance_is_that_of_random_weights_of_the_same_latent() -> None:
 
 def test_similarities_inside_a_head_need_one_width(run: Run) -> None:
     if run.shape.rotary:
-        with pytest.raises(hs.HeadspanError, match="column by column, but the K of this model have"):
+        with pytest.raises(hs.HeadspanError, match="the K of"):
             hs.score(run.weights, ["linear_cka"], ["QK"])
     else:
         assert np.isfinite(hs.score(run.weights, ["linear_cka"], ["QK"])["linear_cka", "QK"].pairs()[2]).all()
@@ -351,7 +351,7 @@ def test_layers_of_different_sizes_equal_the_models_own(uneven: Run) -> None:
         norm = weights.norm(layer)
         close(normalise(norm, run.stream[layer]), x)
     check_neurons(run)
-    assert any("from a latent of 12 or 14 dimensions and its queries from one of 10 or 8" in n for n in weights.notes)
+    assert any("12 or 14" in note and "10 or 8" in note for note in weights.notes)
     assert not any("effects keep" in note for note in weights.notes)
 
 
@@ -435,9 +435,7 @@ def test_missing_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(hs.HeadspanError, match="qk_nope_head_dim = 'six'"):
         hs.open(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 11}))
-    with pytest.raises(
-        hs.HeadspanError, match=r"kv_a_proj_with_mqa.weight .* has shape \(16, 24\), expected \(15, 24\)"
-    ):
+    with pytest.raises(hs.HeadspanError, match=r"kv_a_proj_with_mqa.weight.*\(16, 24\).*\(15, 24\)"):
         hs.open(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
     assert hs.open(str(tmp_path)).architecture == "deepseek_v3"

@@ -114,6 +114,6 @@ def test_reports_and_figures_say_what_they_need(tmp_path: Path, monkeypatch: pyt
         lambda: hs.report(scores, out=tmp_path / "r.html"),
         lambda: draw("wiring", Context(scores), tmp_path / "figures"),
     ):
-        with pytest.raises(HeadspanError, match=r"200 heads needs about 0\.0 GB of memory, but only 0\.0 GB are free"):
+        with pytest.raises(HeadspanError, match=r"200 heads.*0\.0 GB.*0\.0 GB"):
             call()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "r.safetensors"]

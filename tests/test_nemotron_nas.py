@@ -72,8 +72,8 @@ def test_heads_equal_those_of_llamas_attention(model: Any, folder: Path) -> None
     weights = hs.open(str(folder))
     assert weights.architecture == "nemotron-nas" and weights.layers == (0, 2)
     assert [str(h) for h in weights.heads("K")] == ["L0KV0", "L0KV1", "L2KV0"]
-    assert any("2 of 4 layers have no softmax attention and are left out (1, 3)" in note for note in weights.notes)
-    assert any("its layers differ: 4 heads with 1 to 2 key/value heads" in note for note in weights.notes)
+    assert any("2 of 4 layers" in note and "(1, 3)" in note for note in weights.notes)
+    assert any("1 to 2 key/value heads" in note for note in weights.notes)
     ids = torch.arange(1, 8)[None] * 5 % 50
     parts = {f"{n}.{part}": model.model.layers[n].get_submodule(part) for n in weights.layers
              for part in ("input_layernorm", *(f"self_attn.{role}_proj" for role in "qkvo"))}  # fmt: skip

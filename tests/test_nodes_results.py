@@ -146,11 +146,11 @@ def test_a_similarity_undefined_for_nodes_is_left_out_with_a_message() -> None:
     assert [m for m in found.metrics if (m, "OR") in found] == ["pk", "simple_cs"]
     assert all((metric, "OK") in found for metric in found.metrics)
     assert said == found.provenance["left_out"] and len(said) == 3
-    assert "cs is left out for OR, WQ, WK, WV, WR: it compares circuits, and unit has no second weight" in said[0]
-    assert "column by column, and the nodes have 2 to 3 columns" in said[1]
+    assert all(fact in said[0] for fact in ("cs", "OR, WQ, WK, WV, WR", "unit"))
+    assert "2 to 3 columns" in said[1]
     for width, words in ((1, "the nodes have 1 column"), (2, "the nodes have 2 columns")):
         assert hs.score(pair_of((width, width)), "procrustes", ["OK"]).provenance["left_out"][0].endswith(words)
-    with pytest.raises(HeadspanError, match=r"no cs scores for OR: it has cs for .*OV"):
+    with pytest.raises(HeadspanError, match=r"cs scores for OR.* cs for .*OV"):
         found["cs", "OR"]
 
 

@@ -68,7 +68,7 @@ def test_what_compares_columns_refuses_heads_with_other_numbers_of_them(metric: 
     arrays = random_arrays(4)
     arrays |= {role: arrays[role][..., :3] for role in "VO"}
     weights = hs.open(arrays)
-    with pytest.raises(HeadspanError, match=f"{metric} compares weights column by column, but O has 3 .* and Q has 4"):
+    with pytest.raises(HeadspanError, match=f"{metric}.*O has 3.*Q has 4"):
         hs.score(weights, metric, "OQ")
     assert hs.score(weights, metric, "OV")[metric, "OV"].pairs()[2].size == 4
     assert hs.score(weights, ["pk", "cs", "simple_cs"], "OQ")["pk", "OQ"].pairs()[2].size == 4

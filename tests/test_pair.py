@@ -209,3 +209,15 @@ def test_folding_changes_what_is_shared(gpt2_dir: Path) -> None:
     folded = compare_pair(headspan.fold(headspan.open(str(gpt2_dir))), "L4H11.O", "L5H1.K")
     assert json.loads(result.stdout)["pk"] == pytest.approx(folded.pk)
     assert folded.pk != pytest.approx(compare_pair(headspan.open(str(gpt2_dir)), "L4H11.O", "L5H1.K").pk)
+
+
+def test_a_pair_that_cannot_vary_has_no_z() -> None:
+    rng = np.random.default_rng(0)
+    model = {role: rng.normal(size=(2, 1, 5, 5)) for role in "QKVO"}
+    report = headspan.pair(model, "L0H0.O", "L1H0.K")
+    assert report.z is None and report.random_sd == 0 and report.pk == pytest.approx(report.random_mean)
+    model["K"][1, 0, :, 4] = 0
+    assert headspan.pair(model, "L0H0.O", "L1H0.K").z is None
+    model["O"][0, 0, :, 4] = 0
+    narrow = headspan.pair(model, "L0H0.O", "L1H0.K")
+    assert narrow.z == pytest.approx((narrow.pk - narrow.random_mean) / narrow.random_sd)

@@ -246,7 +246,7 @@ def test_little_memory_compares_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(screening, "_blocks", small)
     assert screen(weights, parse_pairings("flow"), "default", 9, memory=GB) == large
     assert max(blocks) <= 10 < sum(blocks)
-    with pytest.raises(HeadspanError, match=r"0.30 GB is too little memory .* needs about 0.3"):
+    with pytest.raises(HeadspanError, match=r"0.30 GB.*0.3"):
         screen(weights, parse_pairings("flow"), "default", 9, memory=3 * 10**8)
 
 

@@ -315,9 +315,7 @@ def test_fused_qkv_is_split_by_its_sizes(tmp_path: Path, case: Converted) -> Non
         tensors[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
     check_same(open_weights(write(tmp_path / "m.gguf", case, tmp_path / "hf", tensors)), open_weights(tmp_path / "hf"))
     tensors["blk.0.attn_qkv.weight"] = tensors["blk.0.attn_qkv.weight"][:-1]
-    with pytest.raises(
-        HeadspanError, match=r"blk.0.attn_qkv.weight .* rows, which 4 queries, \d keys and \d values cannot"
-    ):
+    with pytest.raises(HeadspanError, match=r"blk.0.attn_qkv.weight.*4 queries, \d keys and \d values"):
         open_weights(write(tmp_path / "bad.gguf", case, tmp_path / "hf", tensors))
 
 
@@ -336,9 +334,7 @@ def test_a_tensor_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     build(case.family()).save_pretrained(tmp_path / "hf")
     tensors = stored_tensors(case, tmp_path / "hf")
     tensors["blk.0.attn_q"] = tensors["blk.0.attn_q.weight"]
-    with pytest.raises(
-        HeadspanError, match=r"holds 'model.layers.0.self_attn.q_proj.weight' twice, as .* and 'blk.0.attn_q'"
-    ):
+    with pytest.raises(HeadspanError, match=r"'model.layers.0.self_attn.q_proj.weight'.*'blk.0.attn_q'"):
         open_weights(write(tmp_path / "m.gguf", case, tmp_path / "hf", tensors))
 
 
@@ -408,7 +404,5 @@ def test_unknown_architectures_are_refused(tmp_path: Path, architecture: str, wh
     writer.add_tensor("blk.0.attn_qkv.weight", np.ones((10, 8), np.float32))
     close(writer)
     assert list(open_source(tmp_path / "m.gguf").names()) == ["blk.0.attn_qkv.weight"]
-    with pytest.raises(
-        HeadspanError, match=f"GGUF file of '{architecture}' is not read: .*{why}.*; give the Hugging Face"
-    ):
+    with pytest.raises(HeadspanError, match=f"'{architecture}'.*{why}"):
         open_weights(tmp_path / "m.gguf")

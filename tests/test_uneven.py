@@ -207,16 +207,12 @@ def test_names_of_lent_keys_and_values(lent: Run) -> None:
     assert [str(table.kv_of(f"L3H{i}")) for i in range(4)] == ["L2KV0", "L2KV0", "L2KV1", "L2KV1"]
     assert str(table.kv_of("L4H3")) == f"L1KV{last}"
     assert list(map(str, table.group_of("L2KV1"))) == ["L2H2", "L2H3", "L3H2", "L3H3"]
-    assert table.note("L3H2", "K") == (
-        "L3H2 shares its keys and values: L3H2.K is L2KV1.K, which serves L2H2, L2H3, L3H2, L3H3"
-    )
+    note = table.note("L3H2", "K")
+    assert note is not None and all(fact in note for fact in ("L3H2.K", "L2KV1.K", "L2H2, L2H3, L3H2, L3H3"))
     np.testing.assert_array_equal(weights.read_head("L3H2.V"), weights.read_head("L2KV1.V"))
     assert weights.layers_with("K") == (0, 1, 2) and weights.read("K", 3).shape[0] == 0
     assert weights.bias("V", 4) is None
-    assert any(
-        "layers 3–4 have no keys and values of their own: their heads use those of layers 1–2" in n
-        for n in weights.notes
-    )
+    assert any("layers 3–4" in note and "layers 1–2" in note for note in weights.notes)
 
 
 def circuit(weights: AttentionWeights, role: str, name: str) -> np.ndarray:
@@ -306,7 +302,7 @@ def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     if lent.weights.architecture == "gemma3n":
         (tmp_path / "other" / "config.json").write_text(json.dumps(found | {"layer_types": kinds}))
-        with pytest.raises(hs.HeadspanError, match=r"the keys and values of L3H0 in L2KV0, .* has L1KV0"):
+        with pytest.raises(hs.HeadspanError, match=r"L3H0.*L2KV0.*L1KV0"):
             hs.diff(lent.weights, str(tmp_path / "other"))
 
 
@@ -366,11 +362,11 @@ def test_which_layer_lends() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5: a number of layers below its 5"),
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5"),
         ({"num_kv_shared_layers": True}, "num_kv_shared_layers = True"),
         ({"num_kv_shared_layers": 2, "layer_types": None}, "does not list the kinds of its 5 layers"),
         ({"num_kv_shared_layers": 2, "layer_types": [["a"]] * 5}, "does not list the kinds of its 5 layers"),
-        ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
+        ({"num_kv_shared_layers": 4}, "layer 1 of a model.*kind"),
     ],
 )
 def test_impossible_lending_is_refused(change: dict[str, Any], sentence: str) -> None:
@@ -383,7 +379,7 @@ def test_lenders_must_fit(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "config.json").read_text())
     about["per_layer_config"] = {"4": {"head_dim": 12, "num_key_value_heads": 1}}
     (tmp_path / "config.json").write_text(json.dumps(about))
-    with pytest.raises(hs.HeadspanError, match=r"layer 4 of .* uses the keys and values of layer 1, but has 4 heads"):
+    with pytest.raises(hs.HeadspanError, match=r"layer 4.*layer 1.*4 heads"):
         hs.open(str(tmp_path))
 
 

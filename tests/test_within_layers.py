@@ -240,5 +240,14 @@ def test_same_type_pairings_and_missing_scores_say_what_to_do() -> None:
     pk = unwired("none", 0)
     with pytest.raises(hs.HeadspanError, match="QQ has no within null"):
         significance(make_scores({("pk", "QQ"): pk}, layers=6, heads=8), "QQ", null="within")
-    with pytest.raises(hs.HeadspanError, match="the within null of OK needs the pk scores of KO"):
+    with pytest.raises(hs.HeadspanError, match=r"OK.*pk.*KO"):
         significance(make_scores({("pk", "OK"): pk}, layers=6, heads=8), "OK", null="within")
+
+
+def test_reversed_pairs_that_are_all_alike_have_no_z() -> None:
+    """Without a spread there is nothing to count in: z is 0, not infinite."""
+    forward = np.random.default_rng(0).uniform(1, 2, size=(12, 12))
+    scores = make_scores({("pk", "OK"): forward, ("pk", "KO"): np.ones((12, 12))}, layers=3, heads=4)
+    found = significance(scores, "OK", null="reversed")
+    pairs = ~np.isnan(found.matrix.values)
+    assert pairs.sum() == 48 and (found.z[pairs] == 0).all() and np.isnan(found.z[~pairs]).all()
