@@ -84,7 +84,8 @@ def effects_summary(
     with given_weights(model) as weights:
         notes = [] if weights.foldable else [f"raw weights only: {weights.not_foldable_reason}"]
         observed = _by_input(stats)
-        names = parse_metrics(metric or (*DEFAULT_METRICS, *OBSERVED_METRICS if observed else ()), bool(observed))
+        usual = (*DEFAULT_METRICS, *OBSERVED_METRICS) if observed else DEFAULT_METRICS
+        names = parse_metrics(metric or usual, bool(observed))
         _check_statistics(names, observed)
         predictors = predictors_of(weights, names, effects.pairings, observed)
     found = summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed)
@@ -96,7 +97,8 @@ def _by_input(
     stats: Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None,
 ) -> dict[str, Statistics]:
     """Statistics by a short name of what they were collected on."""
-    given = [] if stats is None else list(stats) if isinstance(stats, (list, tuple)) else [stats]
+    single = isinstance(stats, (Statistics, str, os.PathLike))
+    given: Sequence[Any] = [] if stats is None else [stats] if single else stats  # type: ignore[assignment]
     found: dict[str, Statistics] = {}
     for one in given:
         loaded = one if isinstance(one, Statistics) else Statistics.load(one)
