@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.models.weights import AttentionWeights
 from headspan.results.head_scores import KINDS, BehaviourScores
 from headspan.running.opening import RunningModel, head_names, running
 from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
@@ -61,7 +60,7 @@ def behaviour(
 
     Parameters
     ----------
-    model : model reference, opened weights, live transformers model, or a `RunningModel`.
+    model : a model reference, opened weights, a live transformers, PEFT or TransformerLens model, or a `RunningModel`.
     sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
         0…``vocab_limit`` and each sequence is repeated twice. A smaller vocabulary is used whole, without its special
         tokens, and a note reports this.
@@ -74,7 +73,7 @@ def behaviour(
         ``"stored"``.
     progress : called with (sequences done, all sequences); by default a bar in a terminal or notebook.
     """
-    ready = running(_runnable(model), device=device, dtype=dtype)
+    ready = running(model, device=device, dtype=dtype)
     with progress_bar("running the model", progress) as update, ready as opened:
         notes = list(opened.notes)
         start = opened.start_token(bos)
@@ -93,18 +92,6 @@ def behaviour(
         if np.isnan(values[kind]).all():
             notes.append(f"no token occurs twice in the text, so {kind} could not be measured")
     return BehaviourScores(heads, values, protocol, notes, opened.identity)
-
-
-def _runnable(ref: Any) -> Any:
-    """What to run: opened weights are run by the reference that they came from."""
-    if not isinstance(ref, AttentionWeights):
-        return ref
-    if ref.folding != "none" or not ref.reopenable:
-        raise HeadspanError(
-            f"{ref.reference} cannot be run (arrays or folded weights). Give the model itself: "
-            "its directory, file or hub id"
-        )
-    return ref.reference
 
 
 def _measure(
