@@ -392,12 +392,14 @@ def test_a_model_stays_as_it_is_if_a_run_fails(kind: str, error: type[BaseExcept
     last = getattr(last, "original_component", None) or last
     last.mlp.register_forward_hook(fail) if kind != "bridge" else last.register_forward_hook(fail)
     model.train()
+    for module in list(model.modules())[::3]:
+        module.training = False
     before = state(model)
     for verb in (hs.effects, observe):
         calls.clear()
         with pytest.raises((error, hs.HeadspanError)):
             verb(model, tokens=TOKENS * 20)
-        assert calls, "the hook of the model ran in its copy"
+        assert len(calls) > 20, "the hook of the model ran"
         assert_unchanged(before, model)
     with pytest.raises(ZeroDivisionError), running(model):
         raise ZeroDivisionError
@@ -412,14 +414,57 @@ def test_hooks_that_keep_activations_do_not_stop_a_copy() -> None:
         def keep(self, module: Any, args: Any, out: Any) -> None:
             self.seen.append(out)
 
-    model, recorder = base(), Recorder()
-    model.model.layers[0].mlp.register_forward_hook(recorder.keep)
+    model, recorder = tuned(), Recorder()
+    model.get_base_model().model.layers[0].mlp.register_forward_hook(recorder.keep)
     model(input_ids=torch.tensor(TOKENS))  # with a graph
     assert recorder.seen[0].grad_fn is not None
-    right = hs.behaviour(base(), **BEHAVIOUR)
-    found = hs.behaviour(model, **BEHAVIOUR)
+    found, right = hs.behaviour(model, **BEHAVIOUR), hs.behaviour(tuned(), **BEHAVIOUR)
     for kind in right:
         np.testing.assert_array_equal(found.arrays[kind], right.arrays[kind])
+    assert len(recorder.seen) > 1
+
+
+@pytest.mark.parametrize("make", [tuned, lambda: base().bfloat16()], ids=["peft", "bfloat16"])
+def test_a_replaced_forward_is_not_copied(make: Callable[[], Any]) -> None:
+    """A function that calls what it replaces would run the modules of the model, not those of the copy."""
+    model = make()
+    layer = model.get_submodule("base_model.model.model" if make is tuned else "model").layers[0]
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(hs.HeadspanError, match=r"forward of a module of this .* was replaced"):
+        hs.effects(model, tokens=TOKENS)
+    assert hs.open(model).attention_hash()
+
+
+def test_a_replaced_forward_runs_in_the_model_itself() -> None:
+    model = base().train()
+    layer, calls = model.model.layers[0], []
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: (calls.append(1), forward(*args, **kwargs))[1]
+    layer.mlp.eval()
+    modes = [module.training for module in model.modules()]
+    found, right = hs.effects(model, tokens=TOKENS, draws=0), hs.effects(base(), tokens=TOKENS, draws=0)
+    assert calls
+    for key, values in right.arrays.items():
+        np.testing.assert_array_equal(found.arrays[key], values)
+    assert modes == [module.training for module in model.modules()]
+    assert model.config._attn_implementation == base().config._attn_implementation != "eager"
+
+
+def test_parts_with_their_own_attention_setting() -> None:
+    """CLIP: the text model and the vision model have configs inside the model's."""
+    config = transformers.CLIPConfig(
+        text_config={"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8},
+        vision_config={"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8},
+    )
+    model = transformers.CLIPModel(config)
+    model.set_attn_implementation({"": "sdpa", "text_config": "eager", "vision_config": "sdpa"})
+    parts = (model.config, model.config.text_config, model.config.vision_config)
+    before = [part._attn_implementation for part in parts]
+    assert before == ["sdpa", "eager", "sdpa"]
+    with running(model):
+        assert [part._attn_implementation for part in parts] == before, "a copy runs"
+    assert [part._attn_implementation for part in parts] == before
 
 
 def test_compiled_models() -> None:

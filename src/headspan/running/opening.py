@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
-from headspan.checkpoints.plain_models import is_bridge, is_rewritten, plain_model, shared_copy
+from headspan.checkpoints.plain_models import is_bridge, is_rewritten, is_wrapped, plain_model, shared_copy
 from headspan.checkpoints.untrusted import reason
 from headspan.models.weights import AttentionWeights
 from headspan.running.fast_gguf import quick_gguf
@@ -141,12 +141,12 @@ def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
 
 @contextmanager
 def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
-    """Make a reference or live model ready to run. Of a live model a copy runs, which shares its weights.
+    """Make a reference or live model ready to run; a live model stays as it is.
 
     Parameters
     ----------
     ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, opened weights of one of these, a transformers model, a
-        PEFT model (its active adapters are merged), a TransformerLens bridge, or a `RunningModel`.
+        PEFT model (its active adapters are merged in a copy), a TransformerLens bridge, or a `RunningModel`.
     device : device for a model that is loaded here, for example ``"cuda"``.
     dtype : type to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. Half precision rounds away
         small differences of attention, so ``"float32"`` is the default (a live model in float64 stays in float64).
@@ -160,7 +160,9 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
     elif isinstance(ref, (str, os.PathLike)):
         yield load(ref, device=device, dtype=dtype)
     else:
-        yield _live(ref, dtype)
+        model, identity = _live(ref, dtype)
+        with _evaluated(model) as body:
+            yield RunningModel(body, type(ref).__name__, identity=identity)
 
 
 def _reference_of(weights: AttentionWeights) -> str:
@@ -173,17 +175,37 @@ def _reference_of(weights: AttentionWeights) -> str:
     return weights.reference
 
 
-def _live(ref: Any, dtype: str) -> RunningModel:
-    """The body of a live model in evaluation mode, with eager attention: a copy, so the model itself stays as it is."""
+def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """The transformers model to run, and its identity: a copy that shares its tensors, so nothing of it changes."""
     _check_runnable(ref)
     model = plain_model(ref)
+    # A function in place of a forward calls the modules of the model, never those of a copy.
+    replaced = any(inspect.isfunction(vars(module).get("forward")) for module in model.modules())
+    model = ref if replaced and not is_wrapped(ref) else model
     identity = identity_of(model)
     if identity:
         identity["reference"] = f"live {type(ref).__name__}"
     model = _in(model, dtype)
-    model.eval()
-    model.set_attn_implementation("eager")
-    return RunningModel(model.base_model, type(ref).__name__, identity=identity)
+    if replaced and model is not ref:
+        raise HeadspanError(
+            f"the forward of a module of this {type(ref).__name__} was replaced, so a copy would not run as it does. "
+            "Give a plain transformers model in the type to run in"
+        )
+    return model, identity
+
+
+@contextmanager
+def _evaluated(model: Any) -> Iterator[Any]:
+    """The body of a transformers model in evaluation mode, with eager attention."""
+    attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        model.set_attn_implementation("eager")
+        yield model.base_model
+    finally:
+        model.set_attn_implementation(attention)
+        for module, mode in modes:
+            module.training = mode
 
 
 def _check_runnable(ref: Any) -> None:
