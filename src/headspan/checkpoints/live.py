@@ -1,26 +1,25 @@
-"""Models in memory: transformers, TransformerLens, or a state dict with its config."""
+"""Models in memory: transformers, PEFT, TransformerLens, or a state dict with its config."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from headspan.checkpoints.mapping import MappingSource
+from headspan.checkpoints.plain_models import is_bridge, is_rewritten, is_wrapped, plain_model
 from headspan.checkpoints.transformer_lens import is_hooked_state, state_config
 from headspan.checkpoints.untrusted import reason
 from headspan.vocabulary.errors import HeadspanError
 
-_WRAPPING = re.compile(r"\b_original_component\.|\b_orig_mod\.")
-
 
 def open_live(ref: Any) -> MappingSource:
-    """A source over the tensors of a live model; they are neither copied nor changed.
+    """A source over the tensors of a live model, which is not changed; only what an adapter changes is copied.
 
     Parameters
     ----------
-    ref : a transformers ``PreTrainedModel``, a TransformerLens ``TransformerBridge`` or ``HookedTransformer``,
-        a pair ``(state_dict, config)``, or a HookedTransformer's state dict alone.
+    ref : a transformers ``PreTrainedModel``, a ``PeftModel`` (its active adapters are merged), a TransformerLens
+        ``TransformerBridge`` or ``HookedTransformer``, a pair ``(state_dict, config)``, or a HookedTransformer's
+        state dict alone.
     """
     name = type(ref).__name__
     if isinstance(ref, type):
@@ -31,10 +30,11 @@ def open_live(ref: Any) -> MappingSource:
         if not is_hooked_state(key for key in ref if isinstance(key, str)):
             raise HeadspanError("a state dict alone does not give the number of heads: give (state_dict, config)")
         return from_state_dict(ref, {})
-    if hasattr(ref, "original_model") and hasattr(ref, "blocks"):
+    if is_bridge(ref) and (is_rewritten(ref) or not hasattr(ref.original_model, "config")):
         return _from_bridge(ref)
-    if hasattr(ref, "state_dict") and hasattr(ref, "config"):
-        return MappingSource(checkpoint_names(ref), as_config(ref.config), f"live {name}")
+    if hasattr(ref, "state_dict") and (hasattr(ref, "config") or is_bridge(ref)):
+        model = plain_model(ref) if is_wrapped(ref) else ref
+        return MappingSource(checkpoint_names(model), as_config(model.config), f"live {name}")
     if hasattr(ref, "state_dict") and hasattr(ref, "cfg"):
         return from_state_dict(ref.state_dict(), as_config(ref.cfg), f"live {name}")
     raise HeadspanError(
@@ -74,7 +74,7 @@ def by_modules(model: Any) -> MappingSource:
 
 def _state_without_experts(model: Any) -> dict[str, Any]:
     try:
-        return {_WRAPPING.sub("", key): value for key, value in model.state_dict().items() if ".experts." not in key}
+        return {key: value for key, value in model.state_dict().items() if ".experts." not in key}
     except Exception as error:
         raise HeadspanError(f"this {type(model).__name__} does not give its state dict: {reason(error)}") from None
 
@@ -97,15 +97,10 @@ def checkpoint_names(model: Any) -> dict[str, Any]:
 
 
 def _from_bridge(bridge: Any) -> MappingSource:
-    """A TransformerBridge: the wrapped model itself, unless compatibility mode has rewritten its weights.
+    """A TransformerBridge by its per-head weights: of TransformerLens' own models, and in compatibility mode.
 
-    Compatibility mode folds norms into the per-head weights and leaves the wrapped model's fused tensors stale,
-    so there the per-head weights are used.
+    Compatibility mode folds norms into these weights and leaves the wrapped model's fused tensors stale.
     """
-    wraps_transformers = hasattr(bridge.original_model, "config")  # otherwise one of TransformerLens' own models
-    if wraps_transformers and not getattr(bridge, "compatibility_mode", False):
-        tensors = checkpoint_names(bridge.original_model)
-        return MappingSource(tensors, as_config(bridge.original_model.config), "live TransformerBridge")
     tensors: dict[str, Any] = {"embed.W_E": bridge.W_E, "unembed.W_U": bridge.W_U}
     for layer, block in enumerate(bridge.blocks):
         heads = block.attn.W_Q.shape[0]

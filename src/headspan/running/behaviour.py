@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.models.opening import open
-from headspan.models.weights import AttentionWeights
 from headspan.results.head_scores import KINDS, BehaviourScores
 from headspan.results.identity import same_model
 from headspan.results.scores import Scores
@@ -67,7 +66,7 @@ def behaviour(
 
     Parameters
     ----------
-    model : model reference, opened weights, live transformers model, or a `RunningModel`.
+    model : a model reference, opened weights, a live transformers, PEFT or TransformerLens model, or a `RunningModel`.
     sequences, length, vocab_limit, seed : ``sequences`` (128) times ``length`` (100) ids are drawn uniformly from
         0…``vocab_limit`` (20,000) and each sequence is repeated twice. A smaller vocabulary is used whole, without
         its special tokens, and a note reports this.
@@ -85,7 +84,7 @@ def behaviour(
         drawn = {"sequences": sequences, "length": length, "vocab_limit": vocab_limit, "seed": seed}
         refuse_ignored("with a text", **drawn, special_ids=special_ids)
     store = None if into is None else _result_of(into, model)
-    ready = running(_runnable(model), device=device, dtype=dtype)
+    ready = running(model, device=device, dtype=dtype)
     with progress_bar("running the model", progress) as update, ready as opened:
         notes = list(opened.notes)
         start = opened.start_token(bos)
@@ -144,18 +143,6 @@ def _keep(found: BehaviourScores, store: Scores, into: str | os.PathLike[str]) -
     store.annotations["behaviour"] = found.to_annotation()
     store.annotations["behaviour_protocol"] = found.protocol
     store.save(into)
-
-
-def _runnable(ref: Any) -> Any:
-    """What to run: opened weights are run by the reference that they came from."""
-    if not isinstance(ref, AttentionWeights):
-        return ref
-    if ref.folding != "none" or not ref.reopenable:
-        raise HeadspanError(
-            f"{ref.reference} cannot be run (arrays or folded weights). Give the model itself: "
-            "its directory, file or hub id"
-        )
-    return ref.reference
 
 
 def _measure(

@@ -78,7 +78,7 @@ def effects(
 
     Parameters
     ----------
-    model : a model reference, a live transformers model, or a `RunningModel`.
+    model : a model reference, opened weights, a live transformers, PEFT or TransformerLens model, or a `RunningModel`.
     scores, k : with both, only the layer pairs with one of the ``k`` best PK edges of each pairing are measured.
     pairing : ``"flow"`` (OQ, OK and OV) or some of them.
     text : run on these texts (in windows of at most 128 tokens). random : run on random sequences repeated twice,

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
+from headspan.checkpoints.plain_models import is_bridge, is_rewritten, is_wrapped, plain_model, shared_copy
 from headspan.checkpoints.untrusted import reason
+from headspan.models.weights import AttentionWeights
 from headspan.running.fast_gguf import quick_gguf
 from headspan.system.inputs import is_directory, mode_of
 from headspan.vocabulary.errors import HeadspanError, missing_extra, refuse_ignored
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from headspan.checkpoints.tokenizer import Vocabulary
 
 DTYPES = ("float32", "bfloat16", "float16", "stored")
+_GIVE = "Give a transformers or PEFT model, a TransformerBridge, a model directory, a .gguf file or a hub id"
 # Attention patterns do not depend on these weights, so a checkpoint may lack them.
 _UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
 
@@ -138,17 +141,20 @@ def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
 
 @contextmanager
 def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
-    """Make a reference or live model ready to run; a live model's settings are restored afterwards.
+    """Make a reference or live model ready to run; a live model stays as it is.
 
     Parameters
     ----------
-    ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, a transformers model, or a `RunningModel`.
+    ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, opened weights of one of these, a transformers model, a
+        PEFT model (its active adapters are merged in a copy), a TransformerLens bridge, or a `RunningModel`.
     device : device for a model that is loaded here, for example ``"cuda"``.
     dtype : type to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. Half precision rounds away
         small differences of attention, so ``"float32"`` is the default (a live model in float64 stays in float64).
         A `RunningModel` is used unchanged.
     """
     check_dtype(dtype)
+    if isinstance(ref, AttentionWeights):
+        ref = _reference_of(ref)
     if not isinstance(ref, (str, os.PathLike)):
         refuse_ignored("on a model that is loaded already", device=device)
     if isinstance(ref, RunningModel):
@@ -156,27 +162,72 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
     elif isinstance(ref, (str, os.PathLike)):
         yield load(ref, device=device, dtype=dtype)
     else:
-        with _eager(ref, dtype) as model:
-            yield RunningModel(model, type(ref).__name__, identity=identity_of(ref))
+        model, identity = _live(ref, dtype)
+        with _evaluated(model) as body:
+            yield RunningModel(body, type(ref).__name__, identity=identity)
+
+
+def _reference_of(weights: AttentionWeights) -> str:
+    """What to run: opened weights are run by the reference that they came from."""
+    if weights.folding != "none" or not weights.reopenable:
+        raise HeadspanError(
+            f"{weights.reference} cannot be run (arrays, folded weights or weights of a live model). Give the model "
+            "itself: its directory, file, hub id or live model"
+        )
+    return weights.reference
+
+
+def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """The transformers model to run, and its identity: a copy that shares its tensors, so nothing of it changes."""
+    _check_runnable(ref)
+    model = plain_model(ref)
+    # A function in place of a forward calls the modules of the model, never those of a copy.
+    replaced = any(inspect.isfunction(vars(module).get("forward")) for module in model.modules())
+    model = ref if replaced and not is_wrapped(ref) else model
+    identity = identity_of(model)
+    if identity:
+        identity["reference"] = f"live {type(ref).__name__}"
+    model = _in(model, dtype)
+    if replaced and model is not ref:
+        raise HeadspanError(
+            f"the forward of a module of this {type(ref).__name__} was replaced, so a copy would not run as it does. "
+            "Give a plain transformers model in the type to run in"
+        )
+    return model, identity
 
 
 @contextmanager
-def _eager(live: Any, dtype: str) -> Iterator[Any]:
-    """The body of a live transformers model in evaluation mode, with eager attention."""
-    if not (hasattr(live, "base_model") and hasattr(live, "set_attn_implementation")):
-        raise HeadspanError(
-            f"an object of type {type(live).__name__} cannot be run. Give a transformers model, a model "
-            "directory, a .gguf file or a hub id"
-        )
-    live = _in(live, dtype)
-    before, training = live.config._attn_implementation, live.training
-    live.eval()
-    live.set_attn_implementation("eager")
+def _evaluated(model: Any) -> Iterator[Any]:
+    """The body of a transformers model in evaluation mode, with eager attention."""
+    attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
     try:
-        yield live.base_model
+        model.eval()
+        model.set_attn_implementation("eager")
+        yield model.base_model
     finally:
-        live.set_attn_implementation(before)
-        live.train(training)
+        model.set_attn_implementation(attention)
+        for module, mode in modes:
+            module.training = mode
+
+
+def _check_runnable(ref: Any) -> None:
+    """Refuse an object that is not a live transformers model, nor wraps one."""
+    name = type(ref).__name__
+    if isinstance(ref, type):
+        raise HeadspanError(f"{ref.__name__} is a class, not a model: create an instance first")
+    if is_bridge(ref) and not hasattr(ref.original_model, "config"):
+        raise HeadspanError(f"this {name} wraps a model of TransformerLens itself, which cannot be run. {_GIVE}")
+    if is_bridge(ref) and is_rewritten(ref):
+        raise HeadspanError(
+            f"this {name} cannot be run, because its compatibility mode has rewritten the weights. Boot it again "
+            "without enable_compatibility_mode, or with no_processing=True"
+        )
+    if hasattr(ref, "cfg") and hasattr(ref, "blocks") and not is_bridge(ref):
+        raise HeadspanError(
+            f"a {name} of TransformerLens 2 or 3 cannot be run. Load the model with transformers, or score its weights"
+        )
+    if not is_bridge(ref) and not (hasattr(ref, "base_model") and hasattr(ref, "set_attn_implementation")):
+        raise HeadspanError(f"an object of type {name} cannot be run. {_GIVE}")
 
 
 def check_dtype(dtype: str) -> None:
@@ -185,16 +236,15 @@ def check_dtype(dtype: str) -> None:
         raise HeadspanError(f"unknown dtype {str(dtype)[:40]!r}. Choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
 
 
-def _in(live: Any, dtype: str) -> Any:
-    """The model, or a copy of it in another type: the caller's model is not changed."""
-    import copy
-
+def _in(model: Any, dtype: str) -> Any:
+    """The model, or a copy of it in another type."""
     import torch
 
-    wanted = None if dtype == "stored" else getattr(torch, dtype)
-    if wanted in (None, live.dtype) or (dtype == "float32" and live.dtype == torch.float64):
-        return live
-    return copy.deepcopy(live).to(wanted)
+    if dtype == "stored" or (dtype == "float32" and model.dtype == torch.float64):
+        return model
+    wanted = getattr(torch, dtype)
+    differs = any(parameter.is_floating_point() and parameter.dtype != wanted for parameter in model.parameters())
+    return shared_copy(model, wanted) if differs else model
 
 
 def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32") -> RunningModel:

@@ -1,0 +1,203 @@
+"""The plain transformers model inside a PEFT model, a TransformerLens bridge or a compiled model.
+
+It is a copy of the modules that shares their tensors, so it costs little memory and the model it came from is not
+changed, whatever happens to the copy. Only weights that an adapter changes are copied, and the adapter is merged into
+them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headspan.checkpoints.untrusted import reason
+from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    import torch
+
+_INSIDE = ("_original_component", "_orig_mod")  # what a module of a bridge, and a compiled module, wrap
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_BY_INPUT = ("XLORA",)  # adapters whose weights depend on the input, though PEFT has a merge for their parts
+
+
+def is_bridge(ref: Any) -> bool:
+    """Whether an object is a TransformerBridge of TransformerLens."""
+    return hasattr(ref, "original_model") and hasattr(ref, "blocks")
+
+
+def is_rewritten(bridge: Any) -> bool:
+    """Whether compatibility mode has rewritten the weights of a bridge; the model that it wraps is stale then."""
+    return bool(getattr(bridge, "_weights_processed", getattr(bridge, "compatibility_mode", False)))
+
+
+def is_wrapped(ref: Any) -> bool:
+    """Whether an object is a PEFT model, or a torch model with modules of PEFT, TransformerLens or torch.compile."""
+    if is_bridge(ref) or _is_peft_model(ref):
+        return True
+    modules = list(ref.modules()) if hasattr(ref, "modules") else []
+    return any(_is_adapted(module) or _inside(module) is not None for module in modules)
+
+
+def plain_model(ref: Any) -> Any:
+    """A transformers model without wrappers and with its active adapters merged, as a copy that shares tensors."""
+    model = ref.original_model if is_bridge(ref) else ref
+    if model is ref and any(getattr(module, "compatibility_mode", False) for module in model.modules()):
+        raise HeadspanError(
+            f"TransformerLens may have rewritten the weights of this {type(ref).__name__} (compatibility mode). "
+            "Give its TransformerBridge, or load the model again"
+        )
+    if not _is_peft_model(model):
+        return _merged(shared_copy(model))
+    inside = model.base_model  # of learned prompts the model itself, otherwise PEFT's module around it
+    inside = inside.model if type(inside).__module__.startswith("peft.") else inside
+    if getattr(model, "_adapters_disabled", False):
+        return _merged(shared_copy(inside))
+    kinds = {str(getattr(model.peft_config[name].peft_type, "value", "")) for name in _active(model)}
+    named = " and ".join(sorted(kinds))
+    if kinds.intersection(_BY_INPUT) or not any(_is_adapted(module) for module in inside.modules()):
+        raise _not_mergeable(named, "it is not a change of weights")
+    return _merged(shared_copy(inside), named)
+
+
+def shared_copy(model: Any, dtype: torch.dtype | None = None) -> Any:
+    """A copy of the modules of a model, without wrappers, that shares its tensors; those of another type are converted.
+
+    Hooks are shared too: they may belong to something that cannot be copied.
+    """
+    memo: dict[int, Any] = {id(tensor): _converted(tensor, dtype) for tensor in _tensors(model)}
+    memo |= {id(value): value for value in _kept(model)}
+    try:
+        _unwrap(model, memo)
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # modules can hold anything
+        raise HeadspanError(f"this {type(model).__name__} cannot be copied to run it: {reason(error)}") from None
+
+
+def _tensors(model: Any) -> Iterator[torch.Tensor]:
+    for module in model.modules():
+        for found in (module._parameters, module._buffers):
+            yield from (tensor for tensor in found.values() if tensor is not None)
+
+
+def _kept(model: Any) -> Iterator[Any]:
+    """Hooks, and tensors that are neither parameters nor buffers: activations of a graph cannot be copied."""
+    import torch
+
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        for hook in (hook for name in _HOOKS for hook in vars(module)[name].values()):
+            if not isinstance(getattr(hook, "__self__", None), torch.nn.Module):
+                yield hook
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    import torch
+
+    if dtype in (None, tensor.dtype) or not tensor.is_floating_point():
+        return tensor
+    found = tensor.detach().to(dtype)
+    return torch.nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else found
+
+
+def _inside(module: Any) -> Any | None:
+    return next((found for name in _INSIDE if (found := module._modules.get(name)) is not None), None)
+
+
+def _unwrap(module: Any, memo: dict[int, Any]) -> None:
+    """Note for `copy.deepcopy` that the copy of a wrapper is a copy of what it wraps, from the inside out."""
+    inside = _inside(module)
+    if inside is None:
+        for child in module.children():
+            _unwrap(child, memo)
+    elif id(module) not in memo:
+        _unwrap(inside, memo)
+        memo[id(module)] = copy.deepcopy(inside, memo)
+
+
+# -- adapters ------------------------------------------------------------------------------------------------
+
+
+def _is_peft_model(ref: Any) -> bool:
+    peft = sys.modules.get("peft")  # whoever has such a model has imported it
+    return peft is not None and isinstance(ref, (peft.PeftModel, peft.PeftMixedModel))
+
+
+def _is_adapted(module: Any) -> bool:
+    peft = sys.modules.get("peft")
+    if peft is None:
+        return False
+    return isinstance(module, (peft.tuners.tuners_utils.BaseTunerLayer, peft.utils.other.AuxiliaryTrainingWrapper))
+
+
+def _active(adapted: Any) -> list[str]:
+    found = adapted.active_adapter
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _merged(model: Any, kinds: str = "") -> Any:
+    """Merge the adapters of a copy in place, as far as they are active."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            _merge_children(model)
+    except Exception as error:  # PEFT refuses in many ways
+        raise _not_mergeable(kinds, reason(error)) from None
+    left = next((type(module) for module in model.modules() if type(module).__module__.startswith("peft.")), None)
+    if left is not None:
+        raise _not_mergeable(kinds, f"{left.__name__} is not a change of weights")
+    return model
+
+
+def _merge_children(parent: Any) -> None:
+    for name, child in parent._modules.items():
+        if child is not None:
+            parent._modules[name] = child = _without_adapters(child)
+            _merge_children(child)
+
+
+def _without_adapters(module: Any) -> Any:
+    """The module that computes what an adapted one does: with its adapters if they are on, without if they are off."""
+    while _is_adapted(module):
+        parts = module._modules
+        if "token_adapter" in parts:  # single rows of an embedding
+            module = parts["token_adapter"]
+        elif "modules_to_save" in parts:  # whole modules, trained beside the adapter
+            active = [] if module._disable_adapters else _active(module)
+            saved = [parts["modules_to_save"][name] for name in active if name in parts["modules_to_save"]]
+            module = saved[0] if saved else parts["original_module"]
+        else:
+            parts["base_layer"] = _without_adapters(parts["base_layer"])  # adapters can be nested
+            module = _merged_layer(module)
+    return module
+
+
+def _merged_layer(layer: Any) -> Any:
+    on, merged = not layer.disable_adapters, layer.merged
+    if on != merged:
+        _own_weights(layer.get_base_layer())
+    if merged and not on:
+        layer.unmerge()
+    merge = on and not merged  # PEFT runs merged weights as they are, even if further adapters are active
+    if hasattr(layer, "unload_and_optionally_merge_module"):
+        return layer.unload_and_optionally_merge_module(merge=merge, safe_merge=False, adapter_names=None)
+    if merge:
+        layer.merge()
+    return layer.get_base_layer()
+
+
+def _own_weights(layer: Any) -> None:
+    """Copy the weights of the layer under an adapter, since merging changes them in place."""
+    for module in layer.modules():
+        for name, value in module._parameters.items():
+            module._parameters[name] = copy.deepcopy(value)
+
+
+def _not_mergeable(kinds: str, why: str) -> HeadspanError:
+    return HeadspanError(
+        f"this adapter {f'({kinds}) ' if kinds else ''}cannot be merged into its model ({why}). Disable or remove it, "
+        "or give the model without it"
+    )
