@@ -86,7 +86,7 @@ def small_things() -> dict[str, Any]:
 def functions() -> dict[str, Callable[..., Any]]:
     """Public functions, and constructors by name, that can be called on tiny things."""
     found = {name: getattr(hs, name) for name in hs.__all__ if inspect.isfunction(getattr(hs, name))}
-    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.HeadRole)}
+    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.Port)}
     makers = {"Labels.load": hs.Labels.load, "Labels.from_pairs": hs.Labels.from_pairs, "Scores.load": hs.Scores.load}
     return found | parsers | makers | {"detection": detection, "classification": classification, "Role": role}
 

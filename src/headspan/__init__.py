@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.4.0.dev0"
 
-# Public name -> module that defines it, with the name it has there where that is another.
+# Public name -> module that defines it.
 # Resolved on first use, so that `import headspan` stays instant.
 _EXPORTS = {
     # the vocabulary
     "HeadspanError": "vocabulary.errors",
     "HeadspanWarning": "vocabulary.errors",
     "Head": "vocabulary.heads",
-    "HeadRole": "vocabulary.heads",
+    "Node": "vocabulary.heads",
     "Pairing": "vocabulary.heads",
+    "Port": "vocabulary.heads",
     "Role": "vocabulary.heads",
     "Scores": "results.scores",
     "Labels": "results.labels",
     # models and results
-    "Node": "node_kinds.node_sets:GivenNode",
     "open": "models.opening",
     "fold": "models.folding",
     "adapt": "models.adapters",
@@ -62,8 +62,9 @@ _EXPORTS = {
     "projection_kernel": "subspaces.matrices",
 }
 
-# Names of version 0.1 -> where they are now. They go with the next version.
+# Names of earlier versions -> where they are now. They go with the next version.
 _RENAMED = {
+    "HeadRole": ("vocabulary.heads", "Port"),
     "head_tokens": ("reading.tokens", "tokens"),
     "compare_pair": ("reading.pair", "pair"),
     "head_scores": ("running.behaviour", "behaviour"),
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
     from headspan.models.adapters import adapt
     from headspan.models.folding import fold
     from headspan.models.opening import open
-    from headspan.node_kinds.node_sets import GivenNode as Node
     from headspan.paper.evaluation import evaluate
     from headspan.paper.reproduction import reproduce
     from headspan.plotting.drawn_wiring import wiring
@@ -112,18 +112,18 @@ if TYPE_CHECKING:
     from headspan.statistics.significance import significance
     from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
     from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
-    from headspan.vocabulary.heads import Head, HeadRole, Pairing, Role
+    from headspan.vocabulary.heads import Head, Node, Pairing, Port, Role
 
 __all__ = [
     "Circuit",
     "Effects",
     "Head",
-    "HeadRole",
     "HeadspanError",
     "HeadspanWarning",
     "Labels",
     "Node",
     "Pairing",
+    "Port",
     "Role",
     "Scores",
     "Series",
@@ -160,8 +160,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        module, _, spelled = _EXPORTS[name].partition(":")
-        return getattr(import_module(f"headspan.{module}"), spelled or name)
+        return getattr(import_module(f"headspan.{_EXPORTS[name]}"), name)
     if name in _RENAMED:
         from headspan.system.deprecation import warn_renamed
 

@@ -19,7 +19,7 @@ from headspan.statistics.dimension import dimension_at
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.subspaces.random_subspaces import expected_squares
 from headspan.system.memory import available_memory
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Port
 
 Progress = Callable[[int, int], None]
 
@@ -101,7 +101,7 @@ def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] 
     }
 
 
-def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
+def _bases(weights: AttentionWeights) -> Callable[[Port], np.ndarray]:
     """Orthonormal bases of single heads; a few hundred are kept, since the best pairs share their heads."""
 
     @lru_cache(maxsize=64)
@@ -109,7 +109,7 @@ def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
         return weights.read(role, number)
 
     @lru_cache(maxsize=512)
-    def basis(end: HeadRole) -> np.ndarray:
+    def basis(end: Port) -> np.ndarray:
         head, role = end
         place = weights.heads_in(role, head.layer).index(head)
         own = layer(role.value, head.layer)[place : place + 1]
@@ -119,10 +119,10 @@ def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
     return basis
 
 
-def _ends(scores: Scores, pairing: Pairing, row: int, column: int) -> tuple[HeadRole, HeadRole]:
+def _ends(scores: Scores, pairing: Pairing, row: int, column: int) -> tuple[Port, Port]:
     return (
-        HeadRole(scores.heads(pairing.source)[row], pairing.source),
-        HeadRole(scores.heads(pairing.target)[column], pairing.target),
+        Port(scores.heads(pairing.source)[row], pairing.source),
+        Port(scores.heads(pairing.target)[column], pairing.target),
     )
 
 
@@ -147,7 +147,7 @@ def tokens_by_role(
     scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Progress
 ) -> dict[str, dict[str, list[str]]]:
     """The k tokens by role of every head, or of the heads on the strongest edges where all would take too long."""
-    ports = [HeadRole(head, role) for role in ROLES for head in weights.heads(role)]
+    ports = [Port(head, role) for role in ROLES for head in weights.heads(role)]
     work = 2.0 * rows.size * weights.d_model * max(weights.d_head(role) for role in ROLES)
     most = int(TOKEN_WORK // work)
     if len(ports) > most:
@@ -158,17 +158,17 @@ def tokens_by_role(
     return found
 
 
-def _on_strongest_edges(scores: Scores, most: int) -> list[HeadRole]:
+def _on_strongest_edges(scores: Scores, most: int) -> list[Port]:
     """What the strongest edges join, pairing by pairing in turn."""
     metric = metric_order(scores)[0]
     pairings = [p for p in FLOW_PAIRINGS if (metric, p) in scores] or [
         p for p in scores.pairings if set(p) <= set(ROLES)
     ]
     lists = [scores[metric, pairing].forward().top(most) for pairing in pairings if (metric, pairing) in scores]
-    ports: dict[HeadRole, None] = {}
+    ports: dict[Port, None] = {}
     for edges in itertools.zip_longest(*lists):
         for edge in filter(None, edges):
-            for end in (HeadRole(edge.source, edge.pairing.source), HeadRole(edge.target, edge.pairing.target)):
+            for end in (Port(edge.source, edge.pairing.source), Port(edge.target, edge.pairing.target)):
                 if len(ports) < most:
                     ports[end] = None
     return list(ports)

@@ -9,7 +9,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Port
 
 DEPTH, MOST = 3, 30  # hops, and paths of each number of them
 TARGETS, FEWER = 10, 4  # weights that paths are followed to
@@ -47,8 +47,8 @@ def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[di
     ]
 
 
-def _targets(scores: Scores, most: int) -> list[HeadRole]:
+def _targets(scores: Scores, most: int) -> list[Port]:
     """What the strongest edges lead to, by their excess over chance, each once."""
     edges = [e for p in FLOW_PAIRINGS if (PK, p) in scores for e in scores[PK, p].forward().top(TARGETS)]
     edges.sort(key=lambda edge: -edge.score)
-    return list(dict.fromkeys(HeadRole(edge.target, edge.pairing.target) for edge in edges))[:most]
+    return list(dict.fromkeys(Port(edge.target, edge.pairing.target) for edge in edges))[:most]

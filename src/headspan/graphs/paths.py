@@ -32,7 +32,7 @@ from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
     Head,
-    HeadRole,
+    HeadOrNode,
     Node,
     Pairing,
     Port,
@@ -60,9 +60,9 @@ class Path:
     """
 
     rank: int
-    source: Port
-    via: tuple[Port, ...]
-    target: Port
+    source: HeadOrNode
+    via: tuple[HeadOrNode, ...]
+    target: HeadOrNode
     pairing: Pairing
     score: float
     product: float
@@ -119,19 +119,19 @@ class Paths(Tabular, list[Path]):
         return Circuit(name or "strongest paths", self.model, tuple(edges.values()))
 
 
-def _writer(port: Port) -> Role:
+def _writer(port: HeadOrNode) -> Role:
     return Role.O if isinstance(port, Head) else Role.W
 
 
-def _carrier(port: Port) -> Role:
+def _carrier(port: HeadOrNode) -> Role:
     return Role.V if isinstance(port, Head) else Role.R
 
 
 @checked
 def paths(
     model: ScoresLike,
-    to: Head | HeadRole | str | None = None,
-    from_: Head | HeadRole | str | None = None,
+    to: Head | Port | str | None = None,
+    from_: Head | Port | str | None = None,
     depth: int = 3,
     k: int = 10,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -225,8 +225,8 @@ def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], 
 
 def strongest(
     weights: AttentionWeights,
-    to: Head | HeadRole | str | list[HeadRole] | None = None,
-    from_: Head | HeadRole | str | None = None,
+    to: Head | Port | str | list[Port] | None = None,
+    from_: Head | Port | str | None = None,
     depth: int = 3,
     k: int = 10,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -274,7 +274,7 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
     return frozenset(map(str, chosen))
 
 
-def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tuple[Port, Role]]:
+def _sources(weights: AttentionWeights, name: Head | Port | str) -> list[tuple[HeadOrNode, Role]]:
     """What a path may begin with: a query head's output, those of the group of a KV head, a node's."""
     table = weights.ports
     port, role = table.ask(name)
@@ -292,7 +292,7 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
 
 
 def _targets(
-    weights: AttentionWeights, name: Head | HeadRole | str | None, last: frozenset[str]
+    weights: AttentionWeights, name: Head | Port | str | None, last: frozenset[str]
 ) -> tuple[list[tuple[Role, int]], list[str]]:
     """The ports that paths may end at, as places of their roles, and what to know of the name."""
     table = weights.ports

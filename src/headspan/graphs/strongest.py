@@ -12,13 +12,13 @@ from headspan.results.strongest import Around
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole, Pairing, Port, parse_pairings
+from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadOrNode, Pairing, Port, parse_pairings
 
 
 @checked
 def around(
     scores: ScoresLike,
-    head: Port | HeadRole | str,
+    head: HeadOrNode | Port | str,
     k: int = 10,
     metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,

@@ -13,7 +13,7 @@ from headspan.scoring.inputs import WeightsLike, given_weights
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.heads import ROLES, HeadRole
+from headspan.vocabulary.heads import ROLES, Port
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
@@ -148,7 +148,7 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
             )
             heads = weights.heads_in(role, layer)
             deficient += [
-                {"head": str(HeadRole(heads[i], role)), "rank": int(found[i])}
+                {"head": str(Port(heads[i], role)), "rank": int(found[i])}
                 for i in map(int, (found < wide).nonzero()[0])
             ]
             update(number * len(ROLES) + place + 1, steps)

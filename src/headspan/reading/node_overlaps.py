@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headspan.node_kinds.node_sets import GivenNode, NodeSet
+from headspan.node_kinds.node_sets import NodeSet
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import FEWEST_OTHERS, Search, Side
 from headspan.results.tabular import Tabular
@@ -31,6 +31,7 @@ from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
 from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Node
 
 COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
 _AT_ONCE = 1024  # nodes whose rows are made together
@@ -42,7 +43,7 @@ Several = str | os.PathLike[str] | list[Any] | tuple[Any, ...]
 @checked
 def nodes(
     model: WeightsLike,
-    add: Several | GivenNode | NodeSet | None = None,
+    add: Several | Node | NodeSet | None = None,
     sae: Several | None = None,
     adapter: Several | None = None,
     neurons: str | list[str] | None = None,
@@ -65,7 +66,7 @@ def nodes(
     >>> rng = np.random.default_rng(0)
     >>> model = {role: rng.normal(size=(3, 2, 20, 4)) for role in "QKVO"}
     >>> direction = model["O"][1, 0] @ rng.normal(size=4)
-    >>> report = nodes(model, GivenNode(direction, "planted", layer=2))
+    >>> report = nodes(model, Node(direction, "planted", layer=2))
     >>> report.rows()[0]["partner"], round(report.rows()[0]["share"], 6)
     ('L1H0.O', 1.0)
     """

@@ -19,7 +19,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import Best
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import HeadRole
+from headspan.vocabulary.heads import Port
 
 if TYPE_CHECKING:
     from headspan.models.families.latent_attention import Chance
@@ -132,8 +132,8 @@ class PairReport:
 @checked
 def pair(
     weights: WeightsLike,
-    source: HeadRole | str,
-    target: HeadRole | str,
+    source: Port | str,
+    target: Port | str,
     top: int = 10,
     tokens: int = 5,
     preprocess: str = "centre-normalise",
@@ -177,7 +177,7 @@ class PairReader:
             self._missing.append(f"no tokens {what}: {error}")
             return None
 
-    def compare(self, source: HeadRole | str, target: HeadRole | str, top: int = 10, tokens: int = 5) -> PairReport:
+    def compare(self, source: Port | str, target: Port | str, top: int = 10, tokens: int = 5) -> PairReport:
         """One pair, as :func:`pair` reports it."""
         check_count(top)
         check_count(tokens)
@@ -240,16 +240,16 @@ class PairReader:
             at += n
         return found
 
-    def _latent_chance(self, source: HeadRole | str, target: HeadRole | str, ranks: tuple[int, int]) -> Chance | None:
+    def _latent_chance(self, source: Port | str, target: Port | str, ranks: tuple[int, int]) -> Chance | None:
         """PK by chance where both weights come through the latent of one layer."""
-        (first, role), (second, role2) = HeadRole.parse(source), HeadRole.parse(target)
+        (first, role), (second, role2) = Port.parse(source), Port.parse(target)
         if first.layer != second.layer or "KR" in (first.kind, second.kind):
             return None
         return self.weights.same_layer_chance(role, role2, first.layer, ranks)
 
-    def _shared(self, *names: HeadRole | str) -> list[str]:
+    def _shared(self, *names: Port | str) -> list[str]:
         """A note for each name that means the KV head of a query head."""
-        parsed = [head for name in names if (head := HeadRole.parse(name)).head.kind != "QR"]
+        parsed = [head for name in names if (head := Port.parse(name)).head.kind != "QR"]
         found = [self.weights.ports.note(head, role) for head, role in parsed]
         return [sentence for sentence in found if sentence is not None]
 
@@ -341,9 +341,9 @@ def degenerate_blocks(cosines: np.ndarray, gap: float = DEGENERATE_GAP) -> list[
     return [block for block in blocks for _ in block]
 
 
-def _basis(weights: AttentionWeights, name: HeadRole | str) -> np.ndarray:
-    head, role = HeadRole.parse(name) if isinstance(name, str) else name
-    weight = weights.read_head(HeadRole(head, role))
+def _basis(weights: AttentionWeights, name: Port | str) -> np.ndarray:
+    head, role = Port.parse(name) if isinstance(name, str) else name
+    weight = weights.read_head(Port(head, role))
     basis = orthonormal_basis(weight, weights.storage_dtype(role, head.layer))
     if basis.rank == 0:
         raise HeadspanError(f"the weight {head}.{role} is zero, so it spans nothing to compare")

@@ -22,7 +22,7 @@ from headspan.results.tabular import data_frame
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError, WrongArgument, missing_extra, visible
-from headspan.vocabulary.heads import Head, HeadRole, Pairing, Port, Role
+from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Port, Role
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Scores:
         """The k largest scores of every pairing; ``layer=``, ``label=`` and ``labels=`` as in :func:`headspan.top`."""
         return strongest.top(self, pairings, k, metric, **only)
 
-    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = PK) -> Around:
+    def around(self, head: HeadOrNode | Port | str, k: int = 10, metric: str = PK) -> Around:
         """The strongest inputs and outputs of a head, over all pairings; see :func:`headspan.around`."""
         return strongest.around(self, head, k, metric)
 

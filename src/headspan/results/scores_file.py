@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from headspan.results.checks import check_annotations, check_extra, check_heads, check_ranks, check_scores
+from headspan.results.checks import (
+    check_annotations,
+    check_extra,
+    check_heads,
+    check_ports,
+    check_ranks,
+    check_scores,
+    damaged,
+)
 from headspan.results.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
 from headspan.system.outputs import check_output
 from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
@@ -133,7 +141,6 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
 
 def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     """The heads and nodes of a result file, by its schema."""
-    damaged = HeadspanError(f"{path} is damaged: its lists of heads are malformed; make it again")
     try:
         if head["schema"] == 1:
             query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
@@ -144,38 +151,20 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
         if isinstance(listed, list):  # schema 2: one position for both ports
             rows = {row[0]: row for row in listed}
             listed = {str(role): [rows[name] for name in head["ports"].get(role, ())] for role in NODE_ROLES}
+        reading, writing = ({row[0] for row in listed.get(str(role), ())} for role in NODE_ROLES)
         ports: dict[Role, tuple[Any, ...]] = {
             Role(role): tuple(
-                Node(position, layer, check_node_name(name), kind) for name, kind, layer, position in rows
+                Node.at(position, layer, check_node_name(name), kind, name in reading, name in writing)
+                for name, kind, layer, position in rows
             )
             for role, rows in listed.items()
         }
         ports |= {Role(role): tuple(map(Head.parse, names)) for role, names in head["ports"].items() if role in ROLES}
         served_by = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
     except (HeadspanError, KeyError, TypeError, ValueError, AttributeError):
-        raise damaged from None
-    sound = (
-        set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
-        and all(_is_node(node) for role in NODE_ROLES for node in ports.get(role, ()))
-        and all(_in_order(ports.get(role, ())) for role in NODE_ROLES)
-        and {*served_by} <= {*ports[Role.Q]}
-        and {*served_by.values()} <= {*ports[Role.K]}
-    )
-    if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
-        raise damaged
-    check_heads(ports, path)
+        raise damaged(path, "its lists of heads are malformed") from None
+    check_ports(ports, served_by, path)
     return PortTable({role: ports[role] for role in (*ROLES, *NODE_ROLES) if ports.get(role)}, served_by)
-
-
-def _is_node(node: Node) -> bool:
-    numbers = all(type(number) is int and abs(number) < 2**62 for number in (node.position, node.layer))
-    return numbers and isinstance(node.kind, str) and node.kind.isprintable() and len(node.kind) < 100
-
-
-def _in_order(nodes: Sequence[Node]) -> bool:
-    """Whether nodes are in stream order, as in a result."""
-    places = [(node.position, node.layer) for node in nodes]
-    return places == sorted(places)
 
 
 def _role(name: str, path: Path) -> Role:

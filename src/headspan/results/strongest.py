@@ -18,7 +18,7 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     Head,
-    HeadRole,
+    HeadOrNode,
     Node,
     Pairing,
     Port,
@@ -43,10 +43,10 @@ class Around(Tabular):
     note: a text for display if that is another head, else None.
     """
 
-    head: Port | HeadRole
+    head: HeadOrNode | Port
     incoming: Edges
     outgoing: Edges
-    reads: tuple[Port, ...]
+    reads: tuple[HeadOrNode, ...]
     note: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ class Around(Tabular):
 @checked
 def around(
     scores: Scores,
-    head: Port | HeadRole | str,
+    head: HeadOrNode | Port | str,
     k: int = 10,
     metric: str = PK,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -90,7 +90,7 @@ def around(
         chosen = tuple(p for p in scores.pairings if p.flow and (metric, p) in scores) or chosen
     table = scores.ports
     wanted, role = table.ask(head)
-    asked, roles = (wanted, tuple(Role)) if role is None else (HeadRole(wanted, role), (role,))
+    asked, roles = (wanted, tuple(Role)) if role is None else (Port(wanted, role), (role,))
     if isinstance(wanted, Head) and wanted not in table.heads:
         raise HeadspanError(
             f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
@@ -168,7 +168,7 @@ def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
         yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
 
 
-def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
+def _acts_as(table: PortTable, head: HeadOrNode, role: Role) -> tuple[HeadOrNode, ...]:
     """The heads that hold this head's weight of a role: itself, its KV head, or the query heads of its group."""
     if isinstance(head, Node):
         return tuple(port for port in table.of(role) if str(port) == head.name)
@@ -179,6 +179,6 @@ def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
     return (table.kv_of(head),) if role.shared and head in table.served_by else ()
 
 
-def _ids(heads: Iterable[Port]) -> np.ndarray:
+def _ids(heads: Iterable[HeadOrNode]) -> np.ndarray:
     """Heads as strings, which numpy can compare."""
     return np.array([str(head) for head in heads], dtype=object).astype(str)

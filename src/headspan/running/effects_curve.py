@@ -24,7 +24,7 @@ from headspan.running.samples import Sample, random_samples, token_pool
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole, Role
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Port, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -53,8 +53,8 @@ class EffectCurve:
 @checked
 def effect_curve(
     model: Any,
-    source: HeadRole | str,
-    target: HeadRole | str,
+    source: Port | str,
+    target: Port | str,
     *,
     draws: int = 4,
     ablate: str = "resample",
@@ -63,7 +63,7 @@ def effect_curve(
     device: str | None = None,
 ) -> EffectCurve:
     """The curve of one edge, from ``"L0H3.O"`` to ``"L1H0.K"``, on random sequences repeated twice."""
-    start, end = (HeadRole.parse(name) for name in (source, target))
+    start, end = (Port.parse(name) for name in (source, target))
     if start.role is not Role.O or end.role not in {pairing.target for pairing in FLOW_PAIRINGS}:
         raise HeadspanError(f"{start} → {end} is not an edge. Give an output (.O) and an input (.Q, .K or .V)")
     with running(model, device=device) as ready:

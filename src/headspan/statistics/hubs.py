@@ -16,7 +16,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Pairing, Port, parse_pairings
+from headspan.vocabulary.heads import HeadOrNode, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
 
@@ -48,7 +48,7 @@ class HubScores(Tabular):
         about = {"kind": self.kind, "pairing": str(self.pairing)}
         return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
 
-    def named(self, head: Port) -> dict[str, str]:
+    def named(self, head: HeadOrNode) -> dict[str, str]:
         """A head's name, and under GQA the query heads that a shared one serves."""
         if self.ports is None or not self.ports.shared:
             return {"head": str(head)}
@@ -69,11 +69,11 @@ class HubScores(Tabular):
         return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
 
     @checked
-    def of(self, head: Port | str) -> float:
+    def of(self, head: HeadOrNode | str) -> float:
         return float(self.values[self._find(head)])
 
     @checked
-    def rank_of(self, head: Port | str) -> int:
+    def rank_of(self, head: HeadOrNode | str) -> int:
         """The place of a head in the list, 1 for the strongest hub; equal values (as 0, for many) share one."""
         index = self._find(head)
         if np.isnan(self.values[index]):
@@ -88,7 +88,7 @@ class HubScores(Tabular):
         present = np.flatnonzero(~np.isnan(self.values))
         return present[np.argsort(-self.values[present], kind="stable")]
 
-    def _find(self, head: Port | str) -> int:
+    def _find(self, head: HeadOrNode | str) -> int:
         role = self.pairing.target if self.kind == "inlet" else self.pairing.source
         return (self.ports or PortTable({role: self.heads})).find(head, role)
 
