@@ -32,7 +32,7 @@ _EXPORTS = {
     "adapt": "models.adapters",
     "info": "reading.info",
     "score": "scoring.run",
-    "load": "results.scores",
+    "load": "results.saving",
     # what the numbers mean: one verb per command
     "top": "graphs.strongest",
     "around": "graphs.strongest",
@@ -103,7 +103,8 @@ if TYPE_CHECKING:
     from headspan.reading.pair import pair
     from headspan.reading.tokens import tokens
     from headspan.results.labels import Labels
-    from headspan.results.scores import Scores, load
+    from headspan.results.saving import load
+    from headspan.results.scores import Scores
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
     from headspan.scoring.run import score

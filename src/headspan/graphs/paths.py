@@ -93,6 +93,9 @@ class Path:
 class Paths(Tabular, list[Path]):
     """Paths, those of few hops first, each number of hops best first. notes: what a reader should know of them."""
 
+    model: str
+    notes: tuple[str, ...]
+
     def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
         super().__init__(found)
         self.model, self.notes = model, tuple(notes)

@@ -85,13 +85,13 @@ class AttentionWeights(ABC):
         role = Role.parse(role)
         return self.heads(role)[self.ports.span(role, layer)]
 
-    def read_head(self, head_role: Port | str) -> np.ndarray:
+    def read_head(self, port: Port | str) -> np.ndarray:
         """The (d, m) weight of one head, for example of ``"L4H11.O"``; K and V of a query head are its KV head's.
 
         Under latent attention ``"L4QR11.Q"`` are the rotary query rows of L4H11.
         """
-        name, role = Port.parse(head_role)
-        if name.kind == "QR":
+        name, role = Port.parse(port)
+        if isinstance(name, Head) and name.kind == "QR":
             return self._rotary_rows(name, role)
         head = self.ports.resolve(name, role)
         place = self.heads_in(role, head.layer).index(head)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.tabular import Tabular, data_frame, html_table
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, forward_mask
+from headspan.vocabulary.heads import HeadOrNode, Pairing, forward_mask
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ class Edge(NamedTuple):
     metric: str
     pairing: Pairing
     rank: int
-    source: Head  # or a Node, where the result has some
-    target: Head
+    source: HeadOrNode
+    target: HeadOrNode
     score: float
 
 
@@ -53,10 +55,15 @@ class ScoreMatrix(Tabular):
 
     metric: str
     pairing: Pairing
-    sources: tuple[Head, ...]  # or Nodes, where the result has some
-    targets: tuple[Head, ...]
+    sources: tuple[HeadOrNode, ...]
+    targets: tuple[HeadOrNode, ...]
     values: np.ndarray
     ports: PortTable | None = None  # maps L17H3.K to L17KV1.K
+
+    def _check(self, path: Path) -> None:
+        shape = len(self.sources), len(self.targets)
+        if self.values.shape != shape:
+            raise damaged(path, f"its values have shape {self.values.shape}, its heads need {shape}")
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per pair, largest score first."""

@@ -19,8 +19,6 @@ from headspan.results.checks import (
     damaged,
 )
 from headspan.results.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
-from headspan.system.outputs import check_output
-from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Role, check_node_name
 from headspan.vocabulary.ports import PortTable
@@ -36,9 +34,8 @@ Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
 
 
-def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> None:
-    """Write everything to one file, if it may be written there; it appears only when complete."""
-    target = check_output(path, "result", inputs=[scores.provenance.get("reference")], force=force)
+def result_parts(scores: Scores) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata and the arrays of the file."""
     tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in scores.arrays.items()}
     tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in scores.role_ranks.items()}
     tensors |= scores.extra
@@ -58,26 +55,12 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
         "provenance": scores.provenance,
         "annotations": scores.annotations,
     }
-    write_sealed(target, tensors, head)
+    return head, tensors
 
 
-def read_result(path: Path) -> Parts:
-    """What a result file holds; a file from a newer version, of another kind or with impossible content is refused.
-
-    A file that was edited after it was written is read with a warning.
-    """
-    name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
-    missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
-    found, tensors = read_sealed(path, "headspan result", missing)
-    if found is None:
-        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with headspan score")
+def read_result(found: Any, tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
+    """The fields of the scores in a file; a newer version or impossible content is refused."""
     head = _checked_head(found, path)
-    parts = _parts(head, tensors, path)
-    check_seal(head, tensors, path, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
-    return parts
-
-
-def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
     table = _port_table(head, path)
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     ranks: dict[Role, np.ndarray] = {}
@@ -119,14 +102,6 @@ def is_result(path: str | os.PathLike[str]) -> bool:
 def _checked_head(head: Any, path: Path) -> dict[str, Any]:
     """The JSON metadata of a result file, checked."""
     schema = head.get("schema") if isinstance(head, dict) else None
-    if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
-        what, page = {
-            "diff": ("two models compared", "headspan diff BASE OTHER --out page.html"),
-            "series": ("a training run", f"headspan track {path} --out page.html"),
-        }[head["kind"]]
-        raise HeadspanError(
-            f"{path} holds {what}, not the scores of one model: make those with headspan score, or open it with {page}"
-        )
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"

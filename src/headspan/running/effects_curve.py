@@ -14,6 +14,7 @@ import numpy as np
 
 from headspan.models.folding import fold
 from headspan.results.large_effects import UNITS
+from headspan.results.tabular import Tabular
 from headspan.running.edge_effects import EdgeReader, SharedDirections, port_weights
 from headspan.running.effect_sums import Before, Totals
 from headspan.running.effects import LENGTH, SEQUENCES, VOCABULARY
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
 
-@dataclass(frozen=True)
-class EffectCurve:
+@dataclass(frozen=True, repr=False, eq=False)
+class EffectCurve(Tabular):
     """``shared[i]`` and ``random[i]`` (mean over draws; ``random_largest[i]`` of them) for ``directions[i]``."""
 
     source: str
@@ -44,7 +45,11 @@ class EffectCurve:
     unit: str
     notes: list[str] = field(default_factory=list)
 
+    def _headline(self) -> str:
+        return f"effect of {self.source} on {self.target} by the number of directions, {self.unit}"
+
     def rows(self) -> list[dict[str, Any]]:
+        """One record per number of directions: directions, shared, random, random_largest, whole, effect_unit."""
         columns = ("directions", "shared", "random", "random_largest")
         table = zip(self.directions, self.shared, self.random, self.random_largest, strict=True)
         return [dict(zip(columns, row, strict=True)) | {"whole": self.whole, "effect_unit": self.unit} for row in table]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.choices import given_pairings
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
@@ -24,7 +26,7 @@ class HubHead(NamedTuple):
     """One line of a hub list."""
 
     rank: int
-    head: Any  # a Head, or a Node
+    head: HeadOrNode
     score: float
 
 
@@ -35,13 +37,17 @@ class HubScores(Tabular):
     kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
     """
 
-    kind: str
+    kind: str = field(metadata={"written": "hub"})  # a file has its own kind
     corrected: bool
     metric: str
     pairing: Pairing
-    heads: tuple[Any, ...]
+    heads: tuple[HeadOrNode, ...]
     values: np.ndarray
     ports: PortTable | None = None  # knows which query heads a shared head serves
+
+    def _check(self, path: Path) -> None:
+        if self.values.shape != (len(self.heads),):
+            raise damaged(path, f"its values have shape {self.values.shape}, expected {(len(self.heads),)}")
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per head with a value, best first: kind, pairing, rank, head, score (and whom it serves)."""

@@ -291,13 +291,13 @@ def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any) -> N
         )
 
 
-HeadOrNode: TypeAlias = "Head | Node"
+HeadOrNode: TypeAlias = Head | Node
 
 
 class Port(NamedTuple):
     """One role of one head, written ``L4H11.O``; where a result has nodes, also of a node."""
 
-    head: Any  # a Head, or a Node
+    head: HeadOrNode
     role: Role
 
     def __str__(self) -> str:
