@@ -78,7 +78,7 @@ def small_things() -> dict[str, Any]:
         "model": weights, "head": "L1H0", "pairing": "OK", "source": "L0H0.O", "target": "L1H0.K", "text": "OK",
         "matrix": np.eye(3), "name": "gpt2-ioi", "pairs": [("L0H0", "a")], "role": "O", "label": "a", "value": "Q",
         "base": weights, "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
-        "head_role": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
+        "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
         "folder": "gallery", "results": [scores], "other": other, "refs": [weights, other],
     }  # fmt: skip
 

@@ -31,23 +31,24 @@ def series_parts(series: Series) -> tuple[dict[str, Any], Arrays]:
         "heads": {str(role): list(map(str, heads)) for role, heads in series.heads.items()}, "notes": series.notes,
         "provenance": series.provenance,
     }  # fmt: skip
-    return head, _tensors(series)
+    tensors = _tensors(series)
+    return {**head, "order": list(tensors)}, tensors  # safetensors sorts by name
 
 
 def _tensors(series: Series) -> Arrays:
-    tensors = {"scores": series.scores.astype(np.float32), "ranks": series.ranks.astype(np.int32)}
+    tensors = {"scores": series.scores, "ranks": series.ranks.astype(np.int32)}
     for role in series.heads:
-        tensors[f"from_previous/{role}"] = series.from_previous[role].astype(np.float32)
-        tensors[f"from_last/{role}"] = series.from_last[role].astype(np.float32)
-    tensors |= {f"{hub}/{pairing}": values.astype(np.float32) for (hub, pairing), values in series.hubs.items()}
-    return tensors | {f"head/{kind}": values.astype(np.float32) for kind, values in series.head_scores.items()}
+        tensors[f"from_previous/{role}"] = series.from_previous[role]
+        tensors[f"from_last/{role}"] = series.from_last[role]
+    tensors |= {f"{hub}/{pairing}": values for (hub, pairing), values in series.hubs.items()}
+    return tensors | {f"head/{kind}": values for kind, values in series.head_scores.items()}
 
 
 def read_series(head: Any, tensors: Mapping[str, np.ndarray], path: Path) -> tuple[Any, ...]:
     """The fields of the series in a file; a newer version or impossible content is refused."""
     if type(head.get("schema")) is not int or head["schema"] > SCHEMA:
         raise HeadspanError(f"{path} was written by a newer version of headspan. Upgrade headspan")
-    if not {*SERIES} - {"hash"} <= {*head}:
+    if not {*SERIES} - {"hash", "order"} <= {*head}:
         raise damaged(path, "its metadata is incomplete")
     check_fields(head, SERIES, "metadata", path)
     check_fields(head["provenance"], SERIES_PROVENANCE, "provenance", path)
@@ -79,7 +80,9 @@ def _fields(head: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path: Pa
     widths = head["provenance"].get("dimensions") or {}
     widest = min((max(widths.values(), default=math.inf), head["provenance"].get("d_model", math.inf)))
     hubs: dict[tuple[str, Pairing], np.ndarray] = {}
-    for name in tensors:
+    listed = [name for name in dict.fromkeys(head.get("order", ())) if name in tensors]  # of 0.4 or later
+    names = list(dict.fromkeys([*listed, *tensors]))
+    for name in names:
         kind, _, rest = name.partition("/")
         if kind in ("inlet", "outlet"):
             pairing = Pairing.parse(rest)
@@ -90,7 +93,7 @@ def _fields(head: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path: Pa
         {role: take(f"from_previous/{role}", len(heads[role]), *_SHARE) for role in ROLES},
         {role: take(f"from_last/{role}", len(heads[role]), *_SHARE) for role in ROLES},
         hubs,
-        {n.partition("/")[2]: take(n, len(heads[Role.Q]), -0.01, 1.01) for n in tensors if n.startswith("head/")},
+        {n.partition("/")[2]: take(n, len(heads[Role.Q]), -0.01, 1.01) for n in names if n.startswith("head/")},
         list(head["notes"]), dict(head["provenance"]),
     )  # fmt: skip
 

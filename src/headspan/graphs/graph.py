@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.effects import Effects, effects_in
 from headspan.results.effects_fields import EFFECT_FIELDS, effect_fields
 from headspan.results.graph_files import Graph, Link, as_graphml, as_networkx
@@ -63,6 +65,13 @@ class Wiring(Tabular):
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
     notes: tuple[str, ...] = ()  # without edges, what to choose instead; otherwise doubts about them
+
+    def _check(self, path: Path) -> None:
+        known = {node.head for node in self.nodes}
+        if not {end for edge in self.edges for end in (edge.source, edge.target)} <= known:
+            raise damaged(path, "it has edges of heads that are not among its nodes")
+        for edge in self.edges:
+            self.scores[edge.metric, edge.pairing].find(edge.source, edge.target)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""

@@ -119,12 +119,13 @@ class PairReport(Tabular):
         ]  # fmt: skip
 
     def _headline(self) -> str:
-        chance = f"{self.random_mean:.4f} ± {self.random_sd:.4f}" + ("" if self.z is None else f", z = {self.z:.1f}")
+        chance = f"random {self.random_mean:.4f} ± {self.random_sd:.4f}"
+        chance += "" if self.z is None else f", z = {self.z:.1f}"
         return (
             f"{self.source} → {self.target}: subspaces of {self.dimensions[0]} and {self.dimensions[1]} dimensions in "
             f"{self.d_model}\n"
-            f"  PK {self.pk:.4f}, normalised {self.pk_normalised:.4f}; random subspaces: {chance}\n"
-            f"  shared directions: {self.shared_directions}; participation ratio {self.participation_ratio:.1f}"
+            f"  PK {self.pk:.4f} (normalised {self.pk_normalised:.4f}, {chance}), {self.shared_directions} shared "
+            f"directions, participation ratio {self.participation_ratio:.1f}"
         )
 
     def _check(self, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,8 +64,8 @@ class Around(Tabular):
 
     def _repr_html_(self) -> str:
         return (
-            f"<p>Who feeds {self.head}</p>{self.incoming._repr_html_()}"
-            f"<p>Whom {self.head} feeds</p>{self.outgoing._repr_html_()}"
+            f"<p>Who feeds {escape(str(self.head))}</p>{self.incoming._repr_html_()}"
+            f"<p>Whom {escape(str(self.head))} feeds</p>{self.outgoing._repr_html_()}"
         )
 
 
