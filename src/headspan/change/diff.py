@@ -2,8 +2,8 @@
 
 >>> import headspan as hs
 >>> change = hs.diff("demo", "demo")
->>> change
-Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost
+>>> repr(change).splitlines()[0]
+'Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost'
 """
 
 from __future__ import annotations
