@@ -301,19 +301,23 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(change)  # two with the same numbers are equal
     assert change.top() == change.top(3) == change.top(32)[:3]
-    rows = change.records()
-    assert [row["drift"] for row in change.records("drift")] == sorted(drifts, reverse=True)
+    rows = change.rows("all")
+    assert [row["drift"] for row in change.rows("drift")] == sorted(drifts, reverse=True)
     assert {row["table"] for row in rows} == {"drift", "edge", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(change.to_pandas()) == len(change.drift) == 32
     assert repr(change).startswith("Diff of arrays and arrays: 32 weights, 32 moved")
     assert "L0H" in change._repr_html_()
     change.save(tmp_path / "d.safetensors")
+    again = hs.load(tmp_path / "d.safetensors")
+    assert again == change and again.drift == change.drift and again.edges == change.edges and again.hubs == change.hubs
+    assert again.before == change.before and again.after == change.after and again.notes == change.notes
+    assert again.of("L0H0.K") == change.of("L0H0.K")
     with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
-        head = json.loads(file.metadata()["headspan"])
-        assert head["kind"] == "diff" and len(head["records"]) == len(rows)
-        assert np.allclose(file.get_tensor("drift/K"), [p.drift for p in change.drift if p.role is Role.K])
+        assert json.loads(file.metadata()["headspan"])["kind"] == "diff"
         assert np.allclose(file.get_tensor("after/pk/OK"), change.after["pk", "OK"].values, equal_nan=True)
+    with pytest.warns(DeprecationWarning, match=r"Diff\.records is now Diff\.rows"):
+        assert change.records() == rows
 
 
 def run(*arguments: str) -> Any:
@@ -389,7 +393,7 @@ def test_effects_before_and_after(tmp_path: Path) -> None:
     for edge in change.edges:
         expected = [m.matrix(edge.pairing).at(edge.source, edge.target) for m in measured]
         assert [edge.effect_before, edge.effect_after] == pytest.approx(expected, abs=1e-6)
-    assert all(row["effect_before"] is not None for row in change.records("edge"))
+    assert all(row["effect_before"] is not None for row in change.rows("edge"))
     assert all(edge.effect_before is None for edge in hs.diff(*folders, k=2).edges)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -101,7 +101,7 @@ def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     heads = {role: rng.standard_normal((2, 3, 16, 4)) for role in "QKVO"}
     rows = rng.standard_normal((2, 2, 16, 1))
-    nodes = tuple(Node(mlp_position(layer), layer, f"L{layer}N{i}", "neuron") for layer in (0, 1) for i in (0, 1))
+    nodes = tuple(Node.at(mlp_position(layer), layer, f"L{layer}N{i}", "neuron") for layer in (0, 1) for i in (0, 1))
 
     class WithNeurons(ArrayWeights):
         def read(self, role, layer):

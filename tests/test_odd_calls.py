@@ -78,7 +78,7 @@ def small_things() -> dict[str, Any]:
         "model": weights, "head": "L1H0", "pairing": "OK", "source": "L0H0.O", "target": "L1H0.K", "text": "OK",
         "matrix": np.eye(3), "name": "gpt2-ioi", "pairs": [("L0H0", "a")], "role": "O", "label": "a", "value": "Q",
         "base": weights, "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
-        "head_role": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
+        "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
         "folder": "gallery", "results": [scores], "other": other, "refs": [weights, other],
     }  # fmt: skip
 
@@ -86,7 +86,7 @@ def small_things() -> dict[str, Any]:
 def functions() -> dict[str, Callable[..., Any]]:
     """Public functions, and constructors by name, that can be called on tiny things."""
     found = {name: getattr(hs, name) for name in hs.__all__ if inspect.isfunction(getattr(hs, name))}
-    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.HeadRole)}
+    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.Port)}
     makers = {"Labels.load": hs.Labels.load, "Labels.from_pairs": hs.Labels.from_pairs, "Scores.load": hs.Scores.load}
     return found | parsers | makers | {"detection": detection, "classification": classification, "Role": role}
 

@@ -191,6 +191,7 @@ SERIES: dict[str, Field] = {
     "edges": list_of(row_of(text(2), text(40), text(40))),
     "heads": mapping_of(_NAMES, _is_role),
     "notes": TEXTS,
+    "order": TEXTS,
     "provenance": MAPPING,
     "hash": text(200),
 }

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from headspan.results.effects import Effects
+from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
@@ -39,14 +40,61 @@ FOILS = ("layer distance", "write norm")
 Predictors = Mapping[str, Mapping[Pairing, np.ndarray]]
 
 
-@dataclass
-class EffectsSummary:
-    """``rows``: one per material, pairing and predictor; ``differences``: between two predictors, same resamples."""
+class Prediction(TypedDict):
+    """How well one predictor finds the largest effects: each measure with its interval, None where it is undefined."""
 
-    rows: list[dict[str, Any]]
-    differences: list[dict[str, Any]]
+    material: str
+    pairing: str
+    predictor: str
+    edges: int
+    largest_edges: int
+    habit_edges: int
+    k: int
+    spearman: float | None
+    spearman_low: float | None
+    spearman_high: float | None
+    within: float | None
+    within_low: float | None
+    within_high: float | None
+    ap: float | None
+    ap_low: float | None
+    ap_high: float | None
+    hits: float | None
+    hits_low: float | None
+    hits_high: float | None
+    habit_ap: float | None
+    habit_ap_low: float | None
+    habit_ap_high: float | None
+
+
+class Difference(TypedDict):
+    """Two predictors compared on the same resamples."""
+
+    material: str
+    pairing: str
+    first: str
+    second: str
+    measure: str
+    difference: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(repr=False, eq=False)
+class EffectsSummary(Tabular):
+    """One row per material, pairing and predictor; ``differences``: between two predictors, same resamples."""
+
+    predictions: list[Prediction]
+    differences: list[Difference]
     k: int
     notes: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per material, pairing and predictor: every measure with its interval."""
+        return [dict(line) for line in self.predictions]
+
+    def _headline(self) -> str:
+        return f"how well similarities find the largest effects, {len(self.predictions)} predictions"
 
 
 @checked
