@@ -169,7 +169,7 @@ def test_blocks_and_participation_ratio() -> None:
     ("source", "target", "message"),
     [("L0H0", "L0H0.K", "head with a role"), ("L0H5.O", "L0H0.K", "no head L0H5"), ("L0H0.O", "L0H0.Z", "role")],
 )
-def test_bad_names_give_a_sentence(source: str, target: str, message: str) -> None:
+def test_bad_names_give_a_message(source: str, target: str, message: str) -> None:
     weights = two_heads(*random_bases(2, 10, 3))
     with pytest.raises(HeadspanError, match=message):
         compare_pair(weights, source, target)

@@ -237,7 +237,7 @@ def other_ends_of_the_curve(patch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_formula_makes_rows_differ(
     plant: Any, section: str, least: int, gpt2_flow: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of the rooms is so wide that it takes a mistake for agreement."""
+    """No tolerance is so wide that a mistake counts as agreement."""
     assert DIFFERS not in judged(gpt2_flow, section).values()
     plant(monkeypatch)
     assert list(judged(gpt2_flow, section).values()).count(DIFFERS) >= least

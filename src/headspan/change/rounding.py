@@ -91,7 +91,7 @@ def rounding_floor(first: StoredPort, second: StoredPort, drift: np.ndarray) -> 
     """
     measured = first.rounded_like(second) + second.rounded_like(first)
     mean, variance = (sum(part) for part in zip(first.expected(second), second.expected(first), strict=True))
-    relative = np.clip(variance / np.maximum(mean, 1e-300) ** 2, 1e-12, None)  # 1 / shape of the gamma distribution
+    relative = np.clip(variance / np.maximum(mean, 1e-150) ** 2, 1e-12, None)  # 1 / shape of the gamma distribution
     rare = np.where((mean > 0) & (measured == 0), relative * gammainccinv(1 / relative, _RARE), 0.0)
     expected = mean * np.maximum(rare, _MARGIN) / np.maximum(np.maximum(first.ranks, second.ranks), 1)
     floor = np.clip(np.fmax(expected, _MARGIN * measured), ARITHMETIC, 1.0)

@@ -1,4 +1,4 @@
-"""``headspan report``: one interactive HTML file."""
+"""``headspan report``: one interactive HTML file; and ``headspan site``: a gallery of several results."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
+
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
+]
 
 
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
+    app.command("site")(site)
 
 
 def report(
-    reference: ResultRef,
+    scores: ResultRef,
     out: Annotated[Path, out_option("The HTML file to write.")] = Path("report.html"),
     labels: LabelsOption = None,
     fold: Fold = False,
     metric: Metrics = None,
     pairing: Pairings = None,
-    weights: WeightsOption = None,
+    model: WeightsOption = None,
     behaviour: BehaviourOption = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
+    tokens: Tokens = None,
     force: Force = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -56,36 +61,32 @@ def report(
     from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
-    check_output(out, "page", inputs=[reference, labels, weights, behaviour], force=force)
+    check_output(out, "page", inputs=[scores, labels, model, behaviour], force=force)
     if labels is not None and labels != "behaviour":
         Labels.load(labels)  # report a wrong name before scoring
     habits = BehaviourScores.load(behaviour) if behaviour else None
-    if is_result(reference):
-        scores, opened = Scores.load(reference), weights
-        if fold and scores.provenance.get("folding", "none") == "none":
+    if is_result(scores):
+        result, opened = Scores.load(scores), model
+        refuse_ignored("on a saved result, which has its own", metric=metric, pairing=pairing)
+        if fold and result.provenance.get("folding", "none") == "none":
             raise HeadspanError(
                 "--fold cannot change a saved result. Give a model instead, or score it again with --fold"
             )
     else:
-        if weights is not None:
-            raise HeadspanError(
-                f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
-            )
+        refuse_ignored(f"on a model, and {scores} is one", model=model)
         from headspan.scoring.run import score
 
-        opened = open_model(reference, fold)
+        opened = open_model(scores, fold)
         check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:
-            scores = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
-    if habits is not None and (doubt := habits.doubt(scores)):
-        note(doubt)
+            result = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
     with progress("making the page") as update:
         page = make(
-            scores,
+            result,
             opened,
             out,
             labels=labels,
-            behaviour=None if habits is None else habits.to_dict(),
+            behaviour=habits,
             tokens=tokens,
             force=force,
             progress=update,
@@ -95,3 +96,32 @@ def report(
     note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB. Open it in a browser")
     if show:
         typer.launch(str(out.resolve()))
+
+
+def site(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder, or an existing gallery.")],
+    scores: Annotated[
+        list[str], typer.Argument(metavar="RESULT|MODEL…", help="Saved results, or models to score now.")
+    ],
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--weights", help="The model of a RESULT, for tokens and angles; may be repeated, in any order."),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the index page.")] = "headspan gallery",
+    tokens: Tokens = None,
+    force: Force = False,
+) -> None:
+    """Build a static gallery: an index with pictures and key facts, and one page per model.
+
+    The gallery needs no server: copy the folder anywhere.
+
+    \b
+    Examples:
+      headspan site gallery gpt2.safetensors smollm2.safetensors
+      headspan site gallery demo gpt2.safetensors --weights openai-community/gpt2
+    """
+    from headspan.explorer.site import site as make
+
+    with progress("making the gallery") as update:
+        made = make(folder, scores, model=model or [], title=title, tokens=tokens, force=force, progress=update)
+    note(f"{made.folder / 'index.html'}: {len(made.pages)} models. Open it in a browser")

@@ -134,7 +134,7 @@ def collect(
     payload["hubs"] = _hubs(scores)
     payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
     missing["evaluation"] = (
-        "No labels were given. Add --labels with a CSV file (head,label) or one of the built-in lists."
+        "No labels were given. Make the report with labels: a CSV file (head,label) or one of the built-in lists."
     )
     missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
     payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)

@@ -73,7 +73,7 @@ class Mlps:
         last = layer + self._map.entry.sublayers - 1
         return layer if last == layer or not (part.layout.experts or part.layout.shared) else last
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     @property
     def not_read(self) -> str | None:

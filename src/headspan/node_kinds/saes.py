@@ -203,7 +203,7 @@ class Features(NodeSet):
             raise HeadspanError(
                 f"{name} of {self.label} has shape {tuple(shape)}, a matrix for each of several positions: crosscoders "
                 "and cross-layer transcoders are not read; save the part of one position, or its vectors "
-                "in a file for --nodes"
+                "in a file for `nodes`"
             )
         if len(shape) != 2 or self.d_model not in shape or 0 in shape:
             raise HeadspanError(

@@ -225,7 +225,7 @@ class Search:
             everyone = np.arange(found.population)
             rest = np.setdiff1d(everyone, np.asarray(found.ids)) if len(found) < found.population else everyone
             pool = rest if len(rest) >= FEWEST_OTHERS else everyone
-            if len(pool) <= FEWEST_OTHERS:
+            if found.population <= FEWEST_OTHERS:
                 few += 1
                 continue
             chosen = np.sort(rng.choice(pool, min(most, len(pool)), replace=False))

@@ -17,7 +17,7 @@ from headspan.plotting.context import Context
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_folder
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, inform
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,14 +206,13 @@ def draw(
     out: str | os.PathLike[str],
     formats: str | Iterable[str] = "png",
     dpi: float = DPI,
-    say: Callable[[str], None] = lambda sentence: None,
     force: bool = False,
 ) -> Drawn:
     """Draw figures into a directory. Figures whose inputs are missing are left out, and the reason is returned.
 
     names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. dpi: pixels per inch of png files, and of the
-    dense clouds of points inside the other two. ``say`` is called with each file as it is written.
-    force: overwrite files of these names that are not headspan figures.
+    dense clouds of points inside the other two.
+    force: overwrite files of these names that are not such figures.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
     sizes = [values.size for values in context.scores.arrays.values()]
@@ -232,7 +231,7 @@ def draw(
             for path, figure in ((Path(out) / f"{file}.{ending}", f) for file, f in made for ending in endings):
                 save(figure, path, dpi, force=force)
                 files.append(path)
-                say(str(path))
+                inform(str(path))
     return Drawn(files, skipped, list(dict.fromkeys(context.notes)))
 
 

@@ -26,7 +26,7 @@ from headspan.vocabulary.ports import PortTable
 
 NOT_COMPARED = (
     "These effects were measured without random writes, so headspan cannot say which are large. "
-    "Measure them again: headspan effects MODEL --into RESULT"
+    "Measure them again: `hs.effects(model, into=scores)`"
 )
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # head score that counts as present, and the share of it whose loss counts
 
@@ -248,7 +248,7 @@ def effects_of(scores: Scores) -> Effects:
     """The effects in a result; raises if it has none, with how to measure them."""
     found = effects_in(scores)
     if found is None:
-        raise HeadspanError("this result has no effects: measure them with headspan effects MODEL --into RESULT")
+        raise HeadspanError("this result has no effects: measure them with `hs.effects(model, into=scores)`")
     return found
 
 

@@ -170,7 +170,7 @@ def _result(future: Any, address: str) -> dict[str, np.ndarray]:
     except KilledWorker as error:
         raise HeadspanError(
             f"several workers died on one tile, the last at {error.last_worker.address}; they may have too little "
-            f"memory (see --memory). {_KEPT}"
+            f"memory (see `memory`). {_KEPT}"
         ) from None
     except (CancelledError, TimeoutError, OSError):
         raise _lost(address) from None

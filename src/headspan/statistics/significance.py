@@ -181,7 +181,7 @@ def significance(
     """
     one, metric = one_pairing(pairing), one_metric(metric)
     if approximation is not None and null != "random":
-        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out approximation")
+        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out `approximation`")
     scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)], whole="a false-discovery rate")
     matrix = scores[metric, one]
     if null != "random":
@@ -303,7 +303,7 @@ def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[S
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
             f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks. "
-            f"Score again with --pairing {pairing} --pairing {back}"
+            f"Score again with both pairings: {pairing} and {back}"
         )
     # All similarities are symmetric: XY with the source after the target equals YX with the source before it.
     backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
