@@ -214,7 +214,7 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     hs.score(folded, ["pk"], "flow").save(file)
     assert scores_of(hs.paths(file, to="L1H2", depth=1, model="demo")) == scores_of(other)
     for given in (str(file), hs.load(file)):
-        with pytest.raises(hs.HeadspanError, match="--weights"):
+        with pytest.raises(hs.HeadspanError, match="`model`"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):

@@ -145,7 +145,7 @@ def test_significance_has_one_default_and_options_without_effect_are_refused(sco
     scores.save(tmp_path / "r.safetensors")
     for rule in ("top", "top-per-target", "threshold"):
         for name, value in (("null", "reversed"), ("null", "random"), ("q", "0.05")):
-            with pytest.raises(HeadspanError, match=f"{name} {value} has no effect on the rule {rule}"):
+            with pytest.raises(HeadspanError, match=f"`{name}` has no effect on the rule {rule}"):
                 wiring(scores, rule=rule, minimum=0.0, **{name: float(value) if name == "q" else value})  # type: ignore[arg-type]
     run = CliRunner().invoke(app, ["wiring", str(tmp_path / "r.safetensors"), "--null", "reversed"])
     assert isinstance(run.exception, HeadspanError)
