@@ -120,10 +120,7 @@ def test_the_same_option_is_spelled_alike_everywhere() -> None:
             spellings.setdefault(parameter.name, set()).add(tuple(sorted(parameter.opts)))
     for name in ("metric", "pairing", "k", "labels", "out", "fold", "null", "force"):
         assert len(spellings[name]) == 1, (name, spellings[name])
-    assert spellings["model"] == {
-        ("model",),
-        ("--weights",),
-    }  # the argument of most commands, an option beside a result
+    assert spellings["model"] == {("model",), ("--weights",)}  # an option of commands that take a result
     assert "pairings" not in spellings and "metrics" not in spellings and "top" not in spellings
 
 
