@@ -239,7 +239,7 @@ def test_the_demo_has_its_induction_circuit() -> None:
         ({"to": "L1H0.Q", "pairings": "OK"}, "one that matches"),
         ({"to": "nonsense"}, "is not a head name"),
         ({"to": "L1H0", "memory": "much"}, "is not an amount of memory"),
-        ({"to": "L1H0", "weights": "demo"}, "--weights is only for a saved result"),
+        ({"to": "L1H0", "model": "demo"}, "`model` is only for a saved result"),
     ],
 )
 def test_what_cannot_be_is_told(asked: dict[str, object], words: str) -> None:
