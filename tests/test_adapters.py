@@ -1,8 +1,11 @@
-"""LoRA adapters: PEFT itself makes them and merges them; we must read what its merged model holds."""
+"""LoRA adapters made and merged by PEFT: headspan must read the weights of the merged model."""
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +67,29 @@ def make(folder: Path, kind: str, config: dict[str, Any], lora: dict[str, Any]) 
     return base, adapter, merged
 
 
+Make = Callable[[str], tuple[Path, Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Every case is made once."""
+    return functools.cache(lambda case: make(tmp_path_factory.mktemp("stock"), *LORAS[case])[0].parent)
+
+
 @pytest.fixture
-def llama(tmp_path: Path) -> tuple[Path, Path, Path]:
-    return make(tmp_path, *LORAS["llama qkvo"])
+def copy(stock: Callable[[str], Path], tmp_path: Path) -> Make:
+    """Copies of a case, which a test may change."""
+
+    def copied(case: str) -> tuple[Path, Path, Path]:
+        folder = shutil.copytree(stock(case), tmp_path / "copy")
+        return folder / "base", folder / "adapter", folder / "merged"
+
+    return copied
+
+
+@pytest.fixture
+def llama(copy: Make) -> tuple[Path, Path, Path]:
+    return copy("llama qkvo")
 
 
 def config_of(adapter: Path, **changes: Any) -> None:
@@ -76,8 +99,8 @@ def config_of(adapter: Path, **changes: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", LORAS)
-def test_weights_are_those_that_peft_merges(case: str, tmp_path: Path) -> None:
-    base, adapter, merged = make(tmp_path, *LORAS[case])
+def test_weights_are_those_that_peft_merges(case: str, copy: Make) -> None:
+    base, adapter, merged = copy(case)
     original, expected = hs.open(base), hs.open(merged)
     weights = adapt(original, adapter)
     moved = 0.0
@@ -100,8 +123,8 @@ def test_weights_are_those_that_peft_merges(case: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", ["llama qkvo", "llama rslora", "gpt2 fused", "neox fused", "phi3 fused"])
 @pytest.mark.parametrize("fold", [False, True])
-def test_diff_with_the_adapter_is_diff_with_the_merged_model(case: str, fold: bool, tmp_path: Path) -> None:
-    base, adapter, merged = make(tmp_path, *LORAS[case])
+def test_diff_with_the_adapter_is_diff_with_the_merged_model(case: str, fold: bool, copy: Make) -> None:
+    base, adapter, merged = copy(case)
     one, two = hs.diff(str(base), str(adapter), fold=fold), hs.diff(str(base), merged, fold=fold)
     assert max(line.drift for line in one.drift) > 0.01
     for a, b in zip(one.drift, two.drift, strict=True):
@@ -114,8 +137,8 @@ def test_diff_with_the_adapter_is_diff_with_the_merged_model(case: str, fold: bo
     assert [h[:4] + h[7:] for h in one.hubs] == [h[:4] + h[7:] for h in two.hubs]
 
 
-def test_what_the_adapter_does_not_touch_does_not_move(tmp_path: Path) -> None:
-    base, adapter, _ = make(tmp_path, *LORAS["llama q only"])
+def test_what_the_adapter_does_not_touch_does_not_move(copy: Make) -> None:
+    base, adapter, _ = copy("llama q only")
     for line in hs.diff(base, adapter).drift:
         assert line.moved == (str(line.role) == "Q")
         assert (line.drift > 1e-4) == line.moved
@@ -147,7 +170,7 @@ def test_folded_weights_take_an_adapter_too(llama: tuple[Path, ...]) -> None:
     assert np.abs(weights.read("K", 1) - expected.read("K", 1)).max() < 1e-5
 
 
-def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
+def test_other_bases_are_refused(llama: tuple[Path, ...], tmp_path: Path) -> None:
     _, adapter, _ = llama
     for kind, config, sentence in [
         ("gpt2", GPT2, "was made for another base"),
@@ -164,7 +187,7 @@ def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
         hs.diff({role: np.ones((1, 1, 4, 2)) for role in "QKVO"}, adapter)
 
 
-def test_an_adapter_alone_is_told_from_a_model(llama: tuple[Path, ...]) -> None:
+def test_an_adapter_alone_is_not_taken_for_a_model(llama: tuple[Path, ...]) -> None:
     with pytest.raises(HeadspanError, match="is an adapter"):
         hs.open(llama[1])
 
@@ -195,7 +218,7 @@ def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
         ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "alpha_pattern .* not valid"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused_by_name(
+def test_what_is_not_a_plain_lora_is_refused_by_name(
     change: dict[str, Any], sentence: str, llama: tuple[Path, ...]
 ) -> None:
     base, adapter, _ = llama
@@ -217,7 +240,7 @@ def test_a_real_dora_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half a pair", "no tensors", "no file", "not finite", "vector", "bad json", "two"])
-def test_damaged_adapters_are_one_sentence(damage: str, llama: tuple[Path, ...]) -> None:
+def test_damaged_adapters_are_one_message(damage: str, llama: tuple[Path, ...]) -> None:
     base, adapter, _ = llama
     path = adapter / "adapter_model.safetensors"
     tensors = load_file(path)

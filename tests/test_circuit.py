@@ -1,4 +1,4 @@
-"""Circuits: written, read back, drawn; a file of a stranger is refused with a sentence."""
+"""Circuits: written, read back, drawn; a bad file is refused with a message."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_wrong_file_is_a_sentence(
+def test_a_wrong_file_is_one_message(
     what: str, tmp_path: Path, scores: hs.Scores, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content, words = BAD[what]
@@ -113,7 +113,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path, scores: hs.Scores) -> None:
         hs.wiring(scores, circuit=path)
 
 
-def test_what_is_no_file(tmp_path: Path, scores: hs.Scores) -> None:
+def test_what_is_not_a_file(tmp_path: Path, scores: hs.Scores) -> None:
     for path in (tmp_path, tmp_path / "nowhere.json"):
         with pytest.raises(hs.HeadspanError, match=r"not an ordinary file|there is no file"):
             hs.wiring(scores, circuit=path)

@@ -25,7 +25,7 @@ distributed = pytest.importorskip("distributed")
 
 
 class Cluster:
-    """A scheduler and workers as a user starts them, each a process of its own."""
+    """A scheduler and workers as a user starts them, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, []
@@ -69,7 +69,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_module, "_PATIENCE", 4.0)
 
 
-OPTIONS = {"metrics": ["procrustes"], "pairings": "flow"}
+OPTIONS = {"metric": ["procrustes"], "pairing": "flow"}
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_local_in_a_plain_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_what_a_cluster_cannot_do_is_said() -> None:
+def test_what_a_cluster_cannot_do_is_refused() -> None:
     arrays = {role: np.random.default_rng(0).normal(size=(2, 2, 8, 3)) for role in "QKVO"}
     with pytest.raises(hs.HeadspanError, match="a path or hub id, not arrays"):
         score(hs.open(arrays), "pk", dask="local")
@@ -214,7 +214,7 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: Attentio
     pytest.importorskip("torch")
     for _ in range(2):
         cluster.worker()
-    options = {"metrics": ["pk", "procrustes"], "pairings": "flow"}
+    options = {"metric": ["pk", "procrustes"], "pairing": "flow"}
     here = score(many_tiles, **options)
     there = score(many_tiles, **options, dask=cluster.address, device="torch:cpu")
     for key in here.arrays:
@@ -222,7 +222,7 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: Attentio
 
 
 def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
+    """Procrustes computes no bases, so every tile would have to find the ranks of its weights."""
     from dataclasses import replace
 
     from headspan.scoring.plan import make_plan
@@ -242,7 +242,7 @@ def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch
 
 
 def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: AttentionWeights) -> None:
-    """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
+    """A worker keeps the model open between runs; the same bytes with a new date are the same model."""
     from headspan.scoring.plan import make_plan
 
     reference, fingerprint = many_tiles.reference, many_tiles.provenance["fingerprint"]

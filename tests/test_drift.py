@@ -1,4 +1,4 @@
-"""What changed between two models: planted changes are found as large as they are, and rounding is not a change."""
+"""What changed between two models: planted changes are found with their size, and rounding is not a change."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 import headspan as hs
+from headspan.change.diff import PortDrift
 from headspan.cli import app
 from headspan.models.rounded import rounding_steps
 from headspan.subspaces.bases import orthonormal_basis
@@ -84,7 +85,7 @@ def test_planted_rotations_are_recovered(degrees: float) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, "layer", "rms"])
-def test_another_basis_inside_each_head_is_no_change(norm: str | None) -> None:
+def test_another_basis_inside_each_head_is_not_a_change(norm: str | None) -> None:
     base = random_model(kv=2) if norm is None else with_norm(random_model(), norm)
     rng = np.random.default_rng(2)
     other = dict(base)
@@ -116,7 +117,7 @@ def test_rounding_stays_under_the_floor_and_twice_that_does_not(dtype: Any, cond
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 @pytest.mark.parametrize("queries", [40, None], ids=["query-latent", "dense-query"])
 @pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
-def test_the_same_for_products_behind_a_latent(kind: str, queries: int | None, fold: bool) -> None:
+def test_the_same_for_products_of_a_latent(kind: str, queries: int | None, fold: bool) -> None:
     """Rounding every stored factor (matrices and the gains between them) stays under the floor of their product."""
     torch = pytest.importorskip("torch")
     from families import LATENT, build
@@ -184,6 +185,50 @@ def test_edges_and_hubs_that_came_and_went() -> None:
     assert {h.pairing for h in change.hubs} == {edge.pairing}
 
 
+def test_every_kind_of_edge_and_hub_against_plain_lists() -> None:
+    """One head that reads and one that writes move a little; L0H0 writes nothing, so that no edge of it changes."""
+    base = random_model(seed=8, layers=3, heads=3)
+    base["O"][0, 0] = 0
+    other, rng, k = {role: array.copy() for role, array in base.items()}, np.random.default_rng(1), 2
+    for role, layer, head in (("K", 2, 1), ("K", 1, 0), ("O", 0, 2)):
+        other[role][layer, head] += 0.5 * rng.normal(size=(48, 6)).astype(np.float32)
+    change = hs.diff(base, other, k=k)
+    scores = [hs.score(hs.open(model), "pk", "flow") for model in (base, other)]
+    before, after = ({(e.source, e.target): e.score for e in s["pk", "OK"].forward().top(999)} for s in scores)
+    ranks = [{pair: place for place, pair in enumerate(found, start=1)} for found in (before, after)]
+    assert len(before) == len(after) == 27
+    tops = [{pair for pair, rank in found.items() if rank <= k} for found in ranks]
+    moved = {pair for pair in before if (str(pair[0]) == "L0H2" or str(pair[1]) in ("L2H1", "L1H0"))}
+    rest = [pair for pair in moved if (pair in tops[0]) == (pair in tops[1])]
+    by_change = sorted(rest, key=lambda pair: after[pair] - before[pair])
+    expected = {
+        "gained": sorted(tops[1] - tops[0], key=lambda pair: ranks[1][pair]),
+        "lost": sorted(tops[0] - tops[1], key=lambda pair: ranks[0][pair]),
+        "strengthened": [pair for pair in by_change[::-1] if after[pair] > before[pair]],
+        "weakened": [pair for pair in by_change if after[pair] < before[pair]],
+    }
+    assert expected["gained"] and min(map(len, (expected["strengthened"], expected["weakened"]))) > k
+    listed = [edge for edge in change.edges if str(edge.pairing) == "OK"]
+    assert [(e.kind, (e.source, e.target)) for e in listed] == [
+        (kind, pair) for kind, pairs in expected.items() for pair in pairs[:k]
+    ]
+    for edge in listed:
+        pair = edge.source, edge.target
+        assert (edge.rank_before, edge.rank_after) == (ranks[0][pair], ranks[1][pair])
+        assert (edge.before, edge.after) == (before[pair], after[pair])
+        assert edge.change == pytest.approx(after[pair] - before[pair], rel=1e-6)
+    whole = [e for e in hs.diff(base, other, k=27).edges if str(e.pairing) == "OK"]
+    assert {(e.source, e.target) for e in whole} == {pair for pair in moved if before[pair] != after[pair]}
+    assert any(e.rank_before == 1 for e in whole)  # the strongest too
+    assert change.hubs
+    for hub in change.hubs:
+        old, new = (getattr(hs.hubs(s, hub.pairing), hub.hub) for s in scores)
+        assert (hub.before, hub.after, hub.change) == (old.of(hub.head), new.of(hub.head), hub.after - hub.before)
+        places = [1 + sum(found.of(head) > found.of(hub.head) for head in found.heads) for found in (old, new)]
+        assert [hub.rank_before, hub.rank_after] == places
+        assert hub.kind == ("rose" if places[1] < places[0] else "fell")
+
+
 def test_models_with_another_number_of_layers_are_compared_where_they_can_be() -> None:
     base = random_model(layers=3)
     other = {role: array[:2] for role, array in base.items()}
@@ -197,7 +242,7 @@ def test_models_with_another_number_of_layers_are_compared_where_they_can_be() -
     ]
 
 
-def test_other_vocabularies_are_said() -> None:
+def test_other_vocabularies_are_noted() -> None:
     base = {**random_model(), "unembedding": np.ones((20, 48), np.float32)}
     other = {**base, "unembedding": np.ones((21, 48), np.float32)}
     assert any("vocabularies differ (20 and 21" in note for note in hs.diff(base, other).notes)
@@ -217,6 +262,23 @@ def test_other_shapes_are_refused(other: Arrays, sentence: str) -> None:
         hs.diff(random_model(), other)
 
 
+@pytest.mark.parametrize(
+    ("drift", "floor", "moved"),
+    [(1e-3, 1e-3, False), (1.01e-3, 1e-3, True), (1e-12, math.nan, False), (1.1e-12, math.nan, True)],
+)
+def test_more_than_the_floor_has_moved(drift: float, floor: float, moved: bool) -> None:
+    assert PortDrift(hs.Head(0, 0), Role.Q, drift, floor, 1.0, 4, 4).moved is moved
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_dead_head_does_not_move() -> None:
+    base = random_model(layers=2)
+    base["V"][0, 1] = 0
+    line = hs.diff(base, base).of("L0H1.V")
+    assert (line.drift, line.angle, line.rank_before, line.rank_after, line.moved) == (0, 0, 0, 0, False)
+    assert line.floor == 1e-20
+
+
 def test_rank_deficient_heads() -> None:
     base = random_model(layers=2)
     base["V"][0, 1, :, 3:] = 0
@@ -231,7 +293,16 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     base = random_model(layers=2)
     other = random_model(seed=9, layers=2)
     change = hs.diff(base, other, k=3)
+    named = [f"L{layer}H{head}.{role}" for role in "QKVO" for layer in range(2) for head in range(4)]
+    assert [f"{line.head}.{line.role}" for line in change.drift] == named  # by role, as scores have their heads
+    drifts = [line.drift for line in change.drift]
+    assert [line.drift for line in change.top(32)] == sorted(drifts, reverse=True) != drifts
+    assert hs.diff("demo", "demo").k == 20
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(change)  # two with the same numbers are equal
+    assert change.top() == change.top(3) == change.top(32)[:3]
     rows = change.records()
+    assert [row["drift"] for row in change.records("drift")] == sorted(drifts, reverse=True)
     assert {row["table"] for row in rows} == {"drift", "edge", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(change.to_pandas()) == len(change.drift) == 32
@@ -264,8 +335,8 @@ def test_command_line(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("demo", "demo", "--table", "x"), "unknown table 'x'"),
-        (("demo", "{result}"), "is a result file, and drift needs weights"),
-        (("{adapter}", "demo"), "Give its base model first"),
+        (("demo", "{result}"), "is a result file"),
+        (("{adapter}", "demo"), "base model first"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
@@ -322,5 +393,5 @@ def test_effects_before_and_after(tmp_path: Path) -> None:
     assert all(edge.effect_before is None for edge in hs.diff(*folders, k=2).edges)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(HeadspanError, match="is an adapter, which cannot run by itself"):
+    with pytest.raises(HeadspanError, match="adapter"):
         hs.diff(folders[0], tmp_path / "adapter", effects=True)

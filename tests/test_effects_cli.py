@@ -1,4 +1,4 @@
-"""The command: columns, what is stored, the summary, curves, and what wiring, top and figures make of effects."""
+"""The command: columns, what is stored, the summary, curves, and effects in wiring, top and figures."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_effects_live_in_the_result(filled: Path, result: Path) -> None:
         np.testing.assert_array_equal(before.arrays[key], after.arrays[key])
 
 
-def test_a_bad_result_is_told_before_any_work(
+def test_a_bad_result_is_reported_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.safetensors"

@@ -11,11 +11,13 @@ import pytest
 
 import headspan as hs
 from headspan.cli import _run
-from headspan.graphs import path_search
+from headspan.graphs import chains, path_search
 from headspan.graphs.chains import chance
 from headspan.graphs.paths import Paths, strongest
 from headspan.models.weights import AttentionWeights
+from headspan.node_kinds.beside_heads import add_nodes
 from headspan.node_kinds.node_sets import NodeSet, Place
+from headspan.node_kinds.opening import node_sets
 from headspan.subspaces.random_subspaces import random_bases
 from headspan.vocabulary.heads import Role, mlp_position
 
@@ -126,7 +128,7 @@ def test_a_planted_path_of_three_hops_comes_first() -> None:
 
 
 def test_what_flows_past_each_other_inside_a_head_makes_no_path() -> None:
-    """Two hops of large PK whose directions do not meet in the head between: product says 1, the path has nothing."""
+    """Two hops of large PK whose directions do not meet in the head in between: the product is 1, the score 0."""
     d, m = 32, 4
     axes = np.eye(d)
     rng = np.random.default_rng(0)
@@ -163,7 +165,7 @@ def test_chance_by_simulation(links: int) -> None:
 
 
 def test_z_of_paths_through_random_weights() -> None:
-    """Heads of independent random weights are turned at random: their z has mean 0 and sd 1."""
+    """Heads of independent random weights: z has mean 0 and sd 1."""
     rng = np.random.default_rng(1)
     weights = hs.open({role: rng.normal(size=(6, 4, 80, 5)) for role in "QKVO"})
     found = hs.paths(weights, depth=3, k=10**6)
@@ -173,7 +175,39 @@ def test_z_of_paths_through_random_weights() -> None:
         assert abs(z.mean()) < 0.15 and 0.9 < z.std() < 1.1
 
 
-def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_between_ports_that_fill_the_space_have_no_z() -> None:
+    """Turning a subspace of all dimensions changes nothing, so there is no spread to count in."""
+    rng = np.random.default_rng(2)
+    weights = hs.open({role: rng.normal(size=(3, 1, 5, 5)) for role in "QKVO"})
+    one_hop = hs.paths(weights, depth=1, k=100)
+    assert len(one_hop) == 9 and all(path.z is None and path.sd == 0 for path in one_hop)
+    assert all(path.chance == pytest.approx(5) and path.score == pytest.approx(5) for path in one_hop)
+    narrow = hs.paths(model(), depth=1, k=1)[0]
+    assert narrow.z == pytest.approx((narrow.score - narrow.chance) / narrow.sd)
+
+
+@pytest.mark.parametrize("with_nodes", [False, True])
+def test_bases_that_do_not_fit_are_refused_before_they_are_made(
+    with_nodes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bases are held twice while they are put together, the maps between them twice in float64."""
+    weights, rng = model(heads=4, kv=2), np.random.default_rng(0)
+    if with_nodes:
+        probe = hs.Node(rng.normal(size=(24, 7)), "probe", layer=2)
+        weights = add_nodes(weights, node_sets(weights, [Neurons(*rng.normal(size=(2, 2, 24))), probe]))
+    stock = chains.chains(weights)
+    width = stock.writers.bases.shape[2]
+    assert width == (7 if with_nodes else 4)
+    bases = stock.writers.bases.nbytes + stock.carriers.bases.nbytes
+    needed = 2 * bases + 2 * 8 * len(weights.heads("O")) * width**2
+    monkeypatch.setattr(chains, "available_memory", lambda: needed)
+    assert len(chains.chains(weights).links.ports) == len(stock.links.ports) > 0
+    monkeypatch.setattr(chains, "available_memory", lambda: needed - 1)
+    with pytest.raises(hs.HeadspanError, match="memory"):
+        chains.chains(weights)
+
+
+def test_paths_dropped_for_lack_of_memory_are_reported_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = model(layers=6, heads=3, kv=3)
     monkeypatch.setattr(path_search, "_QUICK", 4)
     whole = hs.paths(weights, depth=4, k=300)
@@ -188,7 +222,7 @@ def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.Monkey
         assert expected <= {str(p) for p in some}
 
 
-def test_what_is_left_out_behind_a_single_head_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_after_a_single_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All heads of layer 1 reach the end through L2H0 alone, and there is room for four of the six."""
     rng = np.random.default_rng(3)
     arrays = {role: np.zeros((4, 6, 24, 2)) for role in "QKVO"}
@@ -229,20 +263,20 @@ def test_the_demo_has_its_induction_circuit() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"to": "L9H0"}, "there is no head L9H0"),
-        ({"to": "L1H0.O"}, "a path ends with an input"),
-        ({"from_": "L1H0.K"}, "a path begins with an output"),
+        ({"to": "L9H0"}, "L9H0"),
+        ({"to": "L1H0.O"}, "L1H0.K"),
+        ({"from_": "L1H0.K"}, "L1H0.O"),
         ({"to": "L1H0", "depth": 5}, "from 1 to 4"),
         ({"to": "L1H0", "depth": 0}, "from 1 to 4"),
         ({"to": "L1H0", "k": 0}, "1 or more"),
-        ({"to": "L1H0", "pairings": "QK"}, "Give OQ, OK or OV"),
-        ({"to": "L1H0.Q", "pairings": "OK"}, "one that matches"),
-        ({"to": "nonsense"}, "is not a head name"),
-        ({"to": "L1H0", "memory": "much"}, "is not an amount of memory"),
-        ({"to": "L1H0", "model": "demo"}, "`model` is only for a saved result"),
+        ({"to": "L1H0", "pairing": "QK"}, "QK.*OQ, OK or OV"),
+        ({"to": "L1H0.Q", "pairing": "OK"}, "Q.*OK"),
+        ({"to": "nonsense"}, "'nonsense'"),
+        ({"to": "L1H0", "memory": "much"}, "'much'"),
+        ({"to": "L1H0", "model": "demo"}, "`model`"),
     ],
 )
-def test_what_cannot_be_is_told(asked: dict[str, object], words: str) -> None:
+def test_impossible_requests_are_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(hs.HeadspanError, match=words):
         hs.paths(model(), **asked)
 
@@ -258,7 +292,7 @@ def test_shared_heads_by_any_name() -> None:
 
 
 class Neurons(NodeSet):
-    """Two neurons behind the attention of layer 1."""
+    """Two neurons after the attention of layer 1."""
 
     kind, label, notes, strict = "neuron", "some neurons", [], False
 
@@ -271,10 +305,34 @@ class Neurons(NodeSet):
         return f"L1.N{number}"
 
     def width(self, role: Role) -> int:
-        return 1
+        return self._weights[role][0].size // self.d_model
 
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
-        return self._weights[role][ids][:, :, None]
+        return self._weights[role][ids].reshape(len(ids), self.d_model, -1)
+
+
+@pytest.mark.parametrize("probe_writes", [False, True])
+def test_a_wide_probe_beside_neurons_changes_no_path_through_them(probe_writes: bool) -> None:
+    """All that reads is as wide as the probe then; what writes is not, where the probe only reads."""
+    rng = np.random.default_rng(6)
+    weights = hs.open({role: rng.normal(size=(4, 2, 24, 2)) for role in "QKVO"})
+    neurons = Neurons(rng.normal(size=(2, 24)), rng.normal(size=(2, 24)))
+    probe = hs.Node(rng.normal(size=(24, 5)), "probe", layer=3, writes=probe_writes)
+    alone, beside = (hs.paths(weights, nodes=nodes, depth=3, k=10**5) for nodes in ([neurons], [neurons, probe]))
+    both = [path for path in beside if "probe" not in str(path)]
+    assert len(both) == len(alone) and any("N1" in str(path.via) for path in alone)
+    assert scores_of(Paths(both)) == pytest.approx(scores_of(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_a_gated_neuron_reads_two_directions_and_passes_none_on(probe: bool) -> None:
+    rng = np.random.default_rng(7)
+    weights = hs.open({role: rng.normal(size=(4, 2, 24, 4)) for role in "QKVO"})
+    gated = Neurons(rng.normal(size=(2, 24, 2)), rng.normal(size=(2, 24)))
+    nodes = [gated, hs.Node(rng.normal(size=(24, 5)), "probe", layer=3)] if probe else [gated]
+    found = hs.paths(weights, nodes=nodes, depth=2, k=10**5)
+    assert {"L1.N0", "L1.N1"} <= {str(path.source) for path in found} & {str(path.target) for path in found}
+    assert all(isinstance(station, hs.Head) for path in found for station in path.via)
 
 
 def test_neurons_carry_on_and_directions_are_ends() -> None:

@@ -102,13 +102,13 @@ def test_the_run_ends_with_one_line_and_exit_code_0(run: tuple[Result, Path]) ->
     rows = json.loads(result.stdout)
     missing = sum(row["verdict"] == NOT_AVAILABLE for row in rows)
     last = result.stderr.strip().splitlines()[-1]
-    counted = f"520 agree to the printed digit, 5 within a stated room, 0 differ, {missing} not available"
+    counted = f"520 agree to the printed digit, 5 within a stated tolerance, 0 differ, {missing} not available"
     assert last == counted or missing == 0
     assert result.exit_code == 0
     assert "18 CS edges" in result.stderr
     assert "these weights give 16" in result.stderr
-    assert "within room: kl_random_vs_observed OQ is 2.1279, printed 2.129" in result.stderr
-    assert result.stderr.count("within room: ") == sum(row["verdict"] == WITHIN_ROOM for row in rows)
+    assert "within tolerance: kl_random_vs_observed OQ is 2.1279, printed 2.129" in result.stderr
+    assert result.stderr.count("within tolerance: ") == sum(row["verdict"] == WITHIN_ROOM for row in rows)
 
 
 def test_what_the_checkpoint_lacks_is_listed_with_a_reason(run: tuple[Result, Path], gpt2_dir: Path) -> None:
@@ -237,7 +237,7 @@ def other_ends_of_the_curve(patch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_formula_makes_rows_differ(
     plant: Any, section: str, least: int, gpt2_flow: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of the rooms is so wide that it takes a mistake for agreement."""
+    """No tolerance is so wide that a mistake counts as agreement."""
     assert DIFFERS not in judged(gpt2_flow, section).values()
     plant(monkeypatch)
     assert list(judged(gpt2_flow, section).values()).count(DIFFERS) >= least
@@ -263,7 +263,7 @@ def test_every_published_section_is_compared_but_the_classes_which_are_an_input(
 def test_another_model_is_refused() -> None:
     rng = np.random.default_rng(0)
     weights = ArrayWeights({role: rng.normal(size=(2, 4, 16, 3)) for role in "QKVO"})
-    with pytest.raises(HeadspanError, match=r"GPT-2 small .* 2 layers of 4 heads, d_model 16, d_head 3"):
+    with pytest.raises(HeadspanError, match=r"GPT-2 small .*4 heads, d_model 16, d_head 3"):
         reproduce(weights)
 
 

@@ -57,7 +57,9 @@ def same(a: Path, b: Path) -> bool:
     )
 
 
-def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_continues(
+    checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     real, done = scoring.compute_tile, []
 
@@ -275,7 +277,7 @@ def test_looking_for_unfinished_runs_leaves_no_file_open(tmp_path: Path, cache: 
 
 
 def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
-    """The run goes on without keeping its tiles, and says so once."""
+    """The run continues without saving its tiles and reports it once."""
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
@@ -285,7 +287,7 @@ def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Pa
     assert any("(Not a directory)" in sentence or "(File exists)" in sentence for sentence in said)
 
 
-def test_a_changed_plan_starts_anew_and_says_so(
+def test_a_changed_plan_starts_again_with_a_message(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
@@ -307,7 +309,7 @@ def test_a_changed_plan_starts_anew_and_says_so(
     said.clear()
     with noticed() as said:
         score(weights, "pk", "OK", out=tmp_path / "another.safetensors")
-    assert said == []  # an unfinished run to another file is no news
+    assert said == []  # an unfinished run to another file is not reported
 
 
 @pytest.mark.slow
@@ -379,7 +381,7 @@ def test_unwritable_places_are_named(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_disk_full_leaves_nothing_half_written(checkpoint: Path, tmp_path: Path) -> None:
-    """A file-size limit stands for a full disk: the write fails with the same kind of error."""
+    """A file-size limit simulates a full disk: the write fails with the same kind of error."""
     out = tmp_path / "r.safetensors"
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

@@ -1,4 +1,4 @@
-"""Two results of one shape: original against folded weights, or two checkpoints of a training run."""
+"""Compare two results of the same shape: original and folded weights, or two checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headspan.vocabulary.ports import shape_text
 
 
 class PairingComparison(NamedTuple):
-    """One pairing of two results; ``mse`` is of PK divided by the subspace dimension for pk, of the score otherwise."""
+    """One pairing of two results; ``mse`` is that of the score, which for pk is divided by the subspace dimension."""
 
     metric: str
     pairing: Pairing
@@ -43,7 +43,7 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
     if first.d_model != second.d_model:
         raise HeadspanError(
             f"the two have residual streams of different width ({first.d_model} against {second.d_model}): only "
-            "models of one shape can be compared"
+            "models of the same shape can be compared"
         )
 
 
@@ -96,7 +96,7 @@ def compare(
 
 
 def _opened(reference: ScoresLike) -> Scores | AttentionWeights:
-    """A result, or the weights of a model that is yet to be scored."""
+    """A result, or the weights of a model that has not been scored yet."""
     if isinstance(reference, Scores):
         return reference
     return Scores.load(reference) if is_result(reference) else given_weights(reference)
@@ -119,7 +119,7 @@ def _compare(first: Scores, second: Scores, metric: str, pairing: Pairing, k: in
 
 
 def _smaller_ranks(scores: Scores, pairing: Pairing) -> np.ndarray:
-    """min(m, m') of each pair, by which PK is normalised."""
+    """min(m, m') of each pair, which normalises PK."""
     ranks = np.minimum(scores.ranks(pairing.source)[:, None], scores.ranks(pairing.target)[None, :])
     return np.maximum(ranks, 1)
 

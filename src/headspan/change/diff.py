@@ -28,7 +28,6 @@ from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import data_frame, same_content
-from headspan.scoring.run import score
 from headspan.subspaces.bases import span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
@@ -206,8 +205,8 @@ def diff(
         moved = {(line.head, line.role) for line in drift if line.moved}
         edges = [change for pairing in FLOW_PAIRINGS for change in edge_changes(before, after, pairing, k, moved)]
         if effects:
-            edges, told = _with_effects(edges, model, other, memory)
-            notes += told
+            edges, measured = _with_effects(edges, model, other, memory)
+            notes += measured
         changed_hubs = [change for pairing in FLOW_PAIRINGS for change in hub_changes(before, after, pairing, k)]
         return Diff(
             first.reference, second.reference, first.folding, k, drift, edges, changed_hubs, before, after, notes
@@ -300,6 +299,8 @@ def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[
 
 def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Update) -> Scores:
     """PK of the flow pairings; pairs with a layer that the other model lacks are left out."""
+    from headspan.scoring.run import score  # a page of a result needs `Diff`, not the engine
+
     scores = score(weights, PK, "flow", memory=memory, progress=progress)
     if len(layers) == len(weights.layers):
         return scores

@@ -19,9 +19,6 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Pairing, Role
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from headspan.change.series import Series
 
 SCHEMA = SEALED_SCHEMA = 2  # 1: without a hash

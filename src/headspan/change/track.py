@@ -1,9 +1,9 @@
 """One pass over the checkpoints of a training run: `headspan.track`.
 
-The last checkpoint is opened first, since every step is compared with it; then the others in order, each opened once.
-Little is kept of a step: scores, drifts, hubs. The bases of the last step and of the previous step are on disk
-with the other unfinished work; one role of one layer is in memory at a time. A finished step is a file there, so an
-interrupted run continues after it.
+The last checkpoint is opened first, since every step is compared with it, then the others in order, each once. Only
+scores, drifts and hubs of a step are kept. The bases of the last and of the previous step are on disk with the other
+unfinished work; one role of one layer is in memory at a time. A finished step is a file there, so an interrupted run
+continues after it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.system.ordering import descending
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored
@@ -163,14 +164,14 @@ class _Tracker:
     # -- one step --------------------------------------------------------------------------------------------
 
     def _kept(self, place: int) -> tuple[dict[str, Any], Arrays] | None:
-        """What an earlier run measured at a step, if it is complete."""
+        """The measurements of an earlier run at a step, if complete."""
         arrays = self.shelf.load(f"step-{place}")
         if arrays is None or "info" not in arrays:
             return None
         return json.loads(arrays.pop("info").tobytes()), arrays
 
     def _learn(self, place: int, info: dict[str, Any], arrays: Arrays) -> None:
-        """Take over what the following steps need to know of one."""
+        """Remember what the following steps need from a step."""
         if place == self.final:
             self.shape = info["shape"]
             self.chosen = {p: arrays[f"index/{p}"][: self.k] for p in FLOW_PAIRINGS}
@@ -182,11 +183,11 @@ class _Tracker:
         other = self.seen.get(content, name)
         if other == name:
             return
-        sentence = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
+        message = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
         if not self.allow_duplicates:
-            raise _NoSeries(f"{sentence}. Leave one out, or add `allow_duplicates=True`")
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+            raise _NoSeries(f"{message}. Leave one out, or add `allow_duplicates=True`")
+        if message not in self.notes:
+            self.notes.append(message)
 
     def _measured(self, place: int, done: int) -> tuple[dict[str, Any], Arrays]:
         checkpoint = self.checkpoints[place]
@@ -205,7 +206,7 @@ class _Tracker:
         return info, arrays
 
     def _downloads(self, place: int) -> Any:
-        """Frees the disk space of a step, even if an earlier run began it."""
+        """Free the disk space of a step, even if an earlier run started it."""
         checkpoint, name = self.checkpoints[place], f"downloads-{place}"
         if self.keep or checkpoint.hub is None or checkpoint.commit is None:
             return nullcontext()
@@ -251,11 +252,11 @@ class _Tracker:
                 )
 
     def _drifts(self, place: int, weights: AttentionWeights) -> tuple[Arrays, str]:
-        """Drift from the step before and from the last, and the hash of the weights; the bases stay in the store."""
+        """Drift from the previous and the last step, and the hash of the weights; the bases stay in the store."""
         content = self._save_bases(place, weights)
         arrays: Arrays = {}
         others = {"from_last": self.final} | ({"from_previous": place - 1} if 0 < place < self.final else {})
-        for name, other in others.items():  # the step before the last one is not known yet
+        for name, other in others.items():  # the previous step of the last one is not known yet
             arrays |= {f"{name}/{role}": values for role, values in self._compare(other, place, weights.layers)}
         return arrays, content
 
@@ -298,11 +299,10 @@ class _Tracker:
             yield role, np.concatenate(parts).astype(np.float32)
 
     def _edges(self, scores: Scores, pairing: Pairing) -> Arrays:
-        """The strongest edges of one pairing (all of them if that is little), the last step's, and the hubs."""
+        """The strongest edges of one pairing (or all, if few), those of the last step, and the hubs."""
         matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
-        present = np.flatnonzero(~np.isnan(flat))
-        order = present[np.argsort(-flat[present], kind="stable")]
+        order = descending(flat)[: np.count_nonzero(~np.isnan(flat))]
         if order.size * 8 * len(FLOW_PAIRINGS) * len(self.checkpoints) > ALL_SCORES:
             order = order[: max(SOME_SCORES, self.k)]
         arrays = {f"index/{pairing}": order.astype(np.int64), f"score/{pairing}": flat[order]}
@@ -327,7 +327,7 @@ def _bases_name(place: int, role: Role, layer: int) -> str:
 
 
 def _shape(weights: AttentionWeights) -> dict[str, Any]:
-    """What all checkpoints of one run have in common, as JSON would give it back."""
+    """The properties that all checkpoints of one run share, as JSON values."""
     return {
         "d_model": weights.d_model,
         "layers": list(weights.layers),

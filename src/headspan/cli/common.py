@@ -1,8 +1,8 @@
 """What every command shares, and how a new command is written.
 
-A command is a function in a module of this folder that has ``register(app)``. List the module in ``_MODULES`` of
-``cli/__init__.py`` and the command in ``COMMANDS`` of tests/test_cli.py; ``make docs`` writes its help into
-docs/cli.md. It parses, calls one public function that does the work (so that Python can do the same), and prints.
+A command is a function in a module of this folder that has ``register(app)``. List it under its module in ``_MODULES``
+of ``cli/__init__.py`` and in ``COMMANDS`` of tests/test_cli.py; ``make docs`` writes its help into docs/cli.md. It
+parses, calls one public function that does the work (so that Python can do the same), and prints.
 
 A command that lists something returns a `Listing` and is registered as ``app.command("hubs")(listing(hubs))``::
 
@@ -21,7 +21,7 @@ JSON and CSV contain every column; the table shows the columns in ``shown`` (or 
 
 Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
 `WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; options that name nodes
-are in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
+are in cli/nodes.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
 lists and files are resolved by `headspan.scoring.inputs`.
 
 A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.

@@ -55,7 +55,6 @@ def report(
     from headspan.results.head_scores import BehaviourScores
     from headspan.results.labels import Labels
     from headspan.results.scores import Scores, is_result
-    from headspan.scoring.run import score
     from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
@@ -72,6 +71,8 @@ def report(
             )
     else:
         refuse_ignored(f"on a model, and {scores} is one", model=model)
+        from headspan.scoring.run import score
+
         opened = open_model(scores, fold)
         check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:

@@ -23,7 +23,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.cli.node_options import NO_NODES, NodeWords, node_options
+from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:

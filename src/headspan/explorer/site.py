@@ -1,7 +1,7 @@
-"""A static gallery: the pages of several results in one folder, with an index that has their pictures and key facts.
+"""A static gallery: the pages of several results in one folder, with an index of pictures and key facts.
 
-The gallery needs no server and loads nothing: links are relative, pictures are inside the index, and the same
-policy as in every page forbids scripts that are not its own.
+The gallery needs no server and loads nothing: links are relative, pictures are embedded in the index, and the
+content security policy of every page forbids foreign scripts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 _INDEX = "index.html"
-_EDGES = 12  # of the one pairing in a small picture
+_EDGES = 12  # edges in the small picture, all of one pairing
 _FINDINGS = 2
 
 
@@ -106,7 +106,7 @@ def site(
     opened = _matched([one for one, _ in loaded], [own for _, own in loaded], models)
     if not any(opened):
         refuse_ignored("without a model", tokens=tokens or None)
-    cards, pages = [], {}  # nothing is written before every page could be made
+    cards, pages = [], {}  # write nothing until every page has been made
     with progress_bar("making the gallery", progress) as update:
         for i, ((one, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))
@@ -135,7 +135,7 @@ def _loaded(given: ScoresLike) -> tuple[Scores, AttentionWeights | None]:
 def _matched(
     scores: Sequence[Scores], own: Sequence[AttentionWeights | None], models: Sequence[AttentionWeights]
 ) -> list[AttentionWeights | None]:
-    """The weights of every result, where they are there; a model that belongs to none is an error."""
+    """The weights of every result, or None. A model that belongs to no result is an error."""
     found = list(own)
     for model in models:
         fitting = [i for i, one in enumerate(scores) if _belongs(one, model)]
@@ -156,7 +156,7 @@ def _belongs(scores: Scores, model: AttentionWeights) -> bool:
 
 
 def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
-    """Refuse a folder with other files; an interrupted gallery may have pages but no index."""
+    """Refuse a folder with other files. An interrupted gallery may have pages but no index."""
     place = Path(folder)
     if force or not place.is_dir() or is_ours(place / _INDEX, "page"):
         return
@@ -168,7 +168,7 @@ def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
 
 
 def _file_names(titles: Sequence[str]) -> list[str]:
-    """A plain file name for every page, all different.
+    """A distinct plain file name for every page.
 
     >>> _file_names(["gpt2", "openai-community/gpt2", "GPT2", "index", "\\u202e/../<b>"])
     ['gpt2.html', 'openai-community-gpt2.html', 'gpt2-2.html', 'index-2.html', 'b.html']
@@ -185,14 +185,14 @@ def _file_names(titles: Sequence[str]) -> list[str]:
 
 
 def _labels(scores: Scores) -> str | None:
-    """The labels that a model comes with."""
+    """The built-in labels of a model, if any."""
     if scores.annotations.get("behaviour"):
         return "behaviour"
     return "gpt2" if scores.provenance.get("attention_hash") == GPT2_SMALL else None
 
 
 def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
-    """What the index shows of one result."""
+    """What the index shows for one result."""
     table = scores.ports
     shared = f", {len(table.kv)} shared key/value heads" if table.shared else ""
     layers = len({head.layer for head in table.query})
@@ -217,7 +217,7 @@ def _pairings(scores: Scores) -> str:
 
 
 def _picture(scores: Scores) -> tuple[str | None, str]:
-    """A small wiring as a data address, and what it shows."""
+    """A small wiring diagram as a data URL, and its caption."""
     metric = next(iter(metric_order(scores)), PK)
     pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
     if pairing is None:

@@ -1,6 +1,6 @@
 """The strongest paths through a model: one head writes, others pass it on, and a last head reads it.
 
->>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # two layers have no room for a head in between
+>>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # a two-layer model has no paths of two hops
 >>> len(found)
 0
 """
@@ -17,8 +17,6 @@ import numpy as np
 
 from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
-from headspan.node_kinds.beside_heads import add_nodes
-from headspan.node_kinds.opening import node_sets
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
@@ -54,7 +52,7 @@ _DEFAULT_MEMORY = "1GB"
 class Path:
     """One path: ``source`` writes, every head (or node) of ``via`` reads with V and writes with O, ``target`` reads.
 
-    rank: among the paths of as many hops. score: squared norm of the composed map (see
+    rank: among the paths with the same number of hops. score: squared norm of the composed map (see
     :mod:`headspan.graphs.chains`); for one hop it is PK. product: the score expected from the per-hop PKs, if
     every head in between mixed its directions at random. chance, sd: mean and standard deviation of the score if all
     links were rotated at random; z: the distance from that mean in sd (None if it cannot vary). pks: PK of every hop.
@@ -92,7 +90,7 @@ class Path:
 
 
 class Paths(Tabular, list[Path]):
-    """Paths, those of few hops first, each number of hops best first. notes: what a reader should know of them."""
+    """Paths by number of hops, each best first. notes: messages about them for the reader."""
 
     def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
         super().__init__(found)
@@ -177,6 +175,9 @@ def paths(
     result = _result(scores)
     opened = _weights(scores, result, model)
     if nodes is not None:
+        from headspan.node_kinds.beside_heads import add_nodes
+        from headspan.node_kinds.opening import node_sets
+
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
             warn(sentence)
@@ -255,7 +256,7 @@ def strongest(
     found, dropped = search(way, depth, k, memory, progress)
     listed = [path for hops, some in sorted(found.items()) for path in _described(way, stock, some, hops, k)]
     left = [_left_out(hops, dropped[hops], listed, k) for hops in sorted(found) if hops in dropped]
-    nothing = [] if listed else ["there is no such path: nothing lies between these in the stream"]
+    nothing = [] if listed else ["there is no such path: there is nothing between these in the stream"]
     return Paths(
         listed, short_name(str(weights.reference)), [*notes, *(sentence for sentence in left if sentence), *nothing]
     )
@@ -276,7 +277,7 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
 
 
 def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tuple[Port, Role]]:
-    """What a path may begin with: a query head's output, those of the group of a KV head, a node's."""
+    """The possible starts of a path: the output of a query head, of the group of a KV head, or of a node."""
     table = weights.ports
     port, role = table.ask(name)
     if role is not None and role not in WRITES:
@@ -293,7 +294,7 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
 def _targets(
     weights: AttentionWeights, name: Head | HeadRole | str | None, last: frozenset[str]
 ) -> tuple[list[tuple[Role, int]], list[str]]:
-    """The ports that paths may end at, as places of their roles, and what to know of the name."""
+    """The ports at which paths can end, by role and index, and a note about the name."""
     table = weights.ports
     read = [role for role in READS if table.of(role) and any(pairing[1] == role.value for pairing in last)]
     if name is None:
@@ -334,7 +335,7 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     order = np.argsort(-scores, kind="stable")[:k]
     middle = found.places[:, 1:-1]
     first, second = way.ends.ranks[found.places[:, 0]], way.outer.ranks[found.places[:, -1]]
-    # Both sides of every hop, from the first end on.
+    # Both sides of every hop, starting from the end.
     left = np.column_stack([way.ends.centred[found.places[:, 0]], way.far.centred[way.far_of[middle]]])
     right = np.column_stack([way.outer.centred[way.near[middle]], way.outer.centred[found.places[:, -1]]])
     d = dimension_between(stock.d_model, left, right)
@@ -380,6 +381,6 @@ def _left_out(hops: int, bound: float, listed: list[Path], k: int) -> str | None
     if len(scores) >= k and scores[-1] >= bound:
         return None
     return (
-        f"memory was too small to follow all paths of {hops} hops: of those that score less than {bound:.3g} "
-        "some may be missing. Allow more with memory="
+        f"memory was too small to follow all paths of {hops} hops: some that score less than {bound:.3g} "
+        "may be missing. Allow more with memory="
     )

@@ -1,4 +1,4 @@
-"""Choose edges by a rule or from a circuit, and build the graph of their heads."""
+"""Select edges by a rule or from a circuit, and build the graph of their heads."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def wiring(
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
-    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
+    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has only its k pairs
     described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
     return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
@@ -124,7 +124,7 @@ def _drawn(
     labels: Labels | str | os.PathLike[str] | None,
     large_effect: bool,
 ) -> Wiring:
-    """The wiring of a circuit: its edges with the scores that they have here."""
+    """The wiring of a circuit: its edges with their scores in this result."""
     scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
     labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
@@ -152,7 +152,7 @@ def _drawn(
 
 
 def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
-    """The pairings to score: all nulls but the random one look at the reversed ones too."""
+    """The pairings to score: all nulls except the random one also need the reversed pairings."""
     if rule != "significance" or null == "random":
         return pairings
     return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
@@ -168,7 +168,7 @@ def _why_empty(
     minimum: float | None,
     found: Iterable[Significance],
 ) -> Iterator[str]:
-    """What to choose instead of a choice without edges, for every pairing."""
+    """For every pairing without edges, why there are none and what to choose instead."""
     if rule in ("top", "top-per-target") and k == 0:
         yield f"no edges were requested ({rule} 0). Give a larger k"
         return
@@ -206,7 +206,7 @@ def _check(rule: str, k: int | None, q: float | None, null: str | None, minimum:
 
 
 def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
-    """The edges of one pairing, best first; a rank always counts all pairs of the pairing."""
+    """The edges of one pairing, best first; ranks count all pairs of the pairing."""
     rows, columns, values = matrix.pairs()
     order = descending(values)
     rows, columns, values = rows[order], columns[order], values[order]
@@ -233,7 +233,7 @@ def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> 
 def _nodes(
     edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
 ) -> tuple[Node, ...]:
-    """Every head and node that is an end of an edge, in the order of the stream, query heads before shared ones."""
+    """Every head and node at the end of an edge, in stream order, query heads before shared heads."""
     heads = {edge.source for edge in edges} | {edge.target for edge in edges}
     whole = edges and not scores.screened  # hubs need every pair
     found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if whole else {}

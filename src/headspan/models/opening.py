@@ -32,14 +32,14 @@ def open(model: Any, *, download: bool = False) -> AttentionWeights:
     """
     if isinstance(model, AttentionWeights):
         return model
-    from headspan.models.arrays import ArrayWeights
-
-    if isinstance(model, Mapping) and (not model or any(str(role) in model for role in ROLES)):
-        return ArrayWeights(model)
     if isinstance(model, (list, tuple)) and len(model) == 4:
-        return ArrayWeights(dict(zip("QKVO", model, strict=True)))
-    from headspan.checkpoints import open_source
+        model = dict(zip("QKVO", model, strict=True))
+    if isinstance(model, Mapping) and (not model or any(str(role) in model for role in ROLES)):
+        from headspan.models.arrays import ArrayWeights
+
+        return ArrayWeights(model)
     from headspan.checkpoints.base import TensorSource
+    from headspan.checkpoints.opening import open_source
     from headspan.models.checkpoint import CheckpointWeights
 
     refuse_result(model)

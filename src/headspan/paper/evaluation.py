@@ -1,4 +1,4 @@
-"""How well similarities find heads that are known to work together.
+"""Evaluate how well similarities find heads that are known to work together.
 
 Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
 score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are
@@ -44,14 +44,14 @@ def detection(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Estimate]:
-    """How well labelled heads are found by going down the list of forward pairs, both heads of a pair at once.
+    """How well the ranking of forward pairs finds labelled heads, counting both heads of a pair.
 
-    One estimate per pairing and their ``average``, with the value that labels dealt to the heads at random would give
-    on average. A head is found when its highest-scoring pair is reached, so the curve is that of ranking heads by
-    their best forward pair. Pairs with equal scores enter together, whatever their order.
-    measure: ``pr_auc`` is the paper's area by trapezoids without a point (0, 1), so heads that are found at the very
-    first pair add nothing to it; ``average_precision`` has no such gap.
-    The bootstrap draws labelled and unlabelled heads with replacement, each kind as often as there are of it.
+    One estimate per pairing and their ``average``, with the expected value for randomly assigned labels. A head is
+    found when its highest-scoring pair is reached, so the curve ranks heads by their best forward pair. Pairs with
+    equal scores enter together. The bootstrap resamples labelled and unlabelled heads separately, with replacement.
+
+    measure: ``pr_auc`` is the paper's trapezoidal area without a point (0, 1), so heads found at the very first pair
+    add nothing to it; ``average_precision`` has no such gap.
     """
     parsed = parse_pairings(pairing)
     if not parsed:
@@ -70,7 +70,7 @@ _MEASURES = {"pr_auc": "pr", "average_precision": "ap"}
 
 
 def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairing) -> tuple[np.ndarray, np.ndarray]:
-    """The best forward score of every head of a pairing, and which of the heads have a label."""
+    """The best forward score of every head of a pairing, and which heads have a label."""
     matrix = scores[metric, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
@@ -88,7 +88,7 @@ def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairi
 
 
 def _detection_areas(ranking: np.ndarray, positive: np.ndarray, area: str, bootstrap: int, seed: int) -> np.ndarray:
-    """(2 + bootstrap,): the area that chance gives, the observed one, and those of heads drawn with replacement."""
+    """(2 + bootstrap,): the area by chance, the observed area, and those of resampled heads."""
     drawn = resampled(positive, bootstrap, seed)
     found = (
         chance_areas(ranking, int(np.count_nonzero(positive)), anchored=False),
@@ -129,14 +129,13 @@ def classification(
     seed: int = 0,
     level: float = 0.95,
 ) -> Classification:
-    """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
+    """PR-AUC and ROC-AUC for separating pairs inside a class from all other pairs, per class and same-type pairing.
 
-    Each comes with the average for pairs in random order.
+    Each comes with the mean for pairs in random order.
 
-    The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
-    are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
-    leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
-    therefore says little about other heads of its kind.
+    The bootstrap resamples the heads of the class and the other heads separately, with replacement. The weight of a
+    pair is the product of its heads' counts; a head is never paired with itself. Samples with only one distinct head of
+    a class are redrawn, so with two or three heads in a class the interval says little about other heads of its kind.
     """
     labels = labels.for_model(scores.ports)
     classes = labels.names if classes is None else tuple(classes)
@@ -160,7 +159,7 @@ def classification(
 
 
 class _ClassPairs(NamedTuple):
-    """The same-type pairs of a pairing: scores, which of them lie inside a class, their heads, its members."""
+    """The same-type pairs of a pairing: scores, which pairs lie inside a class, their heads, and the class members."""
 
     values: np.ndarray
     positive: np.ndarray
@@ -190,7 +189,7 @@ def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, 
 def _class_areas(
     scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str, bootstrap: int, seed: int
 ) -> np.ndarray:
-    """(2, 2 + bootstrap): PR and ROC areas of one class in one pairing: by chance, observed, and of drawn heads."""
+    """(2, 2 + bootstrap): PR and ROC areas of one class in one pairing: by chance, observed, and resampled."""
     values, positive, rows, columns, member = _class_pairs(scores, labels, metric, pairing, name)
     found = [chance_areas(values, int(np.count_nonzero(positive))), areas_under_curves(values, positive)]
     if bootstrap:
@@ -217,7 +216,7 @@ def near_tie_range(
 
 
 def common_pairs(scores: Scores, pairing: str | Pairing, first: str, second: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two similarities of the forward pairs that both have a score of."""
+    """Two similarities over the forward pairs that both have."""
     x, y = (scores[metric, pairing].forward().values for metric in (first, second))
     present = ~np.isnan(x) & ~np.isnan(y)
     return x[present], y[present]
@@ -228,8 +227,7 @@ def metric_agreement(
 ) -> tuple[float, float]:
     """Spearman correlation of two similarities over all forward pairs, and over those high in either.
 
-    High means at or above the given quantile of that similarity. A similarity that never varies has no
-    correlation: NaN.
+    High means at or above the given quantile of that similarity. NaN if a similarity is constant.
     """
     from scipy.stats import spearmanr
 
@@ -238,7 +236,7 @@ def metric_agreement(
         raise HeadspanError(f"cannot correlate {first} with {second} over {len(x)} pairs of {pairing}")
     high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about inputs that never vary, for which the answer is NaN
+        warnings.simplefilter("ignore")  # about constant inputs, which give NaN
         everywhere, at_the_top = spearmanr(x, y), spearmanr(x[high], y[high])
     return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
 

@@ -26,11 +26,11 @@ SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. The
 
 @dataclass
 class Context:
-    """Inputs of the figures. What takes time is made when a figure first asks for it, and once.
+    """Inputs of the figures. Slow parts are computed once, when a figure first needs them.
 
-    ``weights`` are those that ``scores`` came from; ``text`` is the sentence for attention patterns; ``model`` is
-    what to run for them (the weights' own reference when not given); ``run`` allows to run it for head scores
-    too, which takes longer. ``notes`` collects what was left out of the figures and why.
+    ``weights`` are those that ``scores`` came from. ``text`` is the sentence for attention patterns, and ``model`` is
+    the model to run on it (by default the weights' own reference). ``run`` also allows running it for head scores,
+    which takes longer. ``notes`` collects what was left out of the figures and why.
     """
 
     scores: Scores
@@ -45,7 +45,7 @@ class Context:
 
     @property
     def flow(self) -> tuple[Pairing, ...]:
-        """Those of OQ, OK and OV that have been scored."""
+        """The scored pairings among OQ, OK and OV."""
         present = tuple(pairing for pairing in FLOW_PAIRINGS if pairing in self.scores.pairings)
         if not present:
             raise HeadspanError("it needs OQ, OK or OV, and this result has none of them")
@@ -53,7 +53,7 @@ class Context:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The similarities that pictures compare: PK and CS, or what there is."""
+        """The similarities that figures compare: PK and CS, or whatever was scored."""
         if not self.scores.metrics:
             raise HeadspanError("this result has no scores. Make one with `hs.score(model)`")
         return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
@@ -74,14 +74,14 @@ class Context:
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
-        """The paper's wiring: the k best of OQ, OK and OV, and of what nodes write and read where there are some."""
+        """The paper's wiring: the k best edges of OQ, OK and OV, and of the pairings of nodes if there are any."""
         scores = self.scores if scores is None else scores
         nodes = [pairing for pairing in NODE_PAIRINGS if (metric, pairing) in scores]
         return wiring(scores, [*self.flow, *nodes], metric, self.k if k is None else k, labels=self.labels)
 
     @cached_property
     def folded_scores(self) -> Scores:
-        """PK and CS of the folded weights, in all sixteen pairings."""
+        """PK and CS of the folded weights, for all sixteen pairings."""
         from headspan.models.folding import fold
         from headspan.scoring.run import score
 
@@ -94,7 +94,7 @@ class Context:
 
     @cached_property
     def behaviour(self) -> BehaviourScores:
-        """Head scores kept with the result, or measured now where that is allowed."""
+        """Head scores stored in the result, or measured now if allowed."""
         from headspan.results.head_scores import BehaviourScores
         from headspan.running.behaviour import behaviour
 
@@ -109,7 +109,7 @@ class Context:
 
     @cached_property
     def patterns(self) -> AttentionPatterns:
-        """Attention of every head on the sentence; an error where the model cannot be run."""
+        """Attention of every head on the sentence; an error if the model cannot be run."""
         from headspan.running.behaviour import attention_patterns
 
         return attention_patterns(self._running, self.text)
@@ -120,7 +120,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> dict[Head, list[str]]:
-        """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
+        """The ten tokens nearest to what each head writes; empty if the model has no unembedding."""
         from headspan.reading.tokens import all_tokens
 
         try:
@@ -131,6 +131,6 @@ class Context:
         return {entry.head: [token.token for token in entry.tokens] for entry in found}
 
     def dimensions(self) -> tuple[int, int]:
-        """The dimensions in which heads' outputs meet, and the commonest subspace dimension of them."""
+        """The ambient dimension of the heads' outputs, and their most common subspace dimension."""
         ranks = self.scores.ranks(Role.O).tolist()
         return usual_dimension(self.scores, Pairing(Role.O, Role.O)), max(set(ranks), key=ranks.count)

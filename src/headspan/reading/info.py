@@ -1,4 +1,4 @@
-"""A model's architecture, the tensors headspan would read, and the rank of every head."""
+"""A model's architecture, the tensors that headspan would read, and the rank of every head."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FOLD_ADVICE = {
     ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
     ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
-_SHOWN = 8  # lines of a list before it is cut short
+_SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
 
 
 class Info(dict[str, Any]):
-    """The facts about a model by name, as JSON-able values; printed, they read as ``headspan info`` shows them."""
+    """The facts about a model by name, as JSON values; its text is the output of ``headspan info``."""
 
     def lines(self) -> list[str]:
         """The facts as text."""
@@ -185,13 +185,13 @@ def _check_lines(check: dict[str, Any]) -> Iterator[str]:
         yield f"{'rank of ' + role:<14}{ranks} of {seen['full']}, {seen['heads']} heads"
     short = check["rank_deficient"]
     for head in short[:_SHOWN]:
-        yield f"{'':<14}{head['head']} has rank {head['rank']} only"
+        yield f"{'':<14}{head['head']} has only rank {head['rank']}"
     if len(short) > _SHOWN:
         yield f"{'':<14}… and {len(short) - _SHOWN} more"
 
 
 def _bytes(size: int) -> str:
-    """A size as people write it.
+    """A human-readable size.
 
     >>> _bytes(512), _bytes(117_000_000)
     ('512 B', '117.0 MB')

@@ -1,8 +1,8 @@
 """The tokens of a head: how much of each token's unembedding vector lies in the head's subspace.
 
-W̃ = LN_final applied to each column of a head's d×m weight; the score of token t is ‖P̃ f(e_t)‖, P̃ the projector on
-the span of W̃ and f one of four preprocessings. With an orthonormal basis U of that span the score is ‖Uᵀ f(e_t)‖,
-so the bases of many heads side by side turn a block of the vocabulary into one large matrix product.
+W̃ is LN_final applied to each column of a head's d×m weight. The score of token t is ‖P̃ f(e_t)‖, where P̃ projects on
+the span of W̃ and f is one of four preprocessings. With an orthonormal basis U of that span the score is ‖Uᵀ f(e_t)‖,
+so concatenating the bases of many heads turns a block of the vocabulary into one large matrix product.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TokenList(Tabular, list[Token]):
     """Tokens, best first."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """rank, id, token, score of each."""
+        """rank, id, token, score of each token."""
         return [{"rank": rank, **token._asdict()} for rank, token in enumerate(self, start=1)]
 
     def _headline(self) -> str:
@@ -140,7 +140,7 @@ def tokens_of(
     preprocess: str = "centre-normalise",
     progress: Update | None = None,
 ) -> list[HeadTokens]:
-    """The best tokens of some weights of some heads: the vocabulary is read and preprocessed once for all of them."""
+    """The best tokens of some weights of some heads, with one pass over the vocabulary."""
     stacks = chosen_stacks(weights, ports)
     best = [Best(len(stack.heads), check_count(k)) for stack in stacks]
     readable, done = reader(weights), 0
@@ -159,10 +159,10 @@ def tokens_of(
 
 
 def random_best(d: int, m: int, n_tokens: int) -> float:
-    """The score that the best of n independent tokens of length 1 has in a random m-dimensional subspace (median).
+    """The median score of the best of n independent unit vectors in a random m-dimensional subspace.
 
-    The squared length of the projection of a unit vector follows Beta(m/2, (d − m)/2). A head whose best tokens score
-    no more than this tells nothing by them.
+    The squared length of the projection of a unit vector follows Beta(m/2, (d − m)/2). If a head's best tokens score no
+    more than this, they are not informative.
 
     >>> round(random_best(576, 64, 49_152), 2)
     0.45
@@ -180,7 +180,7 @@ def norm_correlations(
     """Spearman ρ over tokens between the length of a token's vector and the length of its projection on a head.
 
     For each preprocessing, role (and "all"): mean and standard deviation over heads (numpy's, ddof = 0). The length
-    is ‖e_t‖, or ‖e_t − ē‖ where the preprocessing centres. All four come from one product UᵀE: centring is linear
+    is ‖e_t‖, or ‖e_t − ē‖ if the preprocessing centres. All four come from one product UᵀE, because centring is linear
     and normalising only divides.
     """
     budget = parse_memory(memory)
@@ -206,8 +206,8 @@ def norm_correlations(
 def unembedding_cosines(weights: AttentionWeights) -> dict[str, float | None]:
     """Mean cosine of the unembedding vectors with their mean and with the bias of the final norm.
 
-    Keys ``e_with_mean``, ``e_with_beta_final``, ``mean_with_beta_final``; the last two are None where the final
-    norm has no bias (or one that is 0). Vectors of length 0 have no direction and are left out.
+    Keys ``e_with_mean``, ``e_with_beta_final``, ``mean_with_beta_final``; the last two are None if the final
+    norm has no bias or a zero bias. Vectors of length 0 have no direction and are left out.
     """
     rows = VocabularyRows.unembedding(weights)
     norm = weights.final_norm()
@@ -233,13 +233,13 @@ def parse_role(role: Role | str) -> Role:
 
 
 def reader(weights: AttentionWeights) -> Readable:
-    """The function from a token id to readable text, or to ``<id N>`` where there is no tokenizer."""
+    """A function from token ids to readable text, or to ``<id N>`` without a tokenizer."""
     vocabulary = weights.vocabulary()
     return "<id {}>".format if vocabulary is None else vocabulary.readable
 
 
 class _Search:
-    """The best tokens of one stack of heads after another, with one progress count over all of them."""
+    """The best tokens of successive stacks of heads, with one progress count."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _Search:
         progress: Update | None = None,
         n_heads: int = 1,
     ) -> None:
-        parse_preprocess(preprocess)  # a bad name should not wait for the first block
+        parse_preprocess(preprocess)  # report a bad name before reading anything
         self.rows, self.k, self.preprocess, self.memory = rows, check_count(k), preprocess, memory
         self._progress, self._done, self._total = progress, 0, rows.size * n_heads
 
@@ -285,8 +285,8 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 
 def _stack_memory(weights: AttentionWeights, tokens: int, memory: int) -> int:
-    """Bytes of bases such that bases and the scores of their heads for all tokens stay within the memory."""
-    # Per head 4·d·m bytes of basis; 2·4 of scores and, while ranking one head, little more per token.
+    """Bytes available for bases, so that bases and the scores of all tokens fit into memory."""
+    # Per head, 4·d·m bytes for the basis and 8 bytes of scores per token; ranking one head at a time adds little.
     widest = max(weights.d_head(role) for role in ROLES)
     basis = 4 * weights.d_model * widest
     return int(memory * basis / (basis + 8 * tokens))
@@ -327,7 +327,7 @@ def _centred_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation of centred ranks, which is Spearman's ρ; NaN where one of them does not vary."""
-    # einsum rather than @: handing so short a product to many BLAS threads costs more than the product.
+    """Pearson correlation of centred ranks, which is Spearman's ρ; NaN if one of them is constant."""
+    # einsum rather than @: starting BLAS threads would cost more than such a short product.
     both, one, other = (np.einsum("t,t->", a, b) for a, b in ((first, second), (first, first), (second, second)))
     return float(both / np.sqrt(one * other)) if one * other > 0 else float("nan")

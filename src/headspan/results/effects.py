@@ -19,6 +19,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
 from headspan.vocabulary.ports import PortTable
@@ -201,7 +202,7 @@ def _records(
     matrix, percentiles = effects.matrix(pairing), effects.percentiles(pairing)
     large, judged, ratios = effects.large(pairing), effects.judged(pairing), effects.ratio(pairing)
     values = matrix.values
-    ranks = None if scored is None else _ranks(scored.values)
+    ranks = None if scored is None else places(scored.values)
     order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
     rows, columns = np.nonzero(~np.isnan(values))
     best = np.argsort(-order[rows, columns], kind="stable")[:k]
@@ -211,7 +212,7 @@ def _records(
         names = (str(pairing), str(matrix.sources[i]), str(matrix.targets[j]))
         row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
         row["score"] = None if scored is None else float(scored.values[i, j])
-        row["rank"] = None if ranks is None else int(ranks[i, j])
+        row["rank"] = None if ranks is None else int(ranks[i, j]) or None
         row |= {"effect": float(values[i, j]), "effect_unit": effects.unit(pairing)}
         row["large_effect"] = bool(large[i, j]) if judged[i, j] else None
         row["random_write_ratio"] = None if np.isnan(ratios[i, j]) else float(ratios[i, j])
@@ -232,14 +233,6 @@ def _columns(effects: Effects) -> list[str]:
     names = dict.fromkeys(name for name, _ in effects.arrays)
     named = [name for name in names if not name.endswith("_turned")]  # told as a ratio
     return [name for name in named if name not in effects.materials or len(effects.materials) > 1]
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the largest, ties in head order; NaN is last."""
-    order = np.argsort(-values.ravel(), kind="stable")
-    ranks = np.empty(values.size, dtype=np.int64)
-    ranks[order] = np.arange(1, values.size + 1)
-    return ranks.reshape(values.shape)
 
 
 def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -23,9 +23,6 @@ from headspan.vocabulary.heads import Head
 if TYPE_CHECKING:
     from headspan.results.scores import Scores
 
-if TYPE_CHECKING:
-    pass
-
 
 KINDS = ("identity", "previous_token", "duplicate_token", "induction")
 

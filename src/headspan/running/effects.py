@@ -274,7 +274,7 @@ def _checked_ids(model: RunningModel, ids: Sequence[int]) -> np.ndarray:
 def _text_windows(model: RunningModel, texts: Sequence[str], start: int | None) -> list[Sample]:
     longest = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
     windows = equal_windows([model.encode(text) for text in texts], longest)
-    return [Sample(ids, {}, {}).behind(start) for ids in windows]
+    return [Sample(ids, {}, {}).after(start) for ids in windows]
 
 
 def shipped_text() -> str:

@@ -206,7 +206,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
         from transformers.utils import logging
     except ImportError:
         raise missing_extra("transformers", "torch", "running a model") from None
-    from headspan.checkpoints import open_source
+    from headspan.checkpoints.opening import open_source
     from headspan.models.opening import refuse_result
 
     refuse_result(ref)

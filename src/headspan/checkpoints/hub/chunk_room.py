@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headspan.checkpoints.hub.chunk_records import forget_lost
-from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, locked, root
+from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, forget_lost, locked, root
 from headspan.results.tabular import Tabular
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
