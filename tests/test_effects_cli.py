@@ -114,7 +114,7 @@ def test_a_bad_result_is_reported_before_any_work(
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr("headspan.running.effects.effects", never)
+    monkeypatch.setattr("headspan.running.effects.running", never)
     assert "another model" in printed(capsys, ["effects", "demo", "--into", str(other)], 2)
     assert "no result file" in printed(capsys, ["effects", "demo", "--into", str(tmp_path / "none.safetensors")], 2)
     weights = Path(hs.__file__).parent / "data" / "demo" / "model.safetensors"

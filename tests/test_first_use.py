@@ -72,7 +72,7 @@ def test_a_result_where_a_model_is_needed(function, shared: hs.Scores, tmp_path:
 
 
 def test_the_name_that_is_proposed_for_a_result_can_be_written() -> None:
-    with pytest.raises(HeadspanError, match=r"--out nowhere\.safetensors$"):
+    with pytest.raises(HeadspanError, match=r"hs\.score\(model, out='nowhere\.safetensors'\)`$"):
         hs.load("nowhere")
 
 

@@ -199,7 +199,7 @@ def test_too_many_nodes_are_refused_before_anything_is_read(tmp_path: Path, monk
     np.save(tmp_path / "many.npy", RNG.standard_normal((MOST_NODES + 1, D)))
     weights = model()
     monkeypatch.setattr(ArrayWeights, "read", lambda *a: pytest.fail("a weight was read"))
-    with pytest.raises(HeadspanError, match=r"2,001 nodes are too many.*at most 2,000.*headspan nodes"):
+    with pytest.raises(HeadspanError, match=r"2,001 nodes are too many.*at most 2,000.*hs\.nodes"):
         hs.score(weights, "pk", nodes=[str(tmp_path / "many.npy")])
 
 

@@ -248,7 +248,7 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     hs.score(folded, ["pk"], "flow").save(file)
     assert scores_of(hs.paths(file, to="L1H2", depth=1, model="demo")) == scores_of(other)
     for given in (str(file), hs.load(file)):
-        with pytest.raises(hs.HeadspanError, match="--weights"):
+        with pytest.raises(hs.HeadspanError, match="`model`"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
@@ -269,11 +269,11 @@ def test_the_demo_has_its_induction_circuit() -> None:
         ({"to": "L1H0", "depth": 5}, "from 1 to 4"),
         ({"to": "L1H0", "depth": 0}, "from 1 to 4"),
         ({"to": "L1H0", "k": 0}, "1 or more"),
-        ({"to": "L1H0", "pairings": "QK"}, "QK.*OQ, OK or OV"),
-        ({"to": "L1H0.Q", "pairings": "OK"}, "Q.*OK"),
+        ({"to": "L1H0", "pairing": "QK"}, "QK.*OQ, OK or OV"),
+        ({"to": "L1H0.Q", "pairing": "OK"}, "Q.*OK"),
         ({"to": "nonsense"}, "'nonsense'"),
         ({"to": "L1H0", "memory": "much"}, "'much'"),
-        ({"to": "L1H0", "weights": "demo"}, "weights"),
+        ({"to": "L1H0", "model": "demo"}, "`model`"),
     ],
 )
 def test_impossible_requests_are_refused(asked: dict[str, object], words: str) -> None:

@@ -20,8 +20,6 @@ from safetensors.numpy import save_file
 import headspan as hs
 from headspan.results import saving
 from headspan.results.tabular import Tabular
-from headspan.running.effects_curve import effect_curve
-from headspan.running.effects_summary import predictors_of, summarise_effects
 from headspan.system.sealed_file import HASH, content_hash, read_sealed
 from series_hub import write
 
@@ -43,14 +41,14 @@ def of_paper() -> Any:
 
 def summary(scores: hs.Scores) -> Any:
     found = hs.effects("demo", sequences=2, length=12, random=True, draws=0)
-    with hs.open("demo") as weights:
-        return summarise_effects(found, predictors_of(weights, ["pk"], found.pairings), resamples=10)
+    return hs.effects_summary("demo", found, "pk", resamples=10)
 
 
 # Public function -> a call that returns its result. The last part of a key only tells two calls apart.
 RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "score": lambda scores: scores,
     "top": lambda scores: hs.top(scores, "flow,OR", k=3),
+    "top labelled": lambda scores: hs.top(scores, "OK", k=3, labels=hs.Labels({hs.Head(0, 3): (HOSTILE,)})),
     "around": lambda scores: hs.around(scores, "L1H2.K", k=3),
     "around node": lambda scores: hs.around(scores, HOSTILE, k=3),
     "compare": lambda scores: hs.compare(scores, scores),
@@ -69,8 +67,8 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "pair": lambda scores: hs.pair("demo", "L0H3.O", "L1H2.K", top=3),
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
-    "effects summary": summary,
-    "effects curve": lambda scores: effect_curve("demo", "L0H3.O", "L1H2.K", draws=2),
+    "effects_summary": summary,
+    "effects_curve": lambda scores: hs.effects_curve("demo", "L0H3.O", "L1H2.K", draws=2),
     "paths": lambda scores: hs.paths("demo", depth=1, k=3, nodes=[node()]),
     "Circuit": lambda scores: hs.paths("demo", depth=1, k=3).to_circuit(HOSTILE),
     "wiring": lambda scores: hs.wiring(scores, "OK,OR", k=3),
@@ -83,10 +81,11 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
 # Public names that do not return a result, and what they are instead.
 NO_RESULTS = {
     "weights of a model": ("open", "fold", "adapt"),
-    "pages": ("report", "site"),
+    "pages and figures": ("report", "site", "figures"),
     "numbers and arrays": ("subspace", "principal_angles", "projection_kernel"),
     "the vocabulary": ("Head", "Node", "Pairing", "Port", "Role", "HeadspanError", "HeadspanWarning", "Labels"),
     "reads all of them": ("load",),
+    "a listing of the cache, which may be empty": ("cache",),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +19,6 @@ from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     import pandas
-
-    from headspan.results.labels import Labels
 
 
 class Edge(NamedTuple):
@@ -42,17 +39,18 @@ def edge_row(edge: Edge) -> dict[str, Any]:
 
 
 class Edges(Tabular, list[Edge]):
-    """A list of edges that a notebook shows as a table; with ``labels``, the classes of both heads are columns."""
+    """A list of edges that a notebook shows as a table.
 
-    def __init__(self, edges: Iterable[Edge] = (), labels: Labels | None = None) -> None:
-        super().__init__(edges)
-        self.labels = labels
+    labels: the classes of the heads of these edges by name, joined by ``;``; with them, both heads have a column.
+    """
+
+    labels: dict[str, str] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge: metric, pairing, rank, source, target, score; source_labels, target_labels."""
-        rows, labels = [edge_row(edge) for edge in self], self.labels
-        if labels is not None:
-            rows = [row | {f"{end}_labels": labels.joined(row[end]) for end in ("source", "target")} for row in rows]
+        rows = [edge_row(edge) for edge in self]
+        if self.labels is not None:
+            rows = [r | {f"{end}_labels": self.labels[r[end]] for end in ("source", "target")} for r in rows]
         return rows
 
     def _headline(self) -> str:

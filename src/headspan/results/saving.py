@@ -49,6 +49,7 @@ KINDS = {
     "comparison": "change.compare:Comparison",
     "diff": "change.diff:Diff",
     "series": "change.series:Series",
+    "cached files": "checkpoints.hub.chunk_room:CachedFiles",
     "evaluation": "paper.evaluation:Evaluation",
     "reproduction": "paper.reproduction:Reproduction",
 }

@@ -149,7 +149,7 @@ def top(
         raise HeadspanError(
             f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
         )
-    edges = Edges(labels=classes)
+    edges = Edges()
     names = given_metrics(metric, scores)
     for matrix in (scores[name, one] for name in names for one in given_pairings(pairing, scores, name)):
         keep = np.ones(matrix.values.shape, dtype=bool)
@@ -159,6 +159,9 @@ def top(
             inside = _ids(members)
             keep &= np.isin(_ids(matrix.sources), inside)[:, None] | np.isin(_ids(matrix.targets), inside)[None, :]
         edges += _best(matrix, keep, k)
+    if classes is not None:
+        names = {str(end) for edge in edges for end in (edge.source, edge.target)}
+        edges.labels = {name: classes.joined(name) for name in sorted(names)}
     return edges
 
 

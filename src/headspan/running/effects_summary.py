@@ -117,6 +117,8 @@ def effects_summary(
     k : edges with the highest scores in which ``hits`` are counted. resamples, seed : of the bootstrap.
     """
     with given_weights(model) as weights:
+        if not weights.ports.same_heads(effects.ports):
+            raise HeadspanError(f"these are not the effects of {weights.reference}: it has other heads")
         notes = [] if weights.foldable else [f"raw weights only: {weights.not_foldable_reason}"]
         predictors = predictors_of(weights, parse_metrics(metric), effects.pairings)
     return replace(summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed), notes=notes)
