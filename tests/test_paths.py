@@ -222,18 +222,28 @@ def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.Monkey
         assert expected <= {str(p) for p in some}
 
 
-def test_what_is_left_out_behind_a_single_head_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All heads of layer 1 reach the end through L2H0 alone, and there is room for four of the six."""
+def layered(second: int) -> AttentionWeights:
+    """Six heads of layer 0 and of layer 1, which reach the end through some heads of layer 2 alone."""
     rng = np.random.default_rng(3)
     arrays = {role: np.zeros((4, 6, 24, 2)) for role in "QKVO"}
     for role, layer, heads, first, last in (
-        ("O", 0, 6, 0, 12), ("V", 1, 6, 0, 12), ("O", 1, 6, 12, 18), ("V", 2, 1, 12, 18), ("O", 2, 1, 18, 24),
-        ("Q", 3, 6, 18, 24),
+        ("O", 0, 6, 0, 12), ("V", 1, 6, 0, 12), ("O", 1, 6, 12, 18), ("V", 2, second, 12, 18),
+        ("O", 2, second, 18, 24), ("Q", 3, 6, 18, 24),
     ):  # fmt: skip
         arrays[role][layer, :heads, first:last] = rng.normal(size=(heads, last - first, 2))
+    return hs.open(arrays)
+
+
+@pytest.mark.parametrize(("second", "partial", "left"), [(1, 4, 24), (1, 5, 30), (2, 8, 48), (2, 11, 66)])
+def test_what_there_is_no_room_for_is_told(
+    second: int, partial: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for some of the partial paths from layer 1; each goes on to the six heads of layer 0."""
     monkeypatch.setattr(path_search, "_QUICK", 4)
-    whole, some = (hs.paths(hs.open(arrays), "L3H0.Q", k=100, memory=memory) for memory in ("1GB", 1))
-    assert [sum(p.hops == 3 and p.score > 1e-9 for p in found) for found in (whole, some)] == [36, 24]
+    weights = layered(second)
+    # Half of the memory is for partial paths, 12 bytes for each number of their 2×2 matrices.
+    whole, some = (hs.paths(weights, "L3H0.Q", k=100, memory=2 * 12 * 2**2 * count) for count in (6 * second, partial))
+    assert [sum(p.hops == 3 and p.score > 1e-9 for p in found) for found in (whole, some)] == [36 * second, left]
     assert not whole.notes and len(some.notes) == 1 and "all paths of 3 hops" in some.notes[0]
     bound = float(some.notes[0].split("less than ")[1].split()[0])
     assert {str(p) for p in whole if p.score > bound * 1.01} <= {str(p) for p in some}
