@@ -164,6 +164,19 @@ def test_chance_by_simulation(links: int) -> None:
     assert squares.mean() == pytest.approx(found.sd[0] ** 2, abs=4 * squares.std() / np.sqrt(n))
 
 
+@pytest.mark.parametrize("ends", [{}, {"from_": "L1H0"}, {"to": "L3H1"}])
+def test_chance_counts_the_rank_of_every_weight_of_a_path(ends: dict[str, str]) -> None:
+    """What L1H0 writes has two dimensions of four."""
+    weights = model()
+    ranks = {f"{h}.{r}": basis(weights.read_head(f"{h}.{r}")).shape[1] for r in "QKVO" for h in weights.heads(r)}
+    found = hs.paths(weights, depth=3, k=10**5, **ends)
+    assert {path.hops for path in found} >= {2} and any(str(path.source) == "L1H0" for path in found)
+    for path in found:
+        carried = np.prod([min(ranks[f"{via}.O"], ranks[f"{via}.V"]) for via in path.via])
+        both = ranks[f"{path.source}.O"] * ranks[f"{path.target}.{path.pairing.target}"]
+        assert path.chance == pytest.approx(both * carried / 24**path.hops)
+
+
 def test_z_of_paths_through_random_weights() -> None:
     """Heads of independent random weights are turned at random: their z has mean 0 and sd 1."""
     rng = np.random.default_rng(1)
@@ -263,6 +276,16 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
         hs.paths(file, to="L1H2", weights=model())
+
+
+@pytest.mark.parametrize("name", ["probe", "probe.R"])
+def test_the_nodes_of_a_result_must_be_given_again(name: str) -> None:
+    weights, probe = model(), hs.Node(np.arange(24.0), "probe", layer=2)
+    scores = hs.score(weights, ["pk"], "flow", nodes=[probe])
+    with pytest.raises(hs.HeadspanError, match=r"probe.*nodes="):
+        hs.paths(scores, to=name, depth=1, weights=weights)
+    found = hs.paths(scores, to=name, depth=1, weights=weights, nodes=[probe])
+    assert {str(path.target) for path in found} == {"probe"}
 
 
 def test_the_demo_has_its_induction_circuit() -> None:
