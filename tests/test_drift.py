@@ -311,9 +311,18 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     change.save(tmp_path / "d.safetensors")
     with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
         head = json.loads(file.metadata()["headspan"])
-        assert head["kind"] == "diff" and len(head["records"]) == len(rows)
+        assert (head["kind"], head["schema"]) == ("diff", 1) and len(head["records"]) == len(rows)
         assert np.allclose(file.get_tensor("drift/K"), [p.drift for p in change.drift if p.role is Role.K])
         assert np.allclose(file.get_tensor("after/pk/OK"), change.after["pk", "OK"].values, equal_nan=True)
+
+
+def test_progress_counts_drift_and_both_models_alike() -> None:
+    told: list[tuple[int, int]] = []
+    hs.diff("demo", "demo", progress=lambda done, total: told.append((done, total)))
+    steps = 2 * 4  # layers and roles
+    assert {total for _, total in told} == {3 * steps} and told[-1][0] == 3 * steps
+    done = [number for number, _ in told]
+    assert done[:steps] == list(range(1, steps + 1)) and done == sorted(done) and 2 * steps in done
 
 
 def run(*arguments: str) -> Any:
