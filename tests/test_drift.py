@@ -311,9 +311,21 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     change.save(tmp_path / "d.safetensors")
     with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
         head = json.loads(file.metadata()["headspan"])
-        assert (head["kind"], head["schema"]) == ("diff", 1) and len(head["records"]) == len(rows)
+        assert (head["kind"], head["schema"]) == ("diff", 1) and head["records"] == json.loads(json.dumps(rows))
         assert np.allclose(file.get_tensor("drift/K"), [p.drift for p in change.drift if p.role is Role.K])
         assert np.allclose(file.get_tensor("after/pk/OK"), change.after["pk", "OK"].values, equal_nan=True)
+
+
+def test_opened_weights_and_a_file_without_nan(tmp_path: Path) -> None:
+    base, other = random_model(layers=2), random_model(seed=9, layers=2)
+    change = hs.diff(hs.open(base), hs.open(other), k=3)
+    assert change == hs.diff(base, other, k=3) != hs.diff(base, base, k=3)
+    unknown = replace(change, drift=[line._replace(floor=math.nan) for line in change.drift])
+    unknown.save(tmp_path / "d.safetensors")
+    with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
+        records = json.loads(file.metadata()["headspan"], parse_constant=pytest.fail)["records"]
+    drifts = [row for row in records if row["table"] == "drift"]
+    assert {row["floor"] for row in drifts} == {None} and all(row["drift"] > 0 for row in drifts)
 
 
 def test_progress_counts_drift_and_both_models_alike() -> None:
