@@ -18,7 +18,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.beside_heads import add_nodes
 from headspan.node_kinds.node_sets import NodeSet, Place
 from headspan.node_kinds.opening import node_sets
-from headspan.subspaces.random_subspaces import random_bases
+from headspan.subspaces.random_subspaces import moments, random_bases
 from headspan.vocabulary.heads import Role, mlp_position
 
 ROLES = "QKV"
@@ -162,6 +162,13 @@ def test_chance_by_simulation(links: int) -> None:
     assert draws.mean() == pytest.approx(found.mean[0], abs=4 * found.sd[0] / np.sqrt(n))
     squares = (draws - found.mean[0]) ** 2
     assert squares.mean() == pytest.approx(found.sd[0] ** 2, abs=4 * squares.std() / np.sqrt(n))
+
+
+@pytest.mark.parametrize(("d", "m", "m2"), [(1, 1, 1), (2, 1, 1), (2, 1, 2), (3, 2, 1), (12, 3, 5)])
+def test_chance_of_one_hop_is_that_of_random_subspaces(d: int, m: int, m2: int) -> None:
+    none = np.zeros((1, 0))
+    found, expected = chance(d, m, m2, none, none), moments(d, m, m2)
+    assert (found.mean[0], found.sd[0]) == pytest.approx((float(expected.mean), float(expected.variance) ** 0.5))
 
 
 @pytest.mark.parametrize("ends", [{}, {"from_": "L1H0"}, {"to": "L3H1"}])
