@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 import headspan  # noqa: E402
 from headspan.results.head_scores import BehaviourScores  # noqa: E402
 from headspan.results.labels import Labels  # noqa: E402
-from headspan.running.behaviour import KINDS, attention_patterns, head_scores  # noqa: E402
+from headspan.running.behaviour import KINDS, attention_patterns  # noqa: E402
+from headspan.running.behaviour import behaviour as head_scores  # noqa: E402
 from headspan.vocabulary.errors import HeadspanError  # noqa: E402
 from headspan.vocabulary.heads import Head  # noqa: E402
 
@@ -128,10 +129,10 @@ def test_special_tokens_are_not_drawn(gpt2_folder: Path) -> None:
 
 def test_own_text_measures_repeated_tokens(gpt2_folder: Path) -> None:
     text = "w5 w6 w7 w5 w6 w6 w5"
-    scores = head_scores(gpt2_folder, texts=[text])
+    scores = head_scores(gpt2_folder, text=[text])
     ids = np.array([[5, 6, 7, 5, 6, 6, 5]])
     maps = direct_attention(transformers.GPT2LMHeadModel.from_pretrained(gpt2_folder), ids)[1][0, 2]
-    # w5 at 3 and 6, w6 at 4 and 5 stood before; at 5 the place after the w6 at 4 is 5 itself, which does not count
+    # w5 at 3 and 6, w6 at 4 and 5 occurred before; at 5 the place after the w6 at 4 is 5 itself, which does not count
     duplicate = [maps[3, 0], maps[4, 1], maps[5, 1] + maps[5, 4], maps[6, 0] + maps[6, 3]]
     induction = [maps[3, 1], maps[4, 2], maps[5, 2], maps[6, 1] + maps[6, 4]]
     assert scores["duplicate_token"]["L1H2"] == pytest.approx(np.mean(duplicate), abs=1e-6)
@@ -141,7 +142,7 @@ def test_own_text_measures_repeated_tokens(gpt2_folder: Path) -> None:
 
 
 def test_text_without_repeats_has_no_induction_score(gpt2_folder: Path) -> None:
-    scores = head_scores(gpt2_folder, texts=["w1 w2 w3"])
+    scores = head_scores(gpt2_folder, text=["w1 w2 w3"])
     assert np.isnan(scores["induction"]["L0H0"])
     assert scores.to_dict()["induction"]["L0H0"] is None
     assert scores.top("induction") == []
@@ -150,8 +151,8 @@ def test_text_without_repeats_has_no_induction_score(gpt2_folder: Path) -> None:
 
 def test_long_text_is_cut_into_windows(gpt2_folder: Path) -> None:
     words = [f"w{1 + i % 50}" for i in range(100)]  # the model takes 64 tokens
-    whole = head_scores(gpt2_folder, texts=[" ".join(words)])
-    parts = head_scores(gpt2_folder, texts=[" ".join(words[:64]), " ".join(words[64:])])
+    whole = head_scores(gpt2_folder, text=[" ".join(words)])
+    parts = head_scores(gpt2_folder, text=[" ".join(words[:64]), " ".join(words[64:])])
     assert any("windows of 64" in note for note in whole.notes)
     np.testing.assert_allclose(whole.arrays["identity"], parts.arrays["identity"], atol=1e-6)
 
@@ -214,7 +215,7 @@ def test_sequences_longer_than_the_context(gpt2_folder: Path) -> None:
 def test_text_without_tokenizer(tmp_path: Path) -> None:
     tiny("gpt2").save_pretrained(tmp_path)
     with pytest.raises(HeadspanError, match="no tokenizer"):
-        head_scores(tmp_path, texts=["some words"])
+        head_scores(tmp_path, text=["some words"])
 
 
 def test_model_without_attention(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_model_without_attention(tmp_path: Path) -> None:
         head_scores(model, sequences=1, length=5)
 
 
-def test_things_that_are_no_model() -> None:
+def test_things_that_are_not_a_model() -> None:
     with pytest.raises(HeadspanError, match="cannot be run"):
         head_scores(torch.nn.Linear(2, 2))
 
@@ -304,7 +305,7 @@ def test_command_stores_scores_in_a_result(gpt2_folder: Path, tmp_path: Path) ->
     import headspan as hs
 
     path = tmp_path / "result.safetensors"
-    hs.score(hs.open(gpt2_folder), metrics=["pk"], pairings="OK").save(path)
+    hs.score(hs.open(gpt2_folder), metric=["pk"], pairing="OK").save(path)
     before = hs.load(path)["pk", "OK"].values
     done = run(str(gpt2_folder), "--sequences", "2", "--length", "8", "--into", str(path))
     assert done.exit_code == 0, done.output
@@ -318,7 +319,7 @@ def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: 
 
     tiny("llama").save_pretrained(tmp_path / "llama")
     path = tmp_path / "result.safetensors"
-    hs.score(hs.open(tmp_path / "llama"), metrics=["pk"], pairings="OK").save(path)
+    hs.score(hs.open(tmp_path / "llama"), metric=["pk"], pairing="OK").save(path)
     done = run(str(gpt2_folder), "--sequences", "1", "--length", "8", "--into", str(path))
     assert isinstance(done.exception, HeadspanError)
     assert "different models" in str(done.exception)
@@ -328,7 +329,7 @@ def test_command_refuses_a_result_of_another_model(gpt2_folder: Path, tmp_path: 
 def test_command_measures_a_text_file(gpt2_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("w3 w4 w3 w4")
     done = run(str(gpt2_folder), "--text", str(tmp_path / "text.txt"), "--prompt", "w7 w8", "--json")
-    expected = head_scores(gpt2_folder, texts=["w3 w4 w3 w4", "w7 w8"]).rows()
+    expected = head_scores(gpt2_folder, text=["w3 w4 w3 w4", "w7 w8"]).rows()
     assert json.loads(done.stdout) == expected
 
 

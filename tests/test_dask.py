@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 
 import headspan as hs
+from headspan.models.weights import AttentionWeights
 from headspan.scoring import dask as dask_module
 from headspan.scoring.run import score
+from notices import noticed
 
 distributed = pytest.importorskip("distributed")
 
 
 class Cluster:
-    """A scheduler and workers as a user starts them, each a process of its own."""
+    """A scheduler and workers as a user starts them, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, []
@@ -71,7 +73,7 @@ OPTIONS = {"metrics": ["procrustes"], "pairings": "flow"}
 
 
 @pytest.fixture
-def many_tiles(tmp_path: Path) -> hs.AttentionWeights:
+def many_tiles(tmp_path: Path) -> AttentionWeights:
     """A checkpoint whose Procrustes scores make dozens of tiles."""
     from safetensors.numpy import save_file
 
@@ -109,7 +111,7 @@ def after_one_tile(act) -> tuple[list[int], object]:
 
 @pytest.mark.slow
 def test_a_worker_is_killed_and_the_other_does_its_tiles(
-    cluster: Cluster, many_tiles: hs.AttentionWeights, tmp_path: Path
+    cluster: Cluster, many_tiles: AttentionWeights, tmp_path: Path
 ) -> None:
     victim, _ = cluster.worker(), cluster.worker()
     called, progress = after_one_tile(lambda: victim.send_signal(signal.SIGKILL))
@@ -123,7 +125,7 @@ def test_a_worker_is_killed_and_the_other_does_its_tiles(
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["scheduler", "worker"])
 def test_when_the_cluster_dies_finished_tiles_are_kept(
-    who: str, cluster: Cluster, many_tiles: hs.AttentionWeights, tmp_path: Path, cache: Path, impatient: None
+    who: str, cluster: Cluster, many_tiles: AttentionWeights, tmp_path: Path, cache: Path, impatient: None
 ) -> None:
     worker = cluster.worker()
     victim = cluster.scheduler if who == "scheduler" else worker
@@ -133,14 +135,14 @@ def test_when_the_cluster_dies_finished_tiles_are_kept(
     with pytest.raises(hs.HeadspanError, match=sentence):
         score(many_tiles, **OPTIONS, dask=cluster.address, out=tmp_path / "r.safetensors", progress=progress)
     assert called and kept(cache) >= 1 and time.monotonic() - started < 60
-    said: list[str] = []
-    score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors", say=said.append)
+    with noticed() as said:
+        score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors")
     assert any("continuing an unfinished run" in s for s in said) and not kept(cache)
 
 
 @pytest.mark.slow
 def test_no_workers_or_workers_that_do_not_answer(
-    cluster: Cluster, many_tiles: hs.AttentionWeights, tmp_path: Path, impatient: None
+    cluster: Cluster, many_tiles: AttentionWeights, tmp_path: Path, impatient: None
 ) -> None:
     with pytest.raises(hs.HeadspanError, match="has no workers"):
         score(many_tiles, **OPTIONS, dask=cluster.address)
@@ -153,7 +155,7 @@ def test_no_workers_or_workers_that_do_not_answer(
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["version", "code", "later"])
 def test_a_worker_of_another_version_is_refused(
-    change: str, cluster: Cluster, many_tiles: hs.AttentionWeights, tmp_path: Path
+    change: str, cluster: Cluster, many_tiles: AttentionWeights, tmp_path: Path
 ) -> None:
     """Before the run, or when it joins later and sends its first tile."""
     other = tmp_path / "other"
@@ -195,7 +197,7 @@ def test_local_in_a_plain_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_what_a_cluster_cannot_do_is_said() -> None:
+def test_what_a_cluster_cannot_do_is_refused() -> None:
     arrays = {role: np.random.default_rng(0).normal(size=(2, 2, 8, 3)) for role in "QKVO"}
     with pytest.raises(hs.HeadspanError, match="a path or hub id, not arrays"):
         score(hs.open(arrays), "pk", dask="local")
@@ -207,7 +209,7 @@ def test_what_a_cluster_cannot_do_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: hs.AttentionWeights) -> None:
+def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: AttentionWeights) -> None:
     """As with several GPUs: every worker has a device, here torch's CPU."""
     pytest.importorskip("torch")
     for _ in range(2):
@@ -219,8 +221,8 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: hs.Atten
         np.testing.assert_allclose(there[key].values, here[key].values, rtol=1e-5)
 
 
-def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
+def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Procrustes computes no bases, so every tile would have to find the ranks of its weights."""
     from dataclasses import replace
 
     from headspan.scoring.plan import make_plan
@@ -239,8 +241,8 @@ def test_a_worker_finds_each_rank_once(many_tiles: hs.AttentionWeights, monkeypa
     dask_module._open_here.cache_clear()
 
 
-def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: hs.AttentionWeights) -> None:
-    """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
+def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: AttentionWeights) -> None:
+    """A worker keeps the model open between runs; the same bytes with a new date are the same model."""
     from headspan.scoring.plan import make_plan
 
     reference, fingerprint = many_tiles.reference, many_tiles.provenance["fingerprint"]

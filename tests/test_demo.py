@@ -1,4 +1,4 @@
-"""The model that ships with the package: how it was made, and that it does what its card says."""
+"""The model that ships with the package: how it was made, and that its model card is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from headspan.results.head_scores import BehaviourScores  # noqa: E402
-from headspan.running.behaviour import KINDS, attention_patterns, head_scores  # noqa: E402
+from headspan.running.behaviour import KINDS, attention_patterns  # noqa: E402
+from headspan.running.behaviour import behaviour as head_scores  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(hs.__file__).parent / "data" / "demo"
@@ -88,7 +89,7 @@ def test_it_has_the_heads_it_was_made_for(shipped: BehaviourScores) -> None:
 def test_projection_kernel_finds_the_circuit(shipped: BehaviourScores) -> None:
     """PK for OK is largest between previous-token and induction heads, and separates them better than CS."""
     previous, induction = special_pairs(shipped)
-    scores = hs.score(hs.open("demo"), metrics=["pk", "cs"], pairings="OK")
+    scores = hs.score(hs.open("demo"), metric=["pk", "cs"], pairing="OK")
     circuit = {(a, b) for a in previous for b in induction}
     margin = {}
     for metric in ("pk", "cs"):
@@ -112,11 +113,11 @@ def test_tokenizer_reads_words_and_spells_the_rest() -> None:
     assert vocabulary.special_ids == {0, 1}
 
 
-def test_induction_head_looks_behind_the_earlier_name(shipped: BehaviourScores) -> None:
+def test_induction_head_attends_after_the_earlier_name(shipped: BehaviourScores) -> None:
     best = shipped.top("induction", 1)[0][0]
     text = "Here is the list: tiger, lamp, violin, cheese. Say it again: tiger, lamp, violin"
     found = attention_patterns("demo", text, [best])
-    row = found.patterns[Head.parse(best)][-1]  # from the last word, which stood before "," once
+    row = found.patterns[Head.parse(best)][-1]  # from the last word, which preceded "," once
     earlier = found.tokens.index(found.tokens[-1])
     assert int(row.argmax()) == earlier + 1
 

@@ -55,7 +55,7 @@ def test_equal_to_direct_path_patching(bridge: Any, role: str) -> None:
     w_o = bridge.blocks[1].attn.W_O.detach()
 
     def measured(head: int, mine: Any) -> Any:
-        """(moved attention of all queries) or the head's change and size, under the patch that was run last."""
+        """(change of attention of all queries) or the change and size of the head's output, under the last patch."""
         if role != "V":
             return (seen["pattern"][head] - mine[names["pattern"]][0, head]).abs().sum().item() / 2
         change = (seen["z"][:, head] - mine[names["z"]][0][:, head]) @ w_o[head]
@@ -128,8 +128,8 @@ def test_only_forward_edges_are_measured(demo: hs.Effects) -> None:
 
 
 def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
-    """The previous-token head feeds the keys of the induction heads, which induce less without it."""
-    behaviour = hs.head_scores("demo", sequences=8, length=20)
+    """The previous-token head feeds the keys of the induction heads, whose induction score drops without it."""
+    behaviour = hs.behaviour("demo", sequences=8, length=20)
     previous = hs.Head.parse(behaviour.top("previous_token", 1)[0][0])
     inducing = [hs.Head.parse(name) for name, value in behaviour.top("induction", 8) if value > 0.4]
     assert inducing
@@ -143,7 +143,7 @@ def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
 
 def test_clean_head_scores_are_those_of_behaviour() -> None:
     found = effects("demo", random=True, sequences=3, length=20, seed=4)
-    expected = hs.head_scores("demo", sequences=3, length=20, seed=4)
+    expected = hs.behaviour("demo", sequences=3, length=20, seed=4)
     for kind in expected:
         np.testing.assert_allclose(found.clean[kind], expected.arrays[kind], atol=1e-6)
 
@@ -247,7 +247,7 @@ def test_interrupting_keeps_finished_layers() -> None:
 def test_a_result_limits_what_is_measured(tmp_path: Path) -> None:
     config = FAMILIES["gpt2"].config | {"n_layer": 3}
     model = build(type(FAMILIES["gpt2"])("gpt2", config, 4))
-    scores = hs.score(hs.open(model), metrics=["pk"], pairings="flow")
+    scores = hs.score(hs.open(model), metric=["pk"], pairing="flow")
     whole, part = effects(model, tokens=TOKENS), effects(model, scores, k=1, tokens=TOKENS)
     for pairing in whole.pairings:
         best = scores["pk", pairing].top(1)[0]
@@ -259,7 +259,7 @@ def test_a_result_limits_what_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_result_of_another_model_is_refused() -> None:
-    scores = hs.score(hs.open(build(FAMILIES["llama"])), metrics=["pk"], pairings="flow")
+    scores = hs.score(hs.open(build(FAMILIES["llama"])), metric=["pk"], pairing="flow")
     with pytest.raises(HeadspanError, match="result of another model"):
         effects("demo", scores)
 
@@ -298,7 +298,7 @@ def test_bad_requests(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_that_changes_the_stream_is_refused() -> None:
-    """Not in any list: its blocks are seen to scale the stream."""
+    """Not in any list: the checks find that its blocks scale the stream."""
     model = build(FAMILIES["llama"])
     layer = model.model.layers[0]
     forward = layer.forward

@@ -21,6 +21,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.statistics.areas import areas_under_curves, chance_areas, resampled
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head
+from notices import noticed
 from science_helpers import make_scores, random_scores
 
 FLOW, SAME = ("OQ", "OK", "OV"), ("QQ", "KK", "VV", "OO")
@@ -83,9 +84,9 @@ def test_detection_does_not_depend_on_the_order_of_tied_pairs() -> None:
     order = np.concatenate([rng.permutation(3) + 3 * layer for layer in range(4)])  # heads renumbered in their layers
     renumbered = {Head(i // 3, i % 3): Head(int(j) // 3, int(j) % 3) for j, i in enumerate(order)}
     moved = Labels.from_pairs([(renumbered[h], name) for h, names in LABELS.classes.items() for name in names])
-    first = detection(make_scores({("pk", "OK"): values}, layers=4, heads=3), LABELS, pairings=["OK"])
+    first = detection(make_scores({("pk", "OK"): values}, layers=4, heads=3), LABELS, pairing=["OK"])
     second_scores = make_scores({("pk", "OK"): values[np.ix_(order, order)]}, layers=4, heads=3)
-    assert detection(second_scores, moved, pairings=["OK"])["OK"].value == pytest.approx(first["OK"].value)
+    assert detection(second_scores, moved, pairing=["OK"])["OK"].value == pytest.approx(first["OK"].value)
 
 
 def test_detection_counts_query_and_kv_heads_once() -> None:
@@ -98,7 +99,7 @@ def test_detection_counts_query_and_kv_heads_once() -> None:
     best |= {h: np.nanmax(np.append(matrix.values[:, j], -1)) for j, h in enumerate(matrix.targets)}
     positive = np.array([h in {Head(0, 0), Head(2, 3), Head(0, 0, "KV"), Head(2, 1, "KV")} for h in best])
     precision, recall, _ = precision_recall_curve(positive, np.array(list(best.values())))
-    assert detection(scores, labels, pairings=["OK"])["OK"].value == pytest.approx(auc(recall[:-1], precision[:-1]))
+    assert detection(scores, labels, pairing=["OK"])["OK"].value == pytest.approx(auc(recall[:-1], precision[:-1]))
 
 
 @pytest.mark.parametrize("pairing", SAME)
@@ -139,12 +140,12 @@ def test_bootstrap_is_seeded_and_surrounds_the_value() -> None:
 
 
 def test_bootstrap_intervals_cover_what_they_estimate() -> None:
-    """The ROC-AUC of labels that mean nothing is ½ on average: 90 % intervals must nearly always hold it."""
+    """The ROC-AUC of meaningless labels is ½ on average: 90 % intervals must nearly always contain it."""
     labels = Labels.from_pairs([(f"L{layer}H{i}", "a") for layer in range(5) for i in range(2)])
     held = 0
     for seed in range(60):
         scores = random_scores(100 + seed, ("KK",), layers=5, heads=5)
-        interval = classification(scores, labels, pairings=["KK"], bootstrap=150, level=0.9).roc_auc["KK"]["a"]
+        interval = classification(scores, labels, pairing=["KK"], bootstrap=150, level=0.9).roc_auc["KK"]["a"]
         held += interval.low <= 0.5 <= interval.high
     assert held >= 48
 
@@ -163,7 +164,7 @@ def test_a_resampled_pair_counts_by_the_draws_of_both_heads() -> None:
     for draw in draws.T:
         weights = draw[rows] * draw[columns]
         replicates.append(roc_auc_score(inside, values, sample_weight=weights))
-    interval = classification(scores, labels, pairings=["KK"], bootstrap=40, seed=7).roc_auc["KK"]["a"]
+    interval = classification(scores, labels, pairing=["KK"], bootstrap=40, seed=7).roc_auc["KK"]["a"]
     np.testing.assert_allclose([interval.low, interval.high], np.quantile(replicates, [0.025, 0.975]))
 
 
@@ -237,7 +238,7 @@ def test_average_precision_is_scikit_learns(drawn: list[tuple[int, bool, int]]) 
     assert weighted == pytest.approx(average_precision_score(positive, scores, sample_weight=weights))
 
 
-def test_a_perfect_detector_of_two_heads_is_seen_beside_the_area_of_0() -> None:
+def test_average_precision_shows_a_perfect_detector_whose_area_is_0() -> None:
     """Both heads enter with the first pair, where the area without a point (0, 1) has not begun."""
     values = np.random.default_rng(13).uniform(size=(12, 12))
     values[1, 5] = 9.0
@@ -260,7 +261,7 @@ def test_a_perfect_detector_of_two_heads_is_seen_beside_the_area_of_0() -> None:
 def test_the_bootstrap_of_detection_follows_the_protocol_without_a_point_0_1() -> None:
     """Every replicate by hand: heads repeated as often as drawn, ranked by their best pair, trapezoids from there."""
     scores = random_scores(15, FLOW, layers=4, heads=3)
-    found = detection(scores, LABELS, pairings=["OK"], bootstrap=40, seed=3)["OK"]
+    found = detection(scores, LABELS, pairing=["OK"], bootstrap=40, seed=3)["OK"]
     matrix = scores["pk", "OK"]
     best = np.fmax(np.nanmax(np.vstack([matrix.values, np.full(12, -1)]), axis=0), np.nan)
     best = np.fmax(best, np.nanmax(np.hstack([matrix.values, np.full((12, 1), -1)]), axis=1))
@@ -288,7 +289,7 @@ def test_a_single_labelled_head_is_drawn_every_time() -> None:
     assert (np.count_nonzero(resampled(three, 200, 0)[:3], axis=0) == 1).any()
 
 
-def test_chance_stands_beside_every_area() -> None:
+def test_every_area_comes_with_its_chance() -> None:
     scores = random_scores(16, FLOW + SAME, layers=4, heads=3)
     rows = evaluate(scores, LABELS).rows()
     assert {row["measure"] for row in rows} == {"pr_auc", "average_precision", "roc_auc"}
@@ -304,7 +305,7 @@ def test_chance_stands_beside_every_area() -> None:
     assert chance_areas(values, 3).pr[0] > chance_areas(values, 3, anchored=False).pr[0]
 
 
-def test_what_cannot_be_evaluated_is_said() -> None:
+def test_what_cannot_be_evaluated_is_reported() -> None:
     scores = random_scores(9, FLOW + SAME, layers=4, heads=3)
     with pytest.raises(HeadspanError, match="class 'lone' has 1 of the 12 heads"):
         classification(scores, LABELS)
@@ -313,7 +314,7 @@ def test_what_cannot_be_evaluated_is_said() -> None:
     with pytest.raises(HeadspanError, match="at least one class"):
         classification(scores, Labels({}))
     with pytest.raises(HeadspanError, match="QQ, KK, VV or OO, not OK"):
-        classification(scores, LABELS, classes=["a"], pairings=["OK"])
+        classification(scores, LABELS, classes=["a"], pairing=["OK"])
     with pytest.raises(HeadspanError, match="nothing to classify"):
         classification(scores, Labels.from_pairs([(h, "all") for h in scores.heads("Q")]))
     with pytest.raises(HeadspanError, match="12 heads of OQ"):
@@ -323,7 +324,7 @@ def test_what_cannot_be_evaluated_is_said() -> None:
     with pytest.raises(HeadspanError, match="at least two layers"):
         detection(random_scores(9, FLOW, layers=1, heads=3), Labels.from_pairs([("L0H0", "a")]))
     with pytest.raises(HeadspanError, match="no pk scores for QQ"):
-        classification(random_scores(9, FLOW, layers=4, heads=3), LABELS, classes=["a"], pairings=["QQ"])
+        classification(random_scores(9, FLOW, layers=4, heads=3), LABELS, classes=["a"], pairing=["QQ"])
     for level in (95, 1, 0, -0.1):
         with pytest.raises(HeadspanError, match="between 0 and 1"):
             detection(scores, LABELS, bootstrap=3, level=level)
@@ -335,8 +336,8 @@ def test_what_cannot_be_evaluated_is_said() -> None:
 
 
 def test_classes_without_pairs_are_left_out_with_a_word() -> None:
-    said: list[str] = []
-    result = evaluate(random_scores(10, FLOW + SAME, layers=4, heads=3), LABELS, say=said.append)
+    with noticed() as said:
+        result = evaluate(random_scores(10, FLOW + SAME, layers=4, heads=3), LABELS)
     assert said == ["left out of classification, with fewer than two heads: lone"]
     assert list(result.classification["pk"].by_class["pr_auc"]) == ["a", "b", "average"]
     assert result.spearman == {}
@@ -345,7 +346,7 @@ def test_classes_without_pairs_are_left_out_with_a_word() -> None:
 def test_evaluate_command(tmp_path: Path) -> None:
     scores = random_scores(11, FLOW + SAME, layers=4, heads=3, metrics=("pk", "cs"))
     for metric, pairing in scores.arrays:
-        scores.arrays[metric, pairing] /= 20  # a CS of more than 1 is no CS
+        scores.arrays[metric, pairing] /= 20  # a CS cannot be more than 1
     path, labels = tmp_path / "result.safetensors", tmp_path / "labels.csv"
     scores.save(path)
     labels.write_text("head,label\n" + "".join(f"{h},{n}\n" for h, names in LABELS.classes.items() for n in names))

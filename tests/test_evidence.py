@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md and the claim of the README, made again where that is quick: the demo model."""
+"""The tables of docs/evidence.md and the claim of the README, recomputed where that is quick: the demo model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_table_of_the_demo_model(found: hs.Effects) -> None:
 
 
 def test_the_induction_circuit_of_the_readme(found: hs.Effects) -> None:
-    scores = hs.score(hs.open("demo"), metrics=["pk"], pairings="flow")
+    scores = hs.score(hs.open("demo"), metric=["pk"], pairing="flow")
     column = {str(head): i for i, head in enumerate(found.ports.of("K"))}
     row = {str(head): i for i, head in enumerate(found.ports.of("O"))}
     change = found.arrays["induction", hs.Pairing.parse("OK")]

@@ -1,4 +1,4 @@
-"""Shipped labels say what the paper lists; user files are read, or refused in one sentence."""
+"""Shipped labels agree with the paper; user files are read, or refused with one message."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_z_of_subspaces_is_standard_and_their_p_uniform(tmp_path: Path) -> None:
 
 
 def test_empirical_null_is_calibrated_on_held_out_nodes_of_one_kind(tmp_path: Path) -> None:
-    """Directions of one kind that favour some heads: p of a random one is far too small, the p of their kind is not."""
+    """Directions of one kind that favour some heads: p is far too small, p_kind is not."""
     from scipy.stats import kstest
 
     model, rng = arrays(2), np.random.default_rng(3)
@@ -656,7 +656,7 @@ def test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own(tm
     )
 
 
-def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(gpt2: Path, tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="is not an adapter"):
         hs.nodes(gpt2, adapter=tmp_path)
     with pytest.raises(HeadspanError, match="open the model itself"):
@@ -697,7 +697,7 @@ def sae_tensors(features: int = 50, seed: int = 0) -> dict[str, np.ndarray]:
           "architecture": "skip_transcoder"}, 3, 3),
     ],
 )  # fmt: skip
-def test_where_a_feature_stands(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
+def test_the_position_of_a_feature(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
     tensors = sae_tensors()
     (found,) = node_sets(hs.open(arrays()), sae=write_sae(tmp_path / "sae", config, **tensors))
     assert {role: place.position for role, place in found.places.items()} == (
@@ -722,7 +722,7 @@ def test_features_against_formulas(tmp_path: Path) -> None:
     assert all(row["p_kind"] is not None for row in report.rows())  # the other 45 features
 
 
-def test_features_that_are_no_directions_of_the_stream(tmp_path: Path) -> None:
+def test_features_that_are_not_directions_of_the_stream(tmp_path: Path) -> None:
     weights = hs.open(arrays())
 
     def refused(sentence: str, config: dict, chosen: str = "", **tensors: np.ndarray) -> None:
@@ -757,7 +757,7 @@ def test_dead_features_are_left_out(tmp_path: Path) -> None:
     folder = write_sae(tmp_path / "sae", {"hook_name": "blocks.2.hook_resid_pre"}, **tensors)
     report = hs.nodes(arrays(), sae=folder, k=2)
     assert {row["side"] for row in report.of("sae[3]")} == {"written by"}
-    assert any("1 ports of nodes have the length 0" in note for note in report.notes)
+    assert any("1 ports of nodes have length 0" in note for note in report.notes)
 
 
 # ------------------------------------------------------------------------------------------- TransformerLens

@@ -203,8 +203,8 @@ def test_whole_numbers_are_numbers_in_every_kind_of_file(dtype: str, place: Path
     assert len(rows) == 4 and rows[0] and all(row == rows[0] for row in rows)
 
 
-def test_what_lies_beside_a_vector(place: Path, tmp_path: Path) -> None:
-    """A probe with its bias, an array of objects, a number: the sentence says what can be named."""
+def test_what_is_stored_next_to_a_vector(place: Path, tmp_path: Path) -> None:
+    """A probe with its bias, an array of objects, a number: the message lists what can be named."""
     model = hs.open(place / "gpt2")
     np.savez(tmp_path / "p.npz", weight=np.ones((1, D)), bias=np.ones(1), about=np.array([{}], dtype=object))
     with pytest.raises(HeadspanError, match=r"Python objects.*name the array, .*p\.npz:weight"):

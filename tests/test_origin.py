@@ -47,7 +47,7 @@ def result(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> str:
-    """What is said: the error's sentence, or an empty text when all went well."""
+    """The error message, or an empty text if there was none."""
     outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if outcome.exit_code == 0:
         return ""
@@ -55,7 +55,7 @@ def run(*arguments: object) -> str:
     return str(outcome.exception)
 
 
-def test_figures_and_report_refuse_other_content_of_the_same_shape_with_one_sentence(
+def test_figures_and_report_refuse_other_content_of_the_same_shape(
     result: Path, gpt2: Path, other: Path, tmp_path: Path
 ) -> None:
     drawn = run("figures", result, "--weights", other, "--only", "norms", "--out", tmp_path / "f")

@@ -17,11 +17,11 @@ from headspan.models.arrays import ArrayWeights
 from headspan.reading.pair import (
     DEGENERATE_NOTE,
     SHARED_LEVEL,
-    compare_pair,
     degenerate_blocks,
     largest_random_square,
     participation_ratio,
 )
+from headspan.reading.pair import pair as compare_pair
 from headspan.subspaces.random_subspaces import random_bases
 from headspan.vocabulary.errors import HeadspanError
 
@@ -52,7 +52,7 @@ def test_real_gpt2_equals_scipy(gpt2_dir: Path, source: str, target: str) -> Non
 def test_a_complete_real_model_shows_tokens(smollm2_gguf: Path) -> None:
     pytest.importorskip("gguf")
     weights = headspan.open(str(smollm2_gguf))
-    report = compare_pair(weights, "L14H0.O", "L20KV1.K", top=2, tokens=3)
+    report = compare_pair(weights, "L14H0.O", "L20KV1.K", k=2, tokens=3)
     for direction in report.directions:
         assert direction.writes is not None
         assert direction.reads is not None
@@ -78,7 +78,7 @@ def test_planted_directions_are_counted() -> None:
 def test_random_subspaces_rarely_share_a_direction() -> None:
     d, m = 96, 12
     bases = random_bases(800, d, m, seed=1)
-    shared = [compare_pair(two_heads(a, b), "L0H0.O", "L0H0.K", top=1).shared_directions for a, b in
+    shared = [compare_pair(two_heads(a, b), "L0H0.O", "L0H0.K", k=1).shared_directions for a, b in
               zip(bases[::2], bases[1::2], strict=True)]  # fmt: skip
     # 1 % of 400 pairs is 4; 13 or more would happen once in 3,000 runs.
     assert 0 <= np.count_nonzero(shared) < 13
@@ -169,7 +169,7 @@ def test_blocks_and_participation_ratio() -> None:
     ("source", "target", "message"),
     [("L0H0", "L0H0.K", "head with a role"), ("L0H5.O", "L0H0.K", "no head L0H5"), ("L0H0.O", "L0H0.Z", "role")],
 )
-def test_bad_names_give_a_sentence(source: str, target: str, message: str) -> None:
+def test_bad_names_give_a_message(source: str, target: str, message: str) -> None:
     weights = two_heads(*random_bases(2, 10, 3))
     with pytest.raises(HeadspanError, match=message):
         compare_pair(weights, source, target)

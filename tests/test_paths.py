@@ -109,7 +109,7 @@ def test_one_hop_is_the_projection_kernel() -> None:
         {str(source): matrix.at(source, "L3H1") for source in matrix.sources if source.layer < 3}, rel=1e-5
     )
     assert all(path.product == pytest.approx(path.score) for path in found)
-    forward = hs.paths(weights, from_="L0H1", depth=1, k=100, pairings="OK")
+    forward = hs.paths(weights, from_="L0H1", depth=1, k=100, pairing="OK")
     assert {str(path.target): path.score for path in forward} == pytest.approx(
         {str(target): matrix.at("L0H1", target) for target in matrix.targets if target.layer > 0}, rel=1e-5
     )
@@ -128,7 +128,7 @@ def test_a_planted_path_of_three_hops_comes_first() -> None:
 
 
 def test_what_flows_past_each_other_inside_a_head_makes_no_path() -> None:
-    """Two hops of large PK whose directions do not meet in the head between: product says 1, the path has nothing."""
+    """Two hops of large PK whose directions do not meet in the head in between: the product is 1, the score 0."""
     d, m = 32, 4
     axes = np.eye(d)
     rng = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def test_chance_counts_the_rank_of_every_weight_of_a_path(ends: dict[str, str]) 
 
 
 def test_z_of_paths_through_random_weights() -> None:
-    """Heads of independent random weights are turned at random: their z has mean 0 and sd 1."""
+    """Heads of independent random weights: z has mean 0 and sd 1."""
     rng = np.random.default_rng(1)
     weights = hs.open({role: rng.normal(size=(6, 4, 80, 5)) for role in "QKVO"})
     found = hs.paths(weights, depth=3, k=10**6)
@@ -227,7 +227,7 @@ def test_bases_that_do_not_fit_are_refused_before_they_are_made(
         chains.chains(weights)
 
 
-def test_little_memory_is_told_and_what_it_says_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_dropped_for_lack_of_memory_are_reported_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = model(layers=6, heads=3, kv=3)
     monkeypatch.setattr(path_search, "_QUICK", 4)
     whole = hs.paths(weights, depth=4, k=300)
@@ -255,7 +255,7 @@ def layered(second: int) -> AttentionWeights:
 
 
 @pytest.mark.parametrize(("second", "partial", "left"), [(1, 4, 24), (1, 5, 30), (2, 8, 48), (2, 11, 66)])
-def test_what_there_is_no_room_for_is_told(
+def test_what_there_is_no_room_for_is_reported(
     second: int, partial: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for some of the partial paths from layer 1; each goes on to the six heads of layer 0."""
@@ -276,13 +276,13 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     assert scores_of(plain) != scores_of(other)
     file = tmp_path / "folded.safetensors"
     hs.score(folded, ["pk"], "flow").save(file)
-    assert scores_of(hs.paths(file, to="L1H2", depth=1, weights="demo")) == scores_of(other)
+    assert scores_of(hs.paths(file, to="L1H2", depth=1, model="demo")) == scores_of(other)
     for given in (str(file), hs.load(file)):
         with pytest.raises(hs.HeadspanError, match="--weights"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
-        hs.paths(file, to="L1H2", weights=model())
+        hs.paths(file, to="L1H2", model=model())
 
 
 @pytest.mark.parametrize("name", ["probe", "probe.R"])
@@ -290,8 +290,8 @@ def test_the_nodes_of_a_result_must_be_given_again(name: str) -> None:
     weights, probe = model(), hs.Node(np.arange(24.0), "probe", layer=2)
     scores = hs.score(weights, ["pk"], "flow", nodes=[probe])
     with pytest.raises(hs.HeadspanError, match=r"probe.*nodes="):
-        hs.paths(scores, to=name, depth=1, weights=weights)
-    found = hs.paths(scores, to=name, depth=1, weights=weights, nodes=[probe])
+        hs.paths(scores, to=name, depth=1, model=weights)
+    found = hs.paths(scores, to=name, depth=1, model=weights, nodes=[probe])
     assert {str(path.target) for path in found} == {"probe"}
 
 
@@ -316,7 +316,7 @@ def test_the_demo_has_its_induction_circuit() -> None:
         ({"to": "L1H0", "weights": "demo"}, "weights"),
     ],
 )
-def test_what_cannot_be_is_told(asked: dict[str, object], words: str) -> None:
+def test_impossible_requests_are_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(hs.HeadspanError, match=words):
         hs.paths(model(), **asked)
 
@@ -332,7 +332,7 @@ def test_shared_heads_by_any_name() -> None:
 
 
 class Neurons(NodeSet):
-    """Two neurons behind the attention of layer 1."""
+    """Two neurons after the attention of layer 1."""
 
     kind, label, notes, strict = "neuron", "some neurons", [], False
 
@@ -399,7 +399,7 @@ def test_neurons_carry_on_and_directions_are_ends() -> None:
     assert str(hs.paths(weights, nodes=nodes, to="probe", depth=1, k=1)[0].target) == "probe"
     assert {str(p.source) for p in hs.paths(weights, nodes=nodes, from_="L1.N0", depth=2)} == {"L1.N0"}
     for ends in ({"to": "L3H0"}, {"from_": "L0H1"}, {}):  # each asks for its own way through the model
-        some = hs.paths(weights, nodes=nodes, pairings=["OQ", "WK"], depth=2, k=10**5, **ends)
+        some = hs.paths(weights, nodes=nodes, pairing=["OQ", "WK"], depth=2, k=10**5, **ends)
         assert {str(path.pairing) for path in some} == {"OQ", "WK"}
     edges = {(edge.source, edge.target) for edge in found.to_circuit().edges}
     assert {("L0H1.O", "L1.N1.R"), ("L1.N1.W", "L3H0.K")} <= edges

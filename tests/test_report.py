@@ -111,7 +111,7 @@ def test_more_similarities_do_not_make_the_first_coarser() -> None:
         np.testing.assert_array_equal(unpack(raw["data"], raw["encoding"]), scores["pk", pairing].pairs()[2])
 
 
-def test_nothing_tells_of_the_makers_machine(tmp_path: Path) -> None:
+def test_nothing_reveals_the_authors_machine(tmp_path: Path) -> None:
     folder = tmp_path / "secret" / "models"
     folder.mkdir(parents=True)
     labels = folder / "mine.csv"
@@ -128,7 +128,7 @@ def test_nothing_tells_of_the_makers_machine(tmp_path: Path) -> None:
 
 
 def test_other_pair_sets_are_kept_too() -> None:
-    scores = hs.score(array_model(), metrics="pk", pairings="OK", pairs="all")
+    scores = hs.score(array_model(), metric="pk", pairing="OK", pairs="all")
     raw = report(scores).payload["matrices"]["pk/OK"]
     bits = np.unpackbits(unpack(raw["bits"], "u1"), bitorder="little")[: 16 * 16].astype(bool).reshape(16, 16)
     np.testing.assert_array_equal(bits, ~np.isnan(scores["pk", "OK"].values))
@@ -168,7 +168,7 @@ def test_angles_add_up_to_the_kernel(made: Made) -> None:
 
 
 def test_tokens_are_those_of_the_library(made: Made) -> None:
-    from headspan.reading.tokens import head_tokens
+    from headspan.reading.tokens import tokens as head_tokens
 
     weights, _, page = made
     expected = [token.token for token in head_tokens(weights, "L1H2", "O", k=10)]
@@ -182,7 +182,7 @@ def test_labels_of_query_heads_reach_shared_heads(made: Made) -> None:
     assert page.payload["evaluation"]["detection"]
 
 
-def test_a_result_alone_says_what_is_missing(made: Made) -> None:
+def test_a_page_from_a_result_alone_lists_what_is_missing(made: Made) -> None:
     _, scores, _ = made
     payload = report(scores).payload
     assert payload["tokens"] is None
@@ -192,7 +192,7 @@ def test_a_result_alone_says_what_is_missing(made: Made) -> None:
 
 
 def test_one_metric_one_pairing_one_layer() -> None:
-    payload = report(hs.score(array_model(layers=1), metrics="cs", pairings="QQ")).payload
+    payload = report(hs.score(array_model(layers=1), metric="cs", pairing="QQ")).payload
     assert [m["key"] for m in payload["metrics"]] == ["cs"]
     assert payload["distributions"] == {}
     assert payload["hub_pairings"] == []
@@ -207,7 +207,7 @@ def test_weights_of_another_model_are_refused(made: Made) -> None:
         report(hs.score(array_model(kv_heads=4)), array_model(m=5))
 
 
-def test_unknown_labels_are_one_sentence(made: Made) -> None:
+def test_unknown_labels_are_one_message(made: Made) -> None:
     with pytest.raises(HeadspanError, match="no labels 'nothing'"):
         report(made[1], labels="nothing")
 
@@ -281,7 +281,7 @@ def test_command(tmp_path: Path) -> None:
     done = run.invoke(app, ["report", "demo", "--out", str(out), "--metrics", "pk", "--pairings", "flow"])
     assert done.exit_code == 0, done.output
     assert payload_of(out.read_text(encoding="utf-8"))["pairings"] == ["OQ", "OK", "OV"]
-    hs.score(hs.open("demo"), metrics="pk").save(result)
+    hs.score(hs.open("demo"), metric="pk").save(result)
     done = run.invoke(app, ["report", str(result), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert payload_of(out.read_text(encoding="utf-8"))["details"] is None

@@ -58,7 +58,7 @@ def test_edge_controls_choose_what_the_library_chooses(
     view = open_page(path, scores)
     page = view.page
     opening = ["OK"] if which == "demo" else ["OQ", "OK", "OV"]  # a small model opens with 20 lines, not with 60
-    assert view.edges() == expected(scores, k=20, pairings=opening)
+    assert view.edges() == expected(scores, k=20, pairing=opening)
     for pairing in {"OQ", "OK", "OV"} - set(opening):
         page.click(f'.toggle[data-pairing="{pairing}"]')
     page.fill("#control-k", "7")
@@ -67,17 +67,17 @@ def test_edge_controls_choose_what_the_library_chooses(
     assert view.edges() == expected(scores, k=7, metric="cs")
     page.select_option("#control-metric", "pk")
     page.click('.toggle[data-pairing="OV"]')
-    assert view.edges() == expected(scores, k=7, pairings="OQ,OK")
+    assert view.edges() == expected(scores, k=7, pairing="OQ,OK")
     page.click('.toggle[data-pairing="QK"]')
-    assert view.edges() == expected(scores, k=7, pairings="OQ,OK,QK")
+    assert view.edges() == expected(scores, k=7, pairing="OQ,OK,QK")
     page.click('.toggle[data-pairing="QK"]')
     page.select_option("#control-rule", "top-per-target")
     page.fill("#control-k", "2")
-    assert view.edges() == expected(scores, k=2, rule="top-per-target", pairings="OQ,OK")
+    assert view.edges() == expected(scores, k=2, rule="top-per-target", pairing="OQ,OK")
     least = float(np.float32(scores["pk", "OK"].top(9)[-1].score))
     page.select_option("#control-rule", "threshold")
     page.fill("#control-min", repr(least))
-    assert view.edges() == expected(scores, rule="threshold", minimum=least, pairings="OQ,OK")
+    assert view.edges() == expected(scores, rule="threshold", minimum=least, pairing="OQ,OK")
     assert page.is_disabled("#control-k")
 
 
@@ -93,13 +93,13 @@ def test_edges_of_large_effect_are_marked_and_can_be_had_alone(open_page: Open, 
     def marked() -> set[str]:
         return set(page.eval_on_selector_all(".large-dot", "all => all.map(e => e.dataset.large)"))
 
-    large = expected(known, k=64, pairings=["OK"], large_effect=True)
+    large = expected(known, k=64, pairing=["OK"], large_effect=True)
     assert len(large) == 28
     assert marked() == large & view.edges() and len(marked()) == len(view.edges()) == 20
     assert "20 of them have a large effect" in view.text("#wiring-notes")
     assert "large effect" in view.text("#legend")
     page.check("#control-large")
-    assert view.edges() == marked() == expected(known, k=20, pairings=["OK"], large_effect=True)
+    assert view.edges() == marked() == expected(known, k=20, pairing=["OK"], large_effect=True)
     assert "large=1" in view.fragment()
     for pairing in ("OQ", "OV"):
         page.click(f'.toggle[data-pairing="{pairing}"]')
@@ -156,13 +156,13 @@ def test_significance_rule(null: str, open_page: Open, gpt2: tuple[Path, Scores]
     view.page.select_option("#control-q", "0.05")
     view.page.click('.toggle[data-pairing="OQ"]')
     view.page.click('.toggle[data-pairing="OV"]')
-    chosen = expected(scores, pairings="OK", rule="significance", q=0.05, null=null)
+    chosen = expected(scores, pairing="OK", rule="significance", q=0.05, null=null)
     if len(chosen) <= 400:
         assert view.edges() == chosen
         assert chosen
     else:  # the page draws the strongest and says so
         assert len(view.edges()) == 400
-        assert view.edges() == expected(scores, pairings="OK", k=400)
+        assert view.edges() == expected(scores, pairing="OK", k=400)
         assert "More pairs pass in OK" in view.text("#wiring-notes")
 
 
@@ -211,7 +211,7 @@ def test_a_line_opens_its_pair_card(open_page: Open, gpt2: tuple[Path, Scores]) 
     assert view.page.evaluate("HS.state.pair") == "L4H11.V-L5H1.K"
 
 
-def test_hover_tells_the_numbers(open_page: Open, small: tuple[Path, Scores]) -> None:
+def test_tooltips_show_the_numbers(open_page: Open, small: tuple[Path, Scores]) -> None:
     path, scores = small
     view = open_page(path, scores)
     view.page.hover('.node[data-head="L2H0"]')
@@ -381,7 +381,7 @@ def test_the_address_is_the_view(open_page: Open, small: tuple[Path, Scores]) ->
     view.page.click('.toggle[data-pairing="OQ"]')
     view.click_head("L2H0")
     other = open_page(path, scores, view.fragment())
-    assert other.edges() == view.edges() == expected(scores, k=5, pairings="OK,OV")
+    assert other.edges() == view.edges() == expected(scores, k=5, pairing="OK,OV")
     assert other.state("head") == "L2H0"
     assert other.page.input_value("#control-k") == "5"
     view.page.go_back()
@@ -392,7 +392,7 @@ def test_the_address_is_the_view(open_page: Open, small: tuple[Path, Scores]) ->
 def test_nonsense_in_the_address_is_ignored(open_page: Open, small: tuple[Path, Scores]) -> None:
     path, scores = small
     view = open_page(path, scores, "#metric=x&k=-3&rule=all&head=L99H1&pair=zz&pairings=XX,OK&q=7&min=abc&at=zz&heat=1")
-    assert view.edges() == expected(scores, pairings="OK", k=20)
+    assert view.edges() == expected(scores, pairing="OK", k=20)
     assert "What an edge means" in view.text("#inspector")
 
 
@@ -414,7 +414,7 @@ def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
     weights = array_model(kv_heads=2)
     scores = hs.score(weights)
     report(scores, weights, tmp_path / "gqa.html")
-    assert open_page(tmp_path / "gqa.html", scores).edges() == expected(scores, k=20, pairings=["OK"])
+    assert open_page(tmp_path / "gqa.html", scores).edges() == expected(scores, k=20, pairing=["OK"])
     view = open_page(tmp_path / "gqa.html", scores, "#pairings=OQ,OK,OV")
     shown = {end.rpartition(".")[0] for edge in view.edges() for end in edge.split("-")}
     assert set(view.page.eval_on_selector_all(".node", "all => all.map(n => n.dataset.head)")) == shown
@@ -430,7 +430,7 @@ def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> None:
-    scores = hs.score(array_model(layers=1), metrics="cs", pairings="QQ")
+    scores = hs.score(array_model(layers=1), metric="cs", pairing="QQ")
     report(scores, path=tmp_path / "one.html")
     view = open_page(tmp_path / "one.html", scores, "#at=scatter")
     assert "Only one similarity" in view.text("#scatter-main")
@@ -442,20 +442,20 @@ def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> N
 
 
 def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -> None:
-    full = hs.score(array_model(), metrics=["pk", "cs"])
+    full = hs.score(array_model(), metric=["pk", "cs"])
     arrays = {key: values for key, values in full.arrays.items() if key[0] == "pk" or str(key[1]) in ("OK", "QQ")}
     scores = Scores(arrays, full.ports, full.d_model, full.role_ranks, full.provenance)
     report(scores, path=tmp_path / "uneven.html")
     view = open_page(tmp_path / "uneven.html", scores)
     view.page.select_option("#control-metric", "cs")
-    assert view.edges() == expected(scores, metric="cs", pairings="OK", k=20)
+    assert view.edges() == expected(scores, metric="cs", pairing="OK", k=20)
     view.click_head("L2H0")
     view.page.select_option("#control-hubs", "OV")
     assert view.shows("#hub-tables", "no outlet values")
     view.page.click('.thumb[data-pairing="OV"]')
     assert view.shows("#heat-main", "no cs scores for OV")
     view.page.select_option("#control-scatter", "OV")
-    assert view.shows("#scatter-main", "not kept one by one")
+    assert view.shows("#scatter-main", "does not store the single pairs")
 
 
 # ------------------------------------------------------------- hostile and large

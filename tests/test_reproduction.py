@@ -102,13 +102,13 @@ def test_the_run_ends_with_one_line_and_exit_code_0(run: tuple[Result, Path]) ->
     rows = json.loads(result.stdout)
     missing = sum(row["verdict"] == NOT_AVAILABLE for row in rows)
     last = result.stderr.strip().splitlines()[-1]
-    counted = f"520 agree to the printed digit, 5 within a stated room, 0 differ, {missing} not available"
+    counted = f"520 agree to the printed digit, 5 within a stated tolerance, 0 differ, {missing} not available"
     assert last == counted or missing == 0
     assert result.exit_code == 0
     assert "18 CS edges" in result.stderr
     assert "these weights give 16" in result.stderr
-    assert "within room: kl_random_vs_observed OQ is 2.1279, printed 2.129" in result.stderr
-    assert result.stderr.count("within room: ") == sum(row["verdict"] == WITHIN_ROOM for row in rows)
+    assert "within tolerance: kl_random_vs_observed OQ is 2.1279, printed 2.129" in result.stderr
+    assert result.stderr.count("within tolerance: ") == sum(row["verdict"] == WITHIN_ROOM for row in rows)
 
 
 def test_what_the_checkpoint_lacks_is_listed_with_a_reason(run: tuple[Result, Path], gpt2_dir: Path) -> None:
@@ -181,7 +181,7 @@ def judged(scores: Scores, section: str) -> dict[str, str]:
     elif section == "detection_pr_auc":
         ours = {m: {p: e.value for p, e in detection(scores, labels, m).items()} for m in scores.metrics}
     else:
-        areas = classification(scores, labels, pairings=scores.pairings).pr_auc
+        areas = classification(scores, labels, pairing=scores.pairings).pr_auc
         ours = {"pr_auc": {p: {"pk": {name: e.value for name, e in found.items()}} for p, found in areas.items()}}
     rows = _compare(section, ours, scores=scores)
     return {row.key: row.verdict for row in rows if row.verdict != NOT_AVAILABLE}
@@ -237,7 +237,7 @@ def other_ends_of_the_curve(patch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_formula_makes_rows_differ(
     plant: Any, section: str, least: int, gpt2_flow: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of the rooms is so wide that it takes a mistake for agreement."""
+    """No tolerance is so wide that a mistake counts as agreement."""
     assert DIFFERS not in judged(gpt2_flow, section).values()
     plant(monkeypatch)
     assert list(judged(gpt2_flow, section).values()).count(DIFFERS) >= least

@@ -1,4 +1,4 @@
-"""A series of checkpoints: what is measured is right, what is stopped goes on, what is downloaded goes again."""
+"""A series of checkpoints: measurements are right, stopped runs continue, downloads are removed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["junk", "scores", "other", "shape", "newer"])
-def test_damaged_files_are_one_sentence(damage: str, folders: list[Path], tmp_path: Path) -> None:
+def test_damaged_files_are_one_message(damage: str, folders: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     hs.track(folders[:2], path, k=1)
     if damage == "junk":
@@ -225,7 +225,7 @@ def test_refusals(refs: Any, options: dict[str, Any], sentence: str, folders: li
     given = [ref.replace("{run}", home) for ref in refs] if isinstance(refs, list) else refs.replace("{run}", home)
     with pytest.raises(HeadspanError) as caught:
         hs.track(given, tmp_path / "run.safetensors", **options)
-    assert sentence in str(caught.value) and "goes on" not in str(caught.value)  # it would end here again
+    assert sentence in str(caught.value) and "to continue" not in str(caught.value)  # it would end here again
     assert not (tmp_path / "run.safetensors").exists()
 
 
@@ -235,7 +235,7 @@ def test_equal_checkpoints_under_two_names(folders: list[Path], tmp_path: Path) 
     with pytest.raises(HeadspanError) as caught:
         hs.track([*folders, copy], tmp_path / "run.safetensors")
     assert str(folders[2]) in str(caught.value) and str(copy) in str(caught.value)
-    assert "--allow-duplicates" in str(caught.value) and "goes on" not in str(caught.value)
+    assert "--allow-duplicates" in str(caught.value) and "to continue" not in str(caught.value)
     series = hs.track([*folders, copy], tmp_path / "run.safetensors", allow_duplicates=True)
     assert len(series.steps) == 6 and any("two names" in note for note in series.notes)
     assert series.from_last[Role.Q][2].max() < 1e-12
@@ -256,7 +256,7 @@ def test_large_models_keep_the_strongest_edges(folders: list[Path], monkeypatch:
     assert known[:, strongest].all()  # the edges of the last step are known from the first on
 
 
-def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path, cache: Path) -> None:
+def test_a_killed_run_continues_where_it_stopped(hub: SeriesHub, tmp_path: Path, cache: Path) -> None:
     out, home = tmp_path / "run.safetensors", tmp_path / "home"
     killed = run(
         f"told('{REPO}@step*', r'{out}', k=2, progress=lambda done, total: done == 3 and os.kill(os.getpid(), 9))",
@@ -265,8 +265,9 @@ def test_a_killed_run_goes_on_where_it_was(hub: SeriesHub, tmp_path: Path, cache
     assert killed.returncode == -9 and not out.exists()
     assert sorted({r for r, name in hub.downloaded if name == "model.safetensors"}) == ["step0", "step1", "step8"]
     hub.downloaded.clear()
-    again = run(f"told('{REPO}@step*', r'{out}', k=2, say=print)", home, hub.address)
-    assert "continuing an unfinished series: 3 of 5 steps are done" in again.stdout, again.stderr
+    logged = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    again = run(logged + f"told('{REPO}@step*', r'{out}', k=2)", home, hub.address)
+    assert "continuing an unfinished series: 3 of 5 steps are done" in again.stderr
     assert sorted({r for r, name in hub.downloaded if name == "model.safetensors"}) == ["step2", "step4"]
     straight = hs.track([write(tmp_path / f"step{step}", step) for step in STEPS], k=2)
     series = hs.Series.load(out)
@@ -376,7 +377,9 @@ def test_a_killed_step_is_cleaned_up_by_the_next_run(hub: SeriesHub, tmp_path: P
         ("told('someone/other@step*')", "someone/other could not be opened"),
     ],
 )
-def test_missing_revisions_are_told_before_any_work(code: str, sentence: str, hub: SeriesHub, tmp_path: Path) -> None:
+def test_missing_revisions_are_reported_before_any_work(
+    code: str, sentence: str, hub: SeriesHub, tmp_path: Path
+) -> None:
     result = run(code, tmp_path / "home", hub.address)
     assert result.stdout.startswith("refused:") and sentence in result.stdout, result.stdout + result.stderr
     assert result.stdout.count("\n") == 1 and not hub.downloaded

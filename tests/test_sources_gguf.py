@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headspan.checkpoints import open_source
 from headspan.checkpoints.gguf.families import FAMILIES
 from headspan.checkpoints.live import checkpoint_names
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 
 gguf = pytest.importorskip("gguf")

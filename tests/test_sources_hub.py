@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headspan.checkpoints import open_source
 from headspan.checkpoints.hub.repository import HubReference
+from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 from local_hub import Answering, LocalHub, process, serving
 
@@ -72,7 +72,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def run(code: str, home: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    start = "from headspan.checkpoints import open_source\nfrom headspan.vocabulary.errors import HeadspanError\n"
+    start = (
+        "from headspan.checkpoints.opening import open_source\nfrom headspan.vocabulary.errors import HeadspanError\n"
+    )
     return process(start + code, home, address, **environment)
 
 
@@ -119,7 +121,7 @@ def test_tokenizer_is_fetched_when_it_is_asked_for(hub, tmp_path):
         (f"{REPO}@nope", "could not be opened: it has no such revision"),
     ],
 )
-def test_refusals_of_the_hub_are_one_sentence(hub, tmp_path, reference, sentence):
+def test_refusals_of_the_hub_are_one_message(hub, tmp_path, reference, sentence):
     code = f"""
 try:
     open_source("{reference}")
@@ -169,7 +171,7 @@ except HeadspanError as error:
         "models/x.safetensors", "x.gguf", "a b", "a/b@c d", "~x", "a:b", "-a/b", "é/x", "x" * 300,
     ],
 )  # fmt: skip
-def test_texts_that_are_no_hub_id(text):
+def test_texts_that_are_not_a_hub_id(text):
     assert HubReference.parse(text) is None
     with pytest.raises(HeadspanError, match=r"no such file or directory|cannot be opened"):
         open_source(text)

@@ -1,4 +1,4 @@
-"""Opening checkpoints and arrays: what is read, what is refused, and in which words."""
+"""Opening checkpoints and arrays: what is read, what is refused, and with which message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from families import FAMILIES, WIDE, build, close, normalise
-from headspan.checkpoints import MappingSource
+from headspan.checkpoints.mapping import MappingSource
 from headspan.models.arrays import ArrayWeights
 from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 

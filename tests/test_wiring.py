@@ -1,4 +1,4 @@
-"""Choosing edges, what is attached to them, and what other programs read."""
+"""Edge selection, attached data, and exports for other programs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
         ({"pairings": "OX"}, "unknown pairing"),
     ],
 )
-def test_bad_requests_are_told_in_one_sentence(scores: Scores, options: dict, told: str) -> None:
+def test_bad_requests_are_refused_with_one_message(scores: Scores, options: dict, told: str) -> None:
     with pytest.raises(HeadspanError, match=told):
         wiring(scores, **options)
 
@@ -152,7 +152,7 @@ def test_significance_has_one_default_and_options_without_effect_are_refused(sco
     assert "no effect on the rule top" in str(run.exception)
 
 
-def test_an_empty_choice_says_what_would_not_be_empty_and_is_not_drawn(scores: Scores, tmp_path: Path) -> None:
+def test_an_empty_selection_suggests_another_and_is_not_drawn(scores: Scores, tmp_path: Path) -> None:
     chosen = wiring(scores, "OQ,OK", rule="significance", q=1e-9, null="reversed")
     assert not chosen.edges
     for pairing, sentence in zip(("OQ", "OK"), chosen.notes, strict=True):

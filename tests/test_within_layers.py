@@ -1,4 +1,4 @@
-"""Evidence about two heads: what is left of a score within its two layers, calibrated where no heads are wired."""
+"""Evidence about two heads: residuals of scores within their two layers, calibrated where no heads are connected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def subspaces(rng: np.random.Generator, frame: np.ndarray, pull: np.ndarray, hea
 
 
 def unwired(kind: str, seed: int, layers: int = 6, heads: int = 8, kv: int | None = None) -> np.ndarray:
-    """PK of O with K where no head knows of another, but whole layers may: heads of a layer are exchangeable."""
+    """PK of O with K where heads of a layer are exchangeable: only whole layers may be related."""
     rng = np.random.default_rng(seed)
     kv = heads if kv is None else kv
     turn = {"drift": 0.6, "drift and concentration": 0.6, "lag": 1.0, "lag of unequal heads": 1.0}.get(kind, 0.0)
@@ -125,7 +125,7 @@ def test_planted_wiring_is_found_even_where_one_head_writes_for_two_of_a_layer(k
     assert others <= 0.1 * planted
 
 
-def test_layers_of_one_head_have_no_evidence_and_none_is_invented(tmp_path: Path) -> None:
+def test_layers_of_one_head_have_no_evidence(tmp_path: Path) -> None:
     scores = scores_of(unwired("strong trend", 0, kv=1), kv=1)
     found = significance(scores, "OK", null="within")
     for values in (found.z, found.p, found.q):
@@ -151,7 +151,7 @@ def heads_of(*sizes: int, kind: str = "H") -> tuple[Head, ...]:
 
 
 def test_residuals_are_those_of_median_polish() -> None:
-    """Rows, columns and levels drop out exactly; one pair stands out alone; too small blocks have nothing."""
+    """Rows, columns and levels drop out exactly; a single pair stands out; blocks that are too small have no result."""
     rng = np.random.default_rng(0)
     sources, targets = heads_of(5, 6, 2), heads_of(5, 6, 2)
     noise = rng.normal(size=(13, 13))
@@ -175,7 +175,7 @@ def test_residuals_are_those_of_median_polish() -> None:
     np.testing.assert_allclose(mixed, z[order][:, order])
 
 
-def test_equal_scores_and_rounding_are_no_evidence() -> None:
+def test_equal_scores_and_rounding_are_not_evidence() -> None:
     flat = np.full((24, 24), 3.0)
     for values in (flat, np.zeros((24, 24)), flat * (1 + 1e-8 * np.random.default_rng(1).normal(size=(24, 24)))):
         found = significance(
@@ -202,26 +202,26 @@ def test_direction_of_layers_is_a_permutation_test() -> None:
     assert "more forwards" in found.sentence
     back = direction_of(ahead.T, heads, heads)
     assert (back.difference, back.backward, back.forward) == (-1.0, pytest.approx(1 / 120), 1.0)
-    assert "errs towards caution" in back.sentence
+    assert "conservative" in back.sentence
     near = 1.0 / (1 + np.abs(layer[None, :] - layer[:, None]))  # the same in both directions
     assert direction_of(near, heads, heads)[:2] == (0.0, 1.0)
     assert "too few layers" in direction_of(ahead[:9, :9], heads[:9], heads[:9]).sentence
 
 
-def test_where_the_nulls_disagree_it_is_said_wherever_the_count_is_shown(tmp_path: Path) -> None:
+def test_disagreement_of_the_nulls_is_noted_wherever_the_count_is_shown(tmp_path: Path) -> None:
     pk = unwired("strong trend", 3)
     pk[2, 30] += 3
     scores = scores_of(pk)
     against = significance(scores, "OK", null="reversed")
     assert against.shared() == 1 < against.count()
-    said = f"{against.count():,} pairs stand above the reversed pairs; 1 of them also stands out among the heads"
+    said = f"{against.count():,} pairs are above the reversed pairs; 1 of them also stands out among the heads"
     assert said in against.agreement()
     assert "compare the null within layers" in against.note
     line = next(line for line in summarise(scores) if str(line.pairing) == "OK")
     assert (line.within_significant, line.both_significant, line.directed) == (1, 1, True)
-    assert said in remarks([line])[0] and "whole layers score more forwards than reversed in OK" in remarks([line])[1]
+    assert said in remarks([line])[0] and "whole layers score higher forwards than reversed in OK" in remarks([line])[1]
     (finding,) = above_reversed([line])
-    assert "1 of them also stands out" in finding.text and "without being wired" in finding.text
+    assert "1 of them also stands out" in finding.text and "without being connected" in finding.text
     path = tmp_path / "r.safetensors"
     scores.save(path)
     listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["baseline", str(path)])

@@ -1,7 +1,7 @@
 """What a head's weights span, and how far the spans of two heads overlap.
 
 >>> import headspan as hs
->>> scores = hs.score(hs.open("demo"), metrics=["pk"])
+>>> scores = hs.score("demo", metric="pk")
 >>> len(scores["pk", "OK"].top(3))
 3
 """
@@ -49,36 +49,21 @@ _EXPORTS = {
     "behaviour": "running.behaviour",
     "effects": "running.effects",
     "Effects": "running.effects",
+    "effects_summary": "running.effects_summary",
+    "effects_curve": "running.effects_curve",
     "paths": "graphs.paths",
     "Circuit": "graphs.circuit",
     "wiring": "plotting.drawn_wiring",
+    "figures": "plotting.figures",
     "nodes": "reading.node_overlaps",
     "report": "explorer.report",
     "site": "explorer.site",
     "reproduce": "paper.reproduction",
+    "cache": "checkpoints.hub.chunk_room",
     # any two matrices
     "subspace": "subspaces.matrices",
     "principal_angles": "subspaces.matrices",
     "projection_kernel": "subspaces.matrices",
-}
-
-# Names of version 0.1 -> where they are now. They go with the next version.
-_RENAMED = {
-    "head_tokens": ("reading.tokens", "tokens"),
-    "compare_pair": ("reading.pair", "pair"),
-    "head_scores": ("running.behaviour", "behaviour"),
-    "summarise": ("statistics.baseline", "baseline"),
-    "scores_of": ("scoring.run", "scores_of"),
-    "AttentionWeights": ("models.weights", "AttentionWeights"),
-    "kl_divergence": ("statistics.baseline", "kl_divergence"),
-    "all_tokens": ("reading.tokens", "all_tokens"),
-    "norm_correlations": ("reading.tokens", "norm_correlations"),
-    "unembedding_cosines": ("reading.tokens", "unembedding_cosines"),
-    "PairReader": ("reading.pair", "PairReader"),
-    "attention_patterns": ("running.behaviour", "attention_patterns"),
-    "BehaviourScores": ("results.head_scores", "BehaviourScores"),
-    "detection": ("paper.evaluation", "detection"),
-    "classification": ("paper.evaluation", "classification"),
 }
 
 if TYPE_CHECKING:
@@ -86,6 +71,7 @@ if TYPE_CHECKING:
     from headspan.change.diff import diff
     from headspan.change.series import Series
     from headspan.change.track import track
+    from headspan.checkpoints.hub.chunk_room import cache
     from headspan.explorer.report import report
     from headspan.explorer.site import site
     from headspan.graphs.circuit import Circuit
@@ -98,6 +84,7 @@ if TYPE_CHECKING:
     from headspan.paper.evaluation import evaluate
     from headspan.paper.reproduction import reproduce
     from headspan.plotting.drawn_wiring import wiring
+    from headspan.plotting.figures import figures
     from headspan.reading.info import info
     from headspan.reading.node_overlaps import nodes
     from headspan.reading.pair import pair
@@ -106,6 +93,8 @@ if TYPE_CHECKING:
     from headspan.results.scores import Scores, load
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
+    from headspan.running.effects_curve import effects_curve
+    from headspan.running.effects_summary import effects_summary
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
     from headspan.statistics.hubs import hubs
@@ -131,10 +120,14 @@ __all__ = [
     "around",
     "baseline",
     "behaviour",
+    "cache",
     "compare",
     "diff",
     "effects",
+    "effects_curve",
+    "effects_summary",
     "evaluate",
+    "figures",
     "fold",
     "hubs",
     "info",
@@ -162,13 +155,6 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         module, _, spelled = _EXPORTS[name].partition(":")
         return getattr(import_module(f"headspan.{module}"), spelled or name)
-    if name in _RENAMED:
-        from headspan.system.deprecation import warn_renamed
-
-        module, new = _RENAMED[name]
-        place = f"headspan.{new}" if new in _EXPORTS else f"headspan.{module}.{new}"
-        warn_renamed(f"headspan.{name}", place)
-        return getattr(import_module(f"headspan.{module}"), new)
     raise AttributeError(f"module 'headspan' has no attribute {name!r}")
 
 

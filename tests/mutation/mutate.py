@@ -34,7 +34,7 @@ _LEFT, _CAUGHT, _AGAIN, _FAILED = "left\n", "caught\n", "again\n", "failed\n"
 SECONDS = 20  # a mutant that takes so much longer than three times the unchanged code is caught: it does not end
 _SCORING = ("test_safeguards.py", "test_subspaces.py", "test_scoring.py", "test_scoring_core.py", "test_numerics.py")
 _RUNS = ("test_scoring.py", "test_scoring_core.py", "test_resume.py")
-_NODES = "test_nodes_results.py::test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence"
+_NODES = "test_nodes_results.py::test_a_similarity_undefined_for_nodes_is_left_out_with_a_message"
 _LATENT = (
     "test_latent.py::test_chance_inside_a_layer[deepseek_v3]",
     "test_latent.py::test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs[deepseek_v3]",

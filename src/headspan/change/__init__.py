@@ -1,1 +1,1 @@
-"""Two results, two models, or a series of checkpoints."""
+"""Compare two results, two models, or a series of checkpoints."""

@@ -1,4 +1,4 @@
-"""Two results of one shape: original against folded weights, or two checkpoints of a training run."""
+"""Compare two results of the same shape: original and folded weights, or two checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, parse_pairings
@@ -21,7 +22,7 @@ from headspan.vocabulary.ports import shape_text
 
 
 class PairingComparison(NamedTuple):
-    """One pairing of two results; ``mse`` is of PK divided by the subspace dimension for pk, of the score otherwise."""
+    """One pairing of two results; ``mse`` is that of the score, which for pk is divided by the subspace dimension."""
 
     metric: str
     pairing: Pairing
@@ -42,7 +43,7 @@ def check_same_shape(first: Scores | AttentionWeights, second: Scores | Attentio
     if first.d_model != second.d_model:
         raise HeadspanError(
             f"the two have residual streams of different width ({first.d_model} against {second.d_model}): only "
-            "models of one shape can be compared"
+            "models of the same shape can be compared"
         )
 
 
@@ -56,22 +57,23 @@ class Comparison(Tabular, list[PairingComparison]):
         return f"two results compared in {len(self)} similarities and pairings"
 
 
+@renamed(metrics="metric", pairings="pairing")
 @checked
 def compare(
     first: ScoresLike,
     second: ScoresLike,
     k: int = 20,
-    metrics: str | Iterable[str] | None = None,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    metric: str | Iterable[str] | None = None,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     progress: Update | None = None,
 ) -> Comparison:
     """Shared top-k edges, mean squared difference and Spearman correlation over forward pairs, per pairing.
 
-    Takes results, or models to score now; ``metrics`` and ``pairings`` choose among what both have. Pairings of nodes
+    Takes results, or models to score now; ``metric`` and ``pairing`` choose among what both have. Pairings of nodes
     are compared if both results have the same nodes.
     """
-    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
-    chosen = None if pairings is None else parse_pairings(pairings)
+    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
+    chosen = None if pairing is None else parse_pairings(pairing)
     first, second = _opened(first), _opened(second)
     check_same_shape(first, second)  # before anything is scored
     a, b = (
@@ -79,22 +81,22 @@ def compare(
         for x in (first, second)
     )
     keys = [
-        (metric, pairing)
-        for metric, pairing in a.arrays
-        if (metric, pairing) in b.arrays
-        and (not pairing.of_nodes or all(a.heads(role) == b.heads(role) for role in pairing))
-        and (wanted is None or metric in wanted)
-        and (chosen is None or pairing in chosen)
+        (name, pair)
+        for name, pair in a.arrays
+        if (name, pair) in b.arrays
+        and (not pair.of_nodes or all(a.heads(role) == b.heads(role) for role in pair))
+        and (wanted is None or name in wanted)
+        and (chosen is None or pair in chosen)
     ]
     if not keys:
         asked = "" if wanted is None and chosen is None else " as requested"
         raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
     keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
-    return Comparison(_compare(a, b, metric, pairing, k) for metric, pairing in keys)
+    return Comparison(_compare(a, b, name, pair, k) for name, pair in keys)
 
 
 def _opened(reference: ScoresLike) -> Scores | AttentionWeights:
-    """A result, or the weights of a model that is yet to be scored."""
+    """A result, or the weights of a model that has not been scored yet."""
     if isinstance(reference, Scores):
         return reference
     return Scores.load(reference) if is_result(reference) else given_weights(reference)
@@ -117,7 +119,7 @@ def _compare(first: Scores, second: Scores, metric: str, pairing: Pairing, k: in
 
 
 def _smaller_ranks(scores: Scores, pairing: Pairing) -> np.ndarray:
-    """min(m, m') of each pair, by which PK is normalised."""
+    """min(m, m') of each pair, which normalises PK."""
     ranks = np.minimum(scores.ranks(pairing.source)[:, None], scores.ranks(pairing.target)[None, :])
     return np.maximum(ranks, 1)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,12 +28,12 @@ from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import data_frame, same_content
-from headspan.scoring.run import score
 from headspan.subspaces.bases import span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.system.sealed_file import write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Role
@@ -41,7 +41,6 @@ from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Role
 if TYPE_CHECKING:
     import pandas
 
-Progress = Callable[[int, int], None]
 TABLES = ("drift", "edge", "hub")
 
 
@@ -155,20 +154,21 @@ class Diff:
         )
 
 
+@renamed(base="model")
 @checked
 def diff(
-    base: Any,
+    model: Any,
     other: Any,
     *,
     fold: bool = False,
     k: int = 20,
     effects: bool = False,
     memory: str | int | None = None,
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> Diff:
     """Compare two models of one shape: the drift of every head, edges and hubs before and after.
 
-    base: a model (reference, live model, opened weights).
+    model: the base (reference, live model, opened weights).
     other: the same model tuned or quantised, or the directory of a LoRA adapter of the base.
     fold: fold the norms of both into the weights first.
     k: how many edges of each pairing and kind to list.
@@ -180,7 +180,7 @@ def diff(
         raise HeadspanError(f"{other} is an adapter, which cannot run by itself. Merge it and give the merged model")
     with ExitStack() as stack:
         update = stack.enter_context(progress_bar("comparing", progress))
-        first, second = open_two(base, other, stack)
+        first, second = open_two(model, other, stack)
         if fold:
             first, second = (w if isinstance(w, FoldedWeights) else folded(w) for w in (first, second))
         layers, notes = _common_layers(first, second)
@@ -205,8 +205,8 @@ def diff(
         moved = {(line.head, line.role) for line in drift if line.moved}
         edges = [change for pairing in FLOW_PAIRINGS for change in edge_changes(before, after, pairing, k, moved)]
         if effects:
-            edges, told = _with_effects(edges, base, other, memory)
-            notes += told
+            edges, measured = _with_effects(edges, model, other, memory)
+            notes += measured
         changed_hubs = [change for pairing in FLOW_PAIRINGS for change in hub_changes(before, after, pairing, k)]
         return Diff(
             first.reference, second.reference, first.folding, k, drift, edges, changed_hubs, before, after, notes
@@ -220,7 +220,7 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
         if isinstance(ref, (str, os.PathLike)) and is_result(ref):
             raise HeadspanError(
                 f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
-                "with headspan compare"
+                "with `hs.compare(first, second)`"
             )
         if ref is base and is_adapter(ref):
             raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")
@@ -297,8 +297,10 @@ def _drifts(first: AttentionWeights, second: AttentionWeights, layers: Sequence[
 # -- scores --------------------------------------------------------------------------------------------------
 
 
-def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Progress) -> Scores:
+def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int | None, progress: Update) -> Scores:
     """PK of the flow pairings; pairs with a layer that the other model lacks are left out."""
+    from headspan.scoring.run import score  # a page of a result needs `Diff`, not the engine
+
     scores = score(weights, PK, "flow", memory=memory, progress=progress)
     if len(layers) == len(weights.layers):
         return scores

@@ -1,4 +1,4 @@
-"""Edges and hubs before and after: what entered the strongest k, what left them, what changed most."""
+"""Edges and hubs before and after: what entered or left the top k, and what changed most."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.subspaces.metrics import PK
+from headspan.system.ordering import places
 from headspan.vocabulary.heads import Head, Pairing, Role
 
 EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
@@ -59,19 +60,10 @@ def aligned(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, Score
     return parts[0], parts[1]
 
 
-def places(values: np.ndarray) -> np.ndarray:
-    """The rank of every score, 1 for the largest, ties in order; 0 where there is no pair."""
-    flat = values.ravel()
-    present = np.flatnonzero(~np.isnan(flat))
-    ranks = np.zeros(flat.size, dtype=np.int64)
-    ranks[present[np.argsort(-flat[present], kind="stable")]] = np.arange(1, present.size + 1)
-    return ranks.reshape(values.shape)
-
-
 def edge_changes(
     before: Scores, after: Scores, pairing: Pairing, k: int, moved: Collection[tuple[Head, Role]]
 ) -> Iterator[EdgeChange]:
-    """Edges that entered or left the top k, then the largest other changes, of heads that did move."""
+    """Edges that entered or left the top k, then the largest other changes between heads that moved."""
     a, b = aligned(before[PK, pairing], after[PK, pairing])
     ranks_a, ranks_b = places(a.values), places(b.values)
     change = b.values.astype(np.float64) - a.values
@@ -110,7 +102,7 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
             kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
             scores = a.of(head), b.of(head)
             if not any(scores):
-                continue  # not chosen before or after: its rank means nothing
+                continue  # not chosen before or after, so its rank is meaningless
             changes.append(HubChange(pairing, hub, head, kind, *scores, scores[1] - scores[0], old, new))
         yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
 

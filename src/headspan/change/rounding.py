@@ -1,22 +1,23 @@
-"""The rounding floor: how far a head's subspace moves when nothing happens but the storing of its numbers.
+"""The rounding floor: how far a head's subspace moves only because its numbers were stored.
 
-Where one model is stored in a narrower type than the other, the rounding of these very numbers is known: the numbers of
-the other are rounded to that type (gains and latent factors too, before folding and multiplying), and the drift of that
-is measured (:meth:`StoredPort.rounded_like`). Otherwise it is expected from the steps of the stored numbers. A weight
-W = U·diag(s)·Vᵀ with noise E of independent entries spans, to first order, U turned by (I − UUᵀ)·E·V·diag(1/s). So
-noise of variance v_jk in entry jk makes the drift
+If one model is stored in a narrower type than the other, the effect of rounding can be measured: the numbers of the
+other are rounded to that type (gains and latent factors too, before folding and multiplying), and the drift is computed
+(:meth:`StoredPort.rounded_like`). Otherwise it is estimated from the spacing of the stored numbers. To first order,
+noise E with independent entries rotates the span of a weight W = U·diag(s)·Vᵀ by (I − UUᵀ)·E·V·diag(1/s). Noise of
+variance v_jk in entry jk therefore causes the drift
 
     1 − PK/m  ≈  (1/m) Σ_i (1/s_i²) Σ_k V_ki² Σ_j c_j v_jk,      c_j = 1 − ‖row j of U‖²,
 
-which for one variance v is (d − m)·v·Σ 1/s_i² / m. Rounding to the nearest number moves an entry uniformly within
-half a step to both sides, which has the variance step²/12. Directions that drown in the noise count as at most 1.
+which for a common variance v is (d − m)·v·Σ 1/s_i² / m. Rounding to the nearest number moves an entry uniformly within
+half a step in either direction, which has the variance step²/12. Directions lost in the noise count as at most 1.
 
-The floor is twice the larger of the two: half way, as ratios go, to the drift of noise of twice the size, which is four
-times as large. Numbers that lie on a grid already have errors of up to 1.5 times the variance, which this covers too.
-Where nothing is measured, small weights may drift farther than twice the mean: there the floor is what a gamma law of
-that mean and variance exceeds once in a million weights, if that is more.
+The floor is twice the larger of the two. Noise of twice the size would cause four times the drift, so a factor of two
+is the geometric middle. Numbers that already lie on a grid have errors of up to 1.5 times the variance, which this also
+covers. If the drift is estimated rather than measured, small weights may drift by more than twice the mean; the floor
+is then at least the value that a gamma distribution of that mean and variance exceeds once in a million weights.
 
-Under latent attention a weight is a product of stored matrices, and each of them moves it (:class:`LatentNoise`).
+Under latent attention a weight is a product of stored matrices, and the rounding of each moves it
+(:class:`LatentNoise`).
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.system.threads import one_thread
 from headspan.vocabulary.heads import Role
 
-_MARGIN = 2.0  # of the floor over the drift that rounding makes
-_RARE = 1e-6  # of weights may drift farther by rounding than their floor, where their own rounding is not known
-ARITHMETIC = 1e-20  # no change either: what the float64 of these very computations leaves of equal weights
+_MARGIN = 2.0  # ratio of the floor to the drift caused by rounding
+_RARE = 1e-6  # share of weights that may exceed their floor by rounding, if their rounding is estimated
+ARITHMETIC = 1e-20  # drift of equal weights due to float64 arithmetic, which also counts as no change
 
 
 class StoredPort:
-    """The weights of one role in one layer of a model as they are stored, their subspaces, and their noise.
+    """The stored weights of one role in one layer of a model, their subspaces, and their noise.
 
-    arithmetic: the numbers were computed in float32 from those they are compared with, not stored (an adapter).
+    arithmetic: the numbers were computed in float32 from the other model's, not stored (an adapter).
     """
 
     def __init__(self, weights: AttentionWeights, role: Role, layer: int, arithmetic: bool = False) -> None:
@@ -67,30 +68,30 @@ class StoredPort:
         return (fold(raw) if self.folded else raw).read(self.role, self.layer)
 
     def rounded_like(self, other: StoredPort) -> np.ndarray:
-        """The drift of every head when these numbers are rounded to the types of another model's, (n,)."""
+        """The drift of every head if these numbers are rounded to the types of another model, (n,)."""
         rounded = self._as_compared(RoundedWeights(self.raw, other.types))
         if self.arithmetic or np.array_equal(rounded, self.read):
             return np.zeros(len(self.read))
         return span_drift(self.bases, self.ranks, *orthonormal_bases(rounded, other.dtype))[0]
 
     def expected(self, other: StoredPort) -> Expected:
-        """The drift of every head that rounding these numbers is expected to have made, against another model."""
+        """The estimated drift of every head caused by rounding these numbers, relative to another model."""
         return PortNoise(self).expected(self._has_gains_of(other))
 
     def _has_gains_of(self, other: StoredPort) -> bool:
-        """Whether the gains that were folded are the same numbers, so that rounding them moved nothing."""
+        """Whether the folded gains are equal in both models, so that rounding them causes no drift."""
         first, second = (norm_of(port.raw, port.role, port.layer) for port in (self, other))
         return first is None or second is None or np.array_equal(first.gain, second.gain)
 
 
 def rounding_floor(first: StoredPort, second: StoredPort, drift: np.ndarray) -> np.ndarray:
-    """The drift of every head that is still no change, (n,).
+    """The largest drift of every head that does not count as a change, (n,).
 
-    NaN where a format is not known, unless the drift is no more than rounding one model to the types of the other.
+    NaN if a format is unknown, unless the drift is within that of rounding one model to the types of the other.
     """
     measured = first.rounded_like(second) + second.rounded_like(first)
     mean, variance = (sum(part) for part in zip(first.expected(second), second.expected(first), strict=True))
-    relative = np.clip(variance / np.maximum(mean, 1e-150) ** 2, 1e-12, None)  # of a gamma law: 1 / its shape
+    relative = np.clip(variance / np.maximum(mean, 1e-150) ** 2, 1e-12, None)  # 1 / shape of the gamma distribution
     rare = np.where((mean > 0) & (measured == 0), relative * gammainccinv(1 / relative, _RARE), 0.0)
     expected = mean * np.maximum(rare, _MARGIN) / np.maximum(np.maximum(first.ranks, second.ranks), 1)
     floor = np.clip(np.fmax(expected, _MARGIN * measured), ARITHMETIC, 1.0)
@@ -98,14 +99,14 @@ def rounding_floor(first: StoredPort, second: StoredPort, drift: np.ndarray) -> 
 
 
 class Expected(NamedTuple):
-    """Mean and variance of rank times drift, (n,) both; NaN where a format is not known."""
+    """Mean and variance of rank times drift, (n,) both; NaN if a format is unknown."""
 
     mean: np.ndarray
     variance: np.ndarray
 
 
 def _largest(values: np.ndarray) -> float:
-    """The largest size of a number, 1 if all are zero."""
+    """The largest absolute value, or 1 if all are zero."""
     return float(np.abs(values).max(initial=0)) or 1.0
 
 
@@ -114,14 +115,14 @@ def _variance(steps: np.ndarray) -> np.ndarray:
 
 
 class PortNoise:
-    """What storing does to the weights of one role in one layer of one model, folded or not.
+    """The rounding noise in the weights of one role in one layer of one model, folded or not.
 
-    All in units of each head's largest entry, so that weights may be as large or small as numbers can be.
+    Everything is in units of each head's largest entry, so that weights of any magnitude work.
 
     weights: (n, d, m), of the head; scale: (n, 1, 1), its unit.
-    variance: (n, d, m), of every entry; None where the format is not known.
-    rows: (d,), relative variance that whole rows share, from the rounding of folded gains.
-    latent: what else is rounded where the weights are products, None where they are stored themselves.
+    variance: (n, d, m), of every entry; None if the format is unknown.
+    rows: (d,), relative variance shared by whole rows, from the rounding of folded gains.
+    latent: further noise if the weights are products; None if they are stored directly.
     """
 
     def __init__(self, port: StoredPort) -> None:
@@ -145,7 +146,7 @@ class PortNoise:
             self.variance = _variance(steps / self.scale * gains[:, None])
 
     def _of_gains(self) -> np.ndarray:
-        """Relative variance of the gains that were folded, (d,)."""
+        """Relative variance of the folded gains, (d,)."""
         norm, kind = norm_of(self.port.raw, self.port.role, self.port.layer), self.port.types.gains
         if norm is None or kind is None or self.port.arithmetic:
             return np.zeros(self.port.read.shape[1])
@@ -155,12 +156,12 @@ class PortNoise:
         return _variance(np.divide(steps[0, :, 0], gain, out=np.zeros_like(gain), where=gain != 0))
 
     def expected(self, same_gains: bool) -> Expected:
-        """Of the drift that this noise makes; without that of the gains where both models have the same."""
+        """The expected drift from this noise, without that of the gains if both models have the same gains."""
         bases, ranks = self.port.bases, self.port.ranks
         n, _, m = self.weights.shape
         if self.variance is None or (self.latent is not None and not self.latent.known):
             return Expected(np.full(n, np.nan), np.full(n, np.nan))
-        with one_thread():  # of the m×m weights in their own bases, which keeps the digits of small singular values
+        with one_thread():  # on the m×m weights in their own bases, to keep the digits of small singular values
             _, values, turns = np.linalg.svd(np.matmul(bases.transpose(0, 2, 1), self.weights))
         kept = np.arange(m)[None, :] < ranks[:, None]
         mixed = turns.transpose(0, 2, 1) * np.divide(1, values, out=np.zeros_like(values), where=kept)[:, None, :]
@@ -182,7 +183,7 @@ class PortNoise:
 
 
 def _row_gains(stored: np.ndarray, folded: np.ndarray) -> np.ndarray:
-    """Folding multiplies the rows by gains, whatever norm they come from: the ratio of the rows tells them, (d,)."""
+    """The gains by which folding multiplied the rows, from the ratio of the rows, (d,)."""
     units = [_largest(weights) for weights in (stored, folded)]
     before, after = (
         np.square(weights / unit, dtype=np.float64).sum(axis=(0, 2))
@@ -193,13 +194,13 @@ def _row_gains(stored: np.ndarray, folded: np.ndarray) -> np.ndarray:
 
 
 def _kinds(factors: LatentFactors, types: StoredTypes) -> tuple[str, ...]:
-    """How the factors of a latent were rounded: their matrix, what heads make of it, the gains between."""
+    """The types to which the factors of a latent were rounded: the map into it, the map to heads, the gains."""
     found = types.weights, types.heads, types.latent_gains
     return tuple(narrower(declared, kind) for declared, kind in zip(factors.dtypes, found, strict=True))
 
 
 def _composed_steps(weights: np.ndarray, factors: LatentFactors, kind: str, role: Role) -> np.ndarray | None:
-    """Steps of products: those of sums, and of the rotary key behind them, which is stored itself."""
+    """Steps of composed weights: those of sums, then those of the rotary key, which is stored directly."""
     found = rounding_steps(weights, factors.heads.dtype.name, role)
     assert found is not None  # a floating point type
     found *= np.sqrt(len(factors.gains))
@@ -213,9 +214,9 @@ def _composed_steps(weights: np.ndarray, factors: LatentFactors, kind: str, role
 
 
 class LatentNoise:
-    """What storing does to the matrices that heads behind one latent are products of: W = P·Bᵀ, P = Aᵀ·diag(g).
+    """The rounding noise of the matrices whose products are the heads of one latent: W = P·Bᵀ, P = Aᵀ·diag(g).
 
-    To first order W moves by δAᵀ·diag(g)·Bᵀ + P·diag(δg/g)·Bᵀ + P·δBᵀ, three noises of known variance.
+    To first order W changes by δAᵀ·diag(g)·Bᵀ + P·diag(δg/g)·Bᵀ + P·δBᵀ, three noise terms of known variance.
 
     kinds: how A, B and g were rounded. in_front: (d,), gains that were folded into P.
     """
@@ -237,23 +238,23 @@ class LatentNoise:
 
     @cached_property
     def products(self) -> np.ndarray:
-        """(r, r), of what the latent reads."""
+        """(r, r): the Gram matrix of the map into the latent."""
         return self.inner.T @ self.inner
 
     def spread(self, h: int, inside: np.ndarray, mixed: np.ndarray, scale: float) -> tuple[np.ndarray, float]:
-        """What rounding the factors of one head adds to the summed covariance of its turned rows, and to its variance.
+        """How one head's rounded factors add to the summed covariance of its rotated rows, and to its variance.
 
         inside: (d,), the part of each row inside the head's span. mixed: (m, m), V·diag(1/s) of the head, over
         ``scale``.
         """
         m, r = mixed.shape[0], self.inner.shape[1]
         heads, in_heads = np.zeros((m, r)), np.zeros((m, r))
-        width = self.heads.shape[1]  # a head may be narrower than what is read: keys beside a wide rotary one
+        width = self.heads.shape[1]  # a head may be narrower than the array: keys with a wide rotary key
         heads[:width] = self.heads[h] * self.unit / scale
         in_heads[:width] = _variance(self.head_steps[h] * self.unit / scale)
         turned = heads.T @ mixed  # (r, m)
-        through = turned.T @ self.products  # (m, r): the head's basis with what the latent reads
-        left = self.products - through.T @ through  # products of what the latent reads outside of the head's span
+        through = turned.T @ self.products  # (m, r): the head's basis times the map into the latent
+        left = self.products - through.T @ through  # the part of the Gram matrix outside the head's span
         outside = np.clip(np.diagonal(left), 0, None)
         rows = np.clip(1 - inside, 0, 1)[:, None] * self.in_inner
         in_gains = self.in_gains
@@ -264,16 +265,16 @@ class LatentNoise:
         )
         counts = _that_count(rows.sum(axis=1)), max(outside.sum() ** 2 / max(np.square(left).sum(), 1e-300), 1)
         squared = sum(2 * np.square(one).sum() / count for one, count in zip(made[:2], counts, strict=True))
-        alike = left * (turned @ turned.T)  # a gain moves a whole column, so there are as many numbers as columns
+        alike = left * (turned @ turned.T)  # one gain affects a whole column, so there are r independent numbers
         squared += 2 * float(in_gains @ np.square(alike) @ in_gains)
         return made[0] + made[1] + made[2], float(squared)
 
 
 def _spread(mixed: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Summed covariance of turned rows, (…, m, m), for noise of these variances in the columns of a weight."""
+    """Summed covariance of rotated rows, (…, m, m), for noise of these variances in the columns of a weight."""
     return np.matmul(np.swapaxes(mixed, -1, -2) * columns[..., None, :], mixed)
 
 
 def _that_count(rows: np.ndarray) -> np.ndarray:
-    """Rows are independent, but few carry most of the noise where a few are large: their effective number, (…)."""
+    """The effective number of independent rows, (…); a few large rows may hold most of the noise."""
     return np.maximum(np.square(rows.sum(axis=-1)) / np.maximum(np.square(rows).sum(axis=-1), 1e-300), 1)

@@ -1,4 +1,4 @@
-"""A training run, step by step: edges that form, heads that move, hubs and head scores. One safetensors file.
+"""A training run step by step, in one safetensors file: edges that form, heads that move, hubs and head scores.
 
 `headspan.track` makes it (:mod:`headspan.change.track`).
 """
@@ -25,7 +25,7 @@ TABLES = ("trajectory", "edge", "drift", "hub", "head")
 
 
 class Trajectory(NamedTuple):
-    """The course of one edge.
+    """The trajectory of one edge.
 
     birth: the first step at which it was among the strongest k. growth: last score minus first.
     half: the step at which half of the growth was reached (interpolated linearly); NaN if nothing changed.
@@ -45,7 +45,7 @@ class Series:
     """Everything measured along a training run. Arrays have one row per step.
 
     scores, ranks: (steps, edges), PK and rank in its pairing; NaN and 0 if an edge was not kept at a step.
-    from_previous, from_last: by role (steps, heads), drift from the step before (NaN at the first) and from the last.
+    from_previous, from_last: by role (steps, heads), drift from the previous step (NaN at the first) and from the last.
     hubs: by (inlet or outlet, pairing), (steps, heads). head_scores: by kind (steps, query heads), empty without a run.
     """
 
@@ -79,7 +79,7 @@ class Series:
         return self.scores[:, self.edges.index(wanted)]
 
     def trajectories(self) -> list[Trajectory]:
-        """The course of every edge, strongest at the end first within each pairing."""
+        """The trajectory of every edge; within each pairing, the strongest at the last step come first."""
         found = [self._trajectory(i, edge) for i, edge in enumerate(self.edges)]
         order = {pairing: place for place, pairing in enumerate(dict.fromkeys(edge.pairing for edge in self.edges))}
         return sorted(found, key=lambda t: (order[t.edge.pairing], -t.final if t.final == t.final else math.inf))

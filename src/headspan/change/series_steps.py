@@ -13,7 +13,7 @@ from headspan.change.step_store import Arrays
 from headspan.checkpoints.hub.revisions import Checkpoint
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role
 
-Parts = list[tuple[dict[str, Any], Arrays]]  # of every step: what is known of it, and its arrays
+Parts = list[tuple[dict[str, Any], Arrays]]  # metadata and arrays of every step
 
 
 def assembled(
@@ -44,7 +44,7 @@ def assembled(
         for checkpoint, info in zip(checkpoints, infos, strict=True)
     )
     provenance = {"architecture": infos[-1]["architecture"], "fingerprints": [i["fingerprint"] for i in infos]}
-    if "dimensions" in infos[-1]:  # not in what an earlier version left
+    if "dimensions" in infos[-1]:  # missing in unfinished runs of earlier versions
         provenance |= {"d_model": shape["d_model"], "dimensions": infos[-1]["dimensions"]}
     provenance |= {name: infos[-1][name] for name in ("centred", "not_centred") if name in infos[-1]}
     provenance["served_by"] = shape.get("served_by")
@@ -59,7 +59,7 @@ def assembled(
 def _at(
     arrays: Arrays, pairing: Pairing, wanted: np.ndarray, chosen: dict[Pairing, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and ranks of some edges at one step; NaN and 0 for those that were not kept there."""
+    """Scores and ranks of some edges at one step; NaN and 0 for edges that were not kept."""
     index, values = arrays[f"index/{pairing}"], arrays[f"score/{pairing}"]
     place = {int(flat): i for i, flat in enumerate(index)}
     positions = np.array([place.get(int(flat), -1) for flat in wanted], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Storage for what a run over many checkpoints measures at each of them."""
+"""Storage for the measurements of a run over many checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Shelf:
-    """What a run keeps between its steps: on disk with the unfinished work, or in memory if the disk cannot be used."""
+    """Data kept between the steps of a run: on disk with the unfinished work, or in memory if that fails."""
 
     def __init__(self, store: TileStore | None) -> None:
         self._store = store

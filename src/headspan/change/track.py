@@ -1,9 +1,9 @@
 """One pass over the checkpoints of a training run: `headspan.track`.
 
-The last checkpoint is opened first, since every step is compared with it; then the others in order, each opened once.
-Little is kept of a step: scores, drifts, hubs. The bases of the last step and of the previous step are on disk
-with the other unfinished work; one role of one layer is in memory at a time. A finished step is a file there, so an
-interrupted run continues after it.
+The last checkpoint is opened first, since every step is compared with it, then the others in order, each once. Only
+scores, drifts and hubs of a step are kept. The bases of the last and of the previous step are on disk with the other
+unfinished work; one role of one layer is in memory at a time. A finished step is a file there, so an interrupted run
+continues after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,62 +34,66 @@ from headspan.statistics.hubs import hubs
 from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
+from headspan.system.ordering import descending
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 
-Progress = Callable[[int, int], None]
 ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept during the run
 SOME_SCORES = 1000  # otherwise this many per step and pairing, or k if larger
 
 
+@renamed(refs="model")
 @checked
 def track(
-    refs: Any,
+    model: Any,
     out: str | os.PathLike[str] | None = None,
     *,
     steps: Sequence[int] | None = None,
     last: int | None = None,
     fold: bool = False,
-    k: int = 20,
+    k: int | None = None,
     run: bool = False,
     keep: bool = False,
     allow_duplicates: bool = False,
     memory: str | int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
+    progress: Update | None = None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
 
-    refs: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
+    model: references in order, or patterns like ``"org/name@step*"`` (revisions of the hub) and ``"run/step*"``; or the
         file of a finished series, which is loaded.
     out: write the series to this file; finished steps stay in the cache folder until then. Without it the bases
         of two steps are held in memory.
     steps, last: use only these step numbers; use only the last checkpoints.
     fold: fold the norms into the weights first.
-    k: keep edges that are among the strongest k of their pairing at some step.
+    k: keep edges that are among the strongest k (20 by default) of their pairing at some step.
     run: also run every checkpoint and keep its head scores.
     keep: keep downloaded files in the hub's cache; otherwise the files of a step are removed after it.
     allow_duplicates: accept checkpoints with equal attention weights as different steps.
     force: overwrite a file that is not a result (never an input).
     """
+    if out is None and _is_text(model) and is_result(model):
+        options = {"steps": steps, "last": last, "k": k, "fold": fold, "run": run, "keep": keep, "memory": memory}
+        refuse_ignored("on a saved series", **options, allow_duplicates=allow_duplicates)
+        return Series.load(model)
+    k = 20 if k is None else k
     if k < 1:
         raise HeadspanError(f"k is {k}. Give 1 or more")
-    if out is None and _is_text(refs) and is_result(refs):
-        return Series.load(refs)
-    checkpoints = find_checkpoints(refs, steps=steps, last=last)
+    checkpoints = find_checkpoints(model, steps=steps, last=last)
     if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again. Give paths or hub ids")
     if out is not None:
         check_output(out, "series", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
     key = _key(checkpoints, fold, k, run)
     with (
-        TileStore(out, key, say) if out is not None else nullcontext() as store,
+        TileStore(out, key) if out is not None else nullcontext() as store,
         progress_bar("tracking", progress) as tell,
     ):
-        tracker = _Tracker(checkpoints, Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
+        tracker = _Tracker(checkpoints, Shelf(store), fold, k, run, keep, allow_duplicates, memory)
         series = tracker.series(tell)
         if out is not None:
             series.save(out, force=force)
@@ -126,25 +130,25 @@ class _Tracker:
 
     def __init__(
         self, checkpoints: list[Checkpoint], shelf: Shelf, fold: bool, k: int, run: bool, keep: bool,
-        allow_duplicates: bool, memory: str | int | None, say: Callable[[str], None],
+        allow_duplicates: bool, memory: str | int | None,
     ) -> None:  # fmt: skip
         self.checkpoints, self.shelf = checkpoints, shelf
         self.fold, self.k, self.run, self.keep = fold, k, run, keep
-        self.allow_duplicates, self.memory, self.say = allow_duplicates, memory, say
+        self.allow_duplicates, self.memory = allow_duplicates, memory
         self.final = len(checkpoints) - 1
         self.seen: dict[str, str] = {}  # content -> name
         self.notes: list[str] = []
         self.shape: dict[str, Any] = {}  # of the last checkpoint: what all others must have
         self.chosen: dict[Pairing, np.ndarray] = {}  # flat indices of the strongest edges at the last step
 
-    def series(self, progress: Progress) -> Series:
+    def series(self, progress: Update) -> Series:
         done: dict[int, tuple[dict[str, Any], Arrays]] = {}
         order = [self.final, *range(self.final)]
         for count, place in enumerate(order):
             kept = self._kept(place)
             if count == 1 and kept is not None:
                 finished = sum(self._kept(i) is not None for i in order)
-                self.say(f"continuing an unfinished series: {finished} of {len(order)} steps are done")
+                inform(f"continuing an unfinished series: {finished} of {len(order)} steps are done")
             if kept is None:
                 kept = self._measured(place, count)
             self._learn(place, *kept)
@@ -160,14 +164,14 @@ class _Tracker:
     # -- one step --------------------------------------------------------------------------------------------
 
     def _kept(self, place: int) -> tuple[dict[str, Any], Arrays] | None:
-        """What an earlier run measured at a step, if it is complete."""
+        """The measurements of an earlier run at a step, if complete."""
         arrays = self.shelf.load(f"step-{place}")
         if arrays is None or "info" not in arrays:
             return None
         return json.loads(arrays.pop("info").tobytes()), arrays
 
     def _learn(self, place: int, info: dict[str, Any], arrays: Arrays) -> None:
-        """Take over what the following steps need to know of one."""
+        """Remember what the following steps need from a step."""
         if place == self.final:
             self.shape = info["shape"]
             self.chosen = {p: arrays[f"index/{p}"][: self.k] for p in FLOW_PAIRINGS}
@@ -179,11 +183,11 @@ class _Tracker:
         other = self.seen.get(content, name)
         if other == name:
             return
-        sentence = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
+        message = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
         if not self.allow_duplicates:
-            raise _NoSeries(f"{sentence}. Leave one out, or add --allow-duplicates")
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+            raise _NoSeries(f"{message}. Leave one out, or add `allow_duplicates=True`")
+        if message not in self.notes:
+            self.notes.append(message)
 
     def _measured(self, place: int, done: int) -> tuple[dict[str, Any], Arrays]:
         checkpoint = self.checkpoints[place]
@@ -202,7 +206,7 @@ class _Tracker:
         return info, arrays
 
     def _downloads(self, place: int) -> Any:
-        """Frees the disk space of a step, even if an earlier run began it."""
+        """Free the disk space of a step, even if an earlier run started it."""
         checkpoint, name = self.checkpoints[place], f"downloads-{place}"
         if self.keep or checkpoint.hub is None or checkpoint.commit is None:
             return nullcontext()
@@ -248,11 +252,11 @@ class _Tracker:
                 )
 
     def _drifts(self, place: int, weights: AttentionWeights) -> tuple[Arrays, str]:
-        """Drift from the step before and from the last, and the hash of the weights; the bases stay in the store."""
+        """Drift from the previous and the last step, and the hash of the weights; the bases stay in the store."""
         content = self._save_bases(place, weights)
         arrays: Arrays = {}
         others = {"from_last": self.final} | ({"from_previous": place - 1} if 0 < place < self.final else {})
-        for name, other in others.items():  # the step before the last one is not known yet
+        for name, other in others.items():  # the previous step of the last one is not known yet
             arrays |= {f"{name}/{role}": values for role, values in self._compare(other, place, weights.layers)}
         return arrays, content
 
@@ -295,11 +299,10 @@ class _Tracker:
             yield role, np.concatenate(parts).astype(np.float32)
 
     def _edges(self, scores: Scores, pairing: Pairing) -> Arrays:
-        """The strongest edges of one pairing (all of them if that is little), the last step's, and the hubs."""
+        """The strongest edges of one pairing (or all, if few), those of the last step, and the hubs."""
         matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
-        present = np.flatnonzero(~np.isnan(flat))
-        order = present[np.argsort(-flat[present], kind="stable")]
+        order = descending(flat)[: np.count_nonzero(~np.isnan(flat))]
         if order.size * 8 * len(FLOW_PAIRINGS) * len(self.checkpoints) > ALL_SCORES:
             order = order[: max(SOME_SCORES, self.k)]
         arrays = {f"index/{pairing}": order.astype(np.int64), f"score/{pairing}": flat[order]}
@@ -324,7 +327,7 @@ def _bases_name(place: int, role: Role, layer: int) -> str:
 
 
 def _shape(weights: AttentionWeights) -> dict[str, Any]:
-    """What all checkpoints of one run have in common, as JSON would give it back."""
+    """The properties that all checkpoints of one run share, as JSON values."""
     return {
         "d_model": weights.d_model,
         "layers": list(weights.layers),

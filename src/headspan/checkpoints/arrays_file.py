@@ -1,7 +1,7 @@
-"""Arrays that numpy saved (``.npy``, ``.npz``), read by name and in runs of rows or columns; never a pickle.
+"""Arrays saved by numpy (``.npy``, ``.npz``), read by name and by slices of rows or columns; pickles are never loaded.
 
 A ``.npy`` file is memory-mapped. A member of an ``.npz`` is read as a whole, so one that would take half of
-the machine's memory is refused: saved as ``.npy`` it can be read piece by piece.
+the machine's memory is refused; saved as ``.npy`` it can be read in pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALONE = ""  # the name of the only array of a .npy file
 
 
 class ArraysFile:
-    """The arrays of one file by name; that of a ``.npy`` file has the name ``""``."""
+    """The arrays of one file by name; the array of a ``.npy`` file has the name ``""``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,10 +88,10 @@ class ArraysFile:
             if size > _SMALL and size > (total_memory() or 64 << 30) // 2:
                 raise HeadspanError(
                     f"{quoted(name)} of {self.path} has {size / 2**30:.0f} GiB, but a member of an .npz is read "
-                    "whole: save it as .npy or .safetensors, which are read piece by piece"
+                    "as a whole: save it as .npy or .safetensors, which are read in pieces"
                 )
             try:
-                if self._archive is None:  # kept open: its directory is read again whenever it is opened
+                if self._archive is None:  # keep it open, since opening it reads its directory again
                     self._archive = zipfile.ZipFile(self.path)
                 with self._archive.open(self._members[name][0]) as file:
                     self._kept = (name, np.lib.format.read_array(file, allow_pickle=False))

@@ -1,7 +1,7 @@
 """The interface of an opened checkpoint: named tensors, read one at a time.
 
 Every kind of reference (directory, hub id, GGUF file, live model, arrays) becomes a `TensorSource` with
-Hugging Face tensor names and a Hugging Face config. Nothing here knows where the heads are in those tensors.
+Hugging Face tensor names and a Hugging Face config. This package does not know where the heads are in those tensors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TensorSource(ABC):
     config : the model's config.json, or a dict with the same keys made from other metadata. A GGUF file
         adds ``"_gguf": True``.
     notes : messages for the user, for example that the model is random.
-    in_memory : whether the tensors are in memory, where other code may change them unnoticed.
-    reads_scales : whether float8 numbers come multiplied with the scales that are stored beside them.
+    in_memory : whether the tensors are in memory, where other code may change them.
+    reads_scales : whether float8 numbers are multiplied by the scales stored next to them.
     """
 
     in_memory = False
@@ -48,7 +48,7 @@ class TensorSource(ABC):
 
     @abstractmethod
     def names(self) -> Collection[str]:
-        """Names of all tensors, as Hugging Face writes them."""
+        """Names of all tensors, in Hugging Face's spelling."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -60,18 +60,18 @@ class TensorSource(ABC):
 
     @abstractmethod
     def nbytes(self, name: str) -> int:
-        """Bytes a tensor takes as stored."""
+        """Stored size of a tensor in bytes."""
 
     @abstractmethod
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """One tensor (or a run of its rows) as float32, exactly; float64 stays float64."""
+        """One tensor (or a slice of its rows) as float32, without rounding; float64 stays float64."""
 
     def files(self) -> list[Path]:
         """Local files behind this source, in a fixed order; none for live models and arrays."""
         return list(self._stamps)
 
     def fingerprint(self, names: Iterable[str] | None = None) -> str:
-        """sha256 of the config and of every stored byte of these tensors (of all, if none are named)."""
+        """sha256 of the config and of every stored byte of these tensors (by default, of all)."""
         hashes = self.hashes(self.names() if names is None else names)
         digest = hashlib.sha256(canonical_json(self.config))
         for name in sorted(hashes):
@@ -79,9 +79,9 @@ class TensorSource(ABC):
         return digest.hexdigest()
 
     def hashes(self, names: Iterable[str]) -> dict[str, bytes]:
-        """sha256 of each tensor as it is stored: number type, shape and every byte.
+        """sha256 of each stored tensor: number type, shape and every byte.
 
-        A tensor of a file is hashed once, for as long as the file keeps its stamp; one in memory every time.
+        A tensor in a file is hashed once, as long as the file's stamp does not change; a tensor in memory every time.
         """
         self._check_stamps()
         wanted = list(dict.fromkeys(names))
@@ -93,13 +93,13 @@ class TensorSource(ABC):
 
     @abstractmethod
     def _hash(self, name: str) -> bytes:
-        """sha256 of all that decides the numbers of a tensor."""
+        """sha256 of everything that determines the numbers of a tensor."""
 
     def check_unchanged(self) -> None:
-        """Raise if what was hashed changed since, or a file of this source changed or disappeared."""
+        """Raise if hashed tensors have changed since, or a file of this source changed or disappeared."""
         self._check_stamps()
         before = dict(self._hashed)
-        if self.in_memory or any(stamp.young for stamp in self._stamps.values()):  # no stamp to rely on
+        if self.in_memory or any(stamp.young for stamp in self._stamps.values()):  # stamps are not reliable here
             self._hash_all(before)
         if before != self._hashed:
             raise changed(self.reference)
@@ -109,7 +109,7 @@ class TensorSource(ABC):
             stamp.check(path)
 
     def vocabulary(self) -> Vocabulary | None:
-        """The tokens of the model's tokenizer, or None when there is no tokenizer."""
+        """The tokens of the model's tokenizer, or None if there is no tokenizer."""
         return None
 
     def close(self) -> None:
@@ -131,5 +131,5 @@ def canonical_json(value: object) -> bytes:
     """The same bytes for equal values, whatever the order of their keys."""
     try:
         return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
-    except (TypeError, ValueError, RecursionError) as error:  # keys of several kinds, circles, endless nesting
+    except (TypeError, ValueError, RecursionError) as error:  # mixed key types, cycles, deep nesting
         raise HeadspanError(f"the config cannot be written as JSON: {reason(error)}") from None

@@ -23,7 +23,7 @@ def open_demo() -> TensorSource:
 
 
 def random_demo() -> MappingSource:
-    """A GPT-2 of two layers with random weights, always the same."""
+    """A two-layer GPT-2 with random weights from a fixed seed."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""From stored numbers to float32 without rounding.
+"""Convert stored numbers to float32 without rounding.
 
 >>> import numpy as np
 >>> widen(np.array([1.5], np.float16), "x").dtype
@@ -15,7 +15,7 @@ import numpy as np
 from headspan.checkpoints.untrusted import reason
 from headspan.vocabulary.errors import HeadspanError
 
-# safetensors' names of the floating point types (the integer ones never hold usable weights).
+# safetensors' names of the floating point types (integer types never hold usable weights).
 SAFETENSORS_FLOATS: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -95,11 +95,11 @@ def exact_array(value: Any, name: str) -> np.ndarray:
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
-    """Anything like an array, torch tensors (on any device, with or without gradients) included."""
+    """Anything like an array, including torch tensors (on any device, with or without gradients)."""
     try:
         if hasattr(value, "detach") and hasattr(value, "numpy"):
             tensor = value.detach().to("cpu")
-            if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type of its own
+            if str(tensor.dtype) == "torch.bfloat16":  # numpy has no bfloat16
                 import torch
 
                 return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
@@ -110,14 +110,14 @@ def _as_array(value: Any, name: str) -> np.ndarray:
 
 
 def _check_unmasked(array: np.ndarray, name: str) -> None:
-    if type(array) is np.ndarray:  # nothing else is looked up in numpy.ma, which takes long to load
+    if type(array) is np.ndarray:  # avoid importing numpy.ma, which is slow to load
         return
     if isinstance(array, np.ma.MaskedArray) and np.ma.getmaskarray(array).any():
         raise HeadspanError(f"{name} is a masked array with numbers missing: fill them first")
 
 
 def row_range(rows: slice | None, shape: tuple[int, ...], name: str) -> tuple[int, int]:
-    """First row and the one after the last, for a slice without steps.
+    """Start and stop of a slice of rows without steps.
 
     >>> row_range(slice(2, None), (5, 3), "x")
     (2, 5)

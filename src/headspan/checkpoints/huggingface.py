@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face layout: config.json beside one weight file or several shards."""
+"""Checkpoints in Hugging Face layout: config.json with one weight file or several shards."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LocalFiles:
         return self.directory / name if name == self._given else member(self.directory, name)
 
     def folder(self, names: Iterable[str]) -> Path:
-        """The directory, with these files in it."""
+        """The directory, after making sure that it has these files."""
         for name in names:
             self.path(name)
         return self.directory
@@ -90,8 +90,8 @@ class LocalFiles:
         return open_weight_file(self.path(name))
 
     def open_ahead(self, names: Iterable[str]) -> dict[str, WeightFile]:
-        """Those of some weight files that are better opened together than one by one: remote ones, of which there are
-        none here (the names are not looked at then).
+        """Weight files that are better opened together than one by one. Only remote files are, so there are none
+        here, and the names are ignored.
         """
         return {}
 
@@ -99,8 +99,8 @@ class LocalFiles:
 class CheckpointSource(TensorSource):
     """Tensors spread over the weight files of one checkpoint.
 
-    A shard is located, checked and opened when one of its tensors is first asked for, so a shard that is
-    not needed may be missing, and is not downloaded.
+    A shard is located, checked and opened when one of its tensors is first needed, so shards that are not needed may
+    be missing and are not downloaded.
     """
 
     reads_scales = True
@@ -143,7 +143,7 @@ class CheckpointSource(TensorSource):
 
     @property
     def commit(self) -> str | None:
-        """The commit of the hub that the files belong to."""
+        """The hub commit of the files."""
         return self._files.commit
 
     def files(self) -> list[Path]:
@@ -160,7 +160,7 @@ class CheckpointSource(TensorSource):
         return Vocabulary.from_directory(self._files.directory)
 
     def whole_folder(self) -> Path:
-        """A directory with the config and every weight file as a whole, for programs that take directories."""
+        """A directory with the config and all complete weight files, for programs that need a directory."""
         beside = [name for name in self._files.names() if name == "config.json" or name.endswith(".index.json")]
         return self._files.folder([*beside, *dict.fromkeys(self._weight_map.values())])
 
@@ -169,7 +169,7 @@ class CheckpointSource(TensorSource):
         self._opened.clear()
 
     def _scale_of(self, name: str) -> str | None:
-        """The tensor that float8 numbers are to be multiplied with."""
+        """The tensor with the scales of a float8 tensor."""
         if not self.dtype(name).startswith("float8"):
             return None
         return next((name + end for end in ("_scale_inv", "_scale") if name + end in self._weight_map), None)
@@ -198,13 +198,13 @@ class CheckpointSource(TensorSource):
         return self._opened[shard]
 
     def _open_ahead(self, names: Iterable[str]) -> None:
-        """Open the shards of tensors together, where that helps; errors are raised when a shard is needed."""
+        """Open the shards of tensors together if that helps; errors are raised when a shard is needed."""
         shards = (self._weight_map[name] for name in names if name in self._weight_map)
         for shard, file in self._files.open_ahead(shard for shard in shards if shard not in self._opened).items():
             self._add(shard, file)
 
     def _alike(self, name: str) -> Iterator[str]:
-        """Tensors with the same name except for numbers: those of other layers will be needed too."""
+        """Tensors with the same name except for numbers, since those of other layers will be needed too."""
         pattern = _NUMBER.sub("0", name)
         return (other for other in self._weight_map if _NUMBER.sub("0", other) == pattern)
 
@@ -224,7 +224,7 @@ class CheckpointSource(TensorSource):
         super()._hash_all(names)
 
     def _fetch(self, names: Collection[str]) -> None:
-        """Bring the bytes of tensors that are not on this machine here, all together."""
+        """Download the bytes of all tensors that are not on this machine, together."""
         self._open_ahead(names)
         wanted = [*names, *(scale for name in names if (scale := self._scale_of(name)) is not None)]
         files = [(self._file_of(name), name) for name in wanted]
@@ -247,7 +247,7 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
     if chosen[0].endswith(".gguf"):
         from headspan.checkpoints.gguf.file import GgufSource
 
-        paths = [files.path(name) for name in chosen]  # of a split file all parts must be there
+        paths = [files.path(name) for name in chosen]  # all parts of a split file are needed
         return GgufSource(paths[0], reference)
     config = read_json(files.path("config.json"), CONFIG_LIMIT) if "config.json" in present else None
     if chosen[0].endswith(".json"):
@@ -262,18 +262,18 @@ def open_checkpoint(files: LocalFiles, reference: str, weights: Sequence[str] = 
             source.config = state_config(source, config or {})
         else:
             source = CheckpointSource(reference, _required(config, reference), files, weight_map, opened)
-    if len(chosen) > 1:  # names and sizes cannot show that one of them was taken from another model
+    if len(chosen) > 1:  # names and sizes cannot reveal a shard of another model
         source.notes.append(
             f"the {len(chosen)} shards have no index, so headspan cannot check that they belong to one model"
         )
     others = [name for name in STANDARD_FILES if name in present and name not in chosen]
-    if others and not weights and files.commit is None:  # repositories of the hub hold the same weights twice
+    if others and not weights and files.commit is None:  # hub repositories often hold the same weights in two formats
         source.notes.append(f"{', '.join(others)} in the same directory was not read: the weights are from {chosen[0]}")
     return source
 
 
 def _joined(opened: dict[str, WeightFile], reference: str) -> dict[str, str]:
-    """The tensor → shard map of shards without an index, if each tensor is in one of them only."""
+    """The tensor → shard map of shards without an index, if no tensor is in two of them."""
     weight_map: dict[str, str] = {}
     for shard, file in opened.items():
         twice = next((name for name in file.names() if name in weight_map), None)
@@ -306,8 +306,8 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
             )
     if "adapter_config.json" in present:
         raise HeadspanError(
-            f"{reference} is an adapter, not a model: compare it with headspan diff BASE {reference},"
-            " or merge it into its base with hs.adapt(base, adapter)"
+            f"{reference} is an adapter, not a model: compare it with its base, `hs.diff(base, adapter)`,"
+            " or merge it into its base in Python, hs.adapt(base, adapter)"
         )
     raise HeadspanError(
         f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"
@@ -316,7 +316,7 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
 
 
 def _check_shard_names(names: Sequence[str], reference: str) -> None:
-    """Shards without an index must be all of one set, by their names: ``model-00001-of-00003``, …"""
+    """Check that shards without an index form one complete set by name: ``model-00001-of-00003``, …"""
     matches = [_SHARD_NAME.fullmatch(name) for name in names]
     if len(names) == 1 and matches[0] is None:
         return
@@ -330,7 +330,7 @@ def _check_shard_names(names: Sequence[str], reference: str) -> None:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The tensor → shard map of an index file, every shard name checked before any is opened."""
+    """The tensor → shard map of an index file; all shard names are checked before any file is opened."""
     weight_map = read_json(path, INDEX_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeadspanError(f"{path} has no weight_map: it is not the index of a sharded checkpoint")
@@ -348,5 +348,5 @@ def read_index(path: Path) -> dict[str, str]:
 
 def _required(config: dict[str, Any] | None, reference: str) -> dict[str, Any]:
     if config is None:
-        raise HeadspanError(f"{reference} has no config.json: put the model's config.json beside its weights")
+        raise HeadspanError(f"{reference} has no config.json: put the model's config.json next to its weights")
     return config

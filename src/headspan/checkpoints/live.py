@@ -50,7 +50,7 @@ def _is_pair(ref: object) -> bool:
 def from_state_dict(
     state: Mapping[Any, Any], config: dict[str, Any], reference: str = "state dict in memory"
 ) -> MappingSource:
-    """A source over a plain state dict, TransformerLens' own layout included."""
+    """A source over a plain state dict, also in TransformerLens' layout."""
     tensors = {str(name): value for name, value in state.items() if hasattr(value, "shape") and hasattr(value, "dtype")}
     source = MappingSource(tensors, config, reference)
     if is_hooked_state(tensors):
@@ -68,7 +68,7 @@ def as_config(config: Any) -> dict[str, Any]:
 
 
 def by_modules(model: Any) -> MappingSource:
-    """A transformers model under the names of its own modules, which its files need not have."""
+    """A transformers model under the names of its modules, which may differ from those in its files."""
     return MappingSource(_state_without_experts(model), as_config(model.config), f"live {type(model).__name__}")
 
 
@@ -102,7 +102,7 @@ def _from_bridge(bridge: Any) -> MappingSource:
     Compatibility mode folds norms into the per-head weights and leaves the wrapped model's fused tensors stale,
     so there the per-head weights are used.
     """
-    wraps_transformers = hasattr(bridge.original_model, "config")  # else one of TransformerLens' own models
+    wraps_transformers = hasattr(bridge.original_model, "config")  # otherwise one of TransformerLens' own models
     if wraps_transformers and not getattr(bridge, "compatibility_mode", False):
         tensors = checkpoint_names(bridge.original_model)
         return MappingSource(tensors, as_config(bridge.original_model.config), "live TransformerBridge")

@@ -65,7 +65,7 @@ class MappingSource(TensorSource):
 
 
 def widen_tensor(tensor: Any, name: str) -> np.ndarray:
-    """A numpy array or torch tensor (on any device) as a fresh float32 array, float64 staying float64."""
+    """A numpy array or torch tensor (on any device) as a new float32 array; float64 stays float64."""
     if isinstance(tensor, np.ndarray):
         return np.array(widen(tensor, name))
     kind = str(getattr(tensor, "dtype", type(tensor))).removeprefix("torch.")

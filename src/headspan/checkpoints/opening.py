@@ -1,4 +1,4 @@
-"""Which kind of source a reference is."""
+"""Open a reference with the source for its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_source(ref: Any, download: bool = False) -> TensorSource:
     ----------
     ref : a directory in Hugging Face layout, a ``.safetensors``, ``.bin``, ``.pth``, ``.pt`` or ``.gguf`` file,
         a hub id with optional ``@revision``, ``"demo"``, a live model (transformers or TransformerLens), a pair
-        ``(state_dict, config)``, or a `TensorSource`, which is returned as it is.
+        ``(state_dict, config)``, or a `TensorSource`, which is returned unchanged.
 
     >>> open_source("demo").config["model_type"]
     'gpt2'
@@ -40,7 +40,7 @@ def _open_text(text: Any, is_path: bool, download: bool) -> TensorSource:
         from headspan.checkpoints.demo import open_demo
 
         return open_demo()
-    path = Path(os.path.expanduser(text))  # leaves an unknown ~name as it is
+    path = Path(os.path.expanduser(text))  # an unknown ~name stays unchanged
     try:
         if path.is_dir():
             return open_checkpoint(LocalFiles(path), text)

@@ -1,4 +1,4 @@
-"""One safetensors file: its header is checked as a whole, its tensors are read one by one.
+"""One safetensors file. The whole header is checked first; tensors are read one by one.
 
 The format is 8 bytes with the length of a JSON header, the header (name → dtype, shape, byte range), then the
 bytes of the tensors without gaps. headspan reads it itself, not through the safetensors package, so that it can
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from headspan.checkpoints.hub.ranges import RangeFile
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors package
-_PIECE = 2**20  # numbers that are widened at once
+_PIECE = 2**20  # numbers converted at once
 
 
 class Entry(NamedTuple):
-    """Where one tensor is, as its header says; dtype and shape are only checked when it is used."""
+    """The location of one tensor according to the header; dtype and shape are checked on use."""
 
     dtype: object
     shape: object
@@ -47,8 +47,8 @@ class Entry(NamedTuple):
 class SafetensorsFile:
     """The tensors of one file by name.
 
-    remote: reads its bytes where they are not in a file of this machine. integers: they are read as the numbers they
-    are; in a checkpoint they are quantised weights, and refused.
+    remote: reads the bytes if they are not in a local file. integers: read integers as numbers; in a checkpoint they
+    are quantised weights and are refused.
     """
 
     def __init__(self, path: Path, remote: RangeFile | None = None, integers: bool = False) -> None:
@@ -86,7 +86,7 @@ class SafetensorsFile:
             file.seek(self._data + self._entries[name].begin + start * count * dtype.itemsize)
             if found.dtype == dtype:
                 _fill(file, found.view(np.uint8).data)
-            else:  # piece by piece, so that there is no second array of the size of the tensor
+            else:  # in pieces, to avoid a second array of the size of the tensor
                 raw = np.empty(min(found.size, _PIECE), dtype)
                 for first in range(0, found.size, _PIECE):
                     part = raw[: found.size - first]
@@ -95,7 +95,7 @@ class SafetensorsFile:
         return found.reshape((stop - start, *shape[1:]) if shape else ())
 
     def _read_columns(self, name: str, rows: slice, columns: slice) -> np.ndarray:
-        """Some columns of a matrix, of which no more is read than they need."""
+        """Some columns of a matrix, reading no more than needed."""
         dtype, shape = self._checked(name)
         if len(shape) != 2:
             raise HeadspanError(f"tensor {name} of {self.path} has shape {list(shape)}: only a matrix has columns")
@@ -121,16 +121,16 @@ class SafetensorsFile:
         return digest.digest()
 
     def byte_range(self, name: str) -> tuple[int, int]:
-        """Where a tensor begins and ends in the file."""
+        """The start and end of a tensor in the file."""
         entry = self._entries[name]
         return self._data + entry.begin, self._data + entry.end
 
     def _opened(self, what: str) -> AbstractContextManager[Any]:
-        """The file, open for reading; ``what`` is read from it, for the error."""
+        """The file, open for reading; ``what`` names what is read, for errors."""
         return open_stamped(self.path, self.stamp, what) if self.remote is None else self.remote.open()
 
     def _read_header(self) -> bytes:
-        """The bytes of the header, after checking that its length is possible."""
+        """The bytes of the header, after checking its length."""
         size = self.stamp.size
         with self._opened(str(self.path)) as file:
             start = bytearray(min(8, size))
@@ -167,7 +167,7 @@ class SafetensorsFile:
         available = self.stamp.size - self._data
         if position > available:
             raise HeadspanError(
-                f"{self.path} is truncated: its header promises {position} bytes of tensors,"
+                f"{self.path} is truncated: its header describes {position} bytes of tensors,"
                 f" the file has {available}; download it again"
             )
         if position < available:

@@ -40,7 +40,7 @@ def read_pieces(path: Path) -> list[Piece]:
 def _piece(message: bytes | int) -> Piece:
     if isinstance(message, int):
         raise ValueError("a piece is a number")
-    text, kind = "", 1  # 1: a normal token, the default that is not written
+    text, kind = "", 1  # 1: a normal token, the default, which is not stored
     for field, value in _fields(message):
         if field == 1 and isinstance(value, bytes):
             text = value.decode("utf-8", "backslashreplace")
@@ -50,7 +50,7 @@ def _piece(message: bytes | int) -> Piece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """(field number, value) of one protobuf message; ValueError where it is not one."""
+    """(field number, value) of one protobuf message; ValueError if it is invalid."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

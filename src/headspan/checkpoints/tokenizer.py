@@ -17,9 +17,9 @@ from headspan.checkpoints.untrusted import open_regular, read_json, reason
 from headspan.vocabulary.errors import HeadspanError
 
 Style = Literal["byte-level", "sentencepiece", "plain"]
-Encoder = Callable[[], Any]  # makes a tokenizers.Tokenizer
+Encoder = Callable[[], Any]  # creates a tokenizers.Tokenizer
 
-# Files a tokenizer may consist of: what to fetch from a hub repository, in order of preference.
+# Files that a tokenizer may consist of, to fetch from a hub repository, in order of preference.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.json",
@@ -37,7 +37,7 @@ _ID = re.compile(r"[0-9]{1,9}")
 _GGUF_PADDING = re.compile(r"\[PAD\d+\]")
 _ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
-# Token types of SentencePiece, which GGUF took over.
+# Token types of SentencePiece, which GGUF also uses.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
@@ -59,7 +59,7 @@ class Vocabulary:
         encoder: Encoder | None = None,
         start: int | None = None,
     ) -> None:
-        """``added`` tokens are kept as plain text, whatever the style; ``special`` ones are added tokens too."""
+        """``added`` tokens are plain text in every style; ``special`` tokens are added tokens too."""
         if any(not 0 <= i < _MAX_TOKENS for i in tokens):
             raise HeadspanError(f"a tokenizer has token ids outside 0…{_MAX_TOKENS - 1}: it is not a real one")
         self.style: Style = style
@@ -81,7 +81,7 @@ class Vocabulary:
         return frozenset(i for i, token in self._tokens.items() if token.lower() in _NOT_KNOWN)
 
     def raw(self, token_id: int) -> str:
-        """The token as the tokenizer stores it, or ``<id N>`` where the tokenizer has none."""
+        """The token as stored in the tokenizer, or ``<id N>`` if it has none."""
         return self._tokens.get(int(token_id), f"<id {int(token_id)}>")
 
     def readable(self, token_id: int) -> str:
@@ -128,7 +128,7 @@ class Vocabulary:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Vocabulary | None:
-        """The vocabulary of a checkpoint directory, or None when it has no tokenizer file we know."""
+        """The vocabulary of a checkpoint directory, or None if it has no known tokenizer file."""
         if (directory / "tokenizer.json").is_file():
             return cls.from_tokenizer_json(directory / "tokenizer.json")
         if (directory / "vocab.json").is_file():
@@ -141,7 +141,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, path: Path) -> Vocabulary:
-        """From the file of the `tokenizers` package: BPE, byte-level BPE, Unigram, WordPiece or WordLevel."""
+        """From a file of the `tokenizers` package: BPE, byte-level BPE, Unigram, WordPiece or WordLevel."""
         content = read_json(path)
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
@@ -258,7 +258,7 @@ _GGUF_STYLES: dict[str, Style] = {
 
 
 def escape(text: str) -> str:
-    r"""Spaces as ``_``, everything that does not print as an escape: bytes ``\x07``, characters ``\u200b``.
+    r"""Replace spaces with ``_`` and escape what does not print: bytes as ``\x07``, characters as ``\u200b``.
 
     >>> print(escape(" a\n\x07\u200b"))
     _a\n\x07\u200b
@@ -280,7 +280,7 @@ def _escape_character(c: str) -> str:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    """GPT-2's alphabet: printable bytes map to themselves, the others to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -289,12 +289,12 @@ def _byte_of_character() -> dict[str, int]:
 def _decode_bytes(token: str) -> str:
     alphabet = _byte_of_character()
     if any(c not in alphabet for c in token):
-        return token  # an added token that the tokenizer does not declare as one
+        return token  # an added token that the tokenizer does not declare
     return bytes(alphabet[c] for c in token).decode("utf-8", "backslashreplace")
 
 
 def _by_id(pairs: Iterable[tuple[Any, Any]], where: Path | str) -> dict[int, str]:
-    """Tokens by id from (token, id), if tokens are text and ids are integers."""
+    """Tokens by id from (token, id) pairs, after checking that tokens are text and ids are integers."""
     tokens: dict[int, str] = {}
     for token, i in pairs:
         if isinstance(i, bool) or not isinstance(i, int) or not isinstance(token, str):
@@ -316,7 +316,7 @@ def _added_tokens(entries: Any, where: Path) -> tuple[dict[int, str], set[int]]:
 
 
 def _older_added_tokens(directory: Path) -> tuple[dict[int, str], set[int]]:
-    """The same from added_tokens.json and tokenizer_config.json, which accompany the older files."""
+    """The same from added_tokens.json and tokenizer_config.json, which come with the older files."""
     added: dict[int, str] = {}
     special: set[int] = set()
     path = directory / "added_tokens.json"
@@ -343,7 +343,7 @@ def _configured_start(directory: Path, tokens: Mapping[int, str]) -> int | None:
 
 
 def _by_type(types: Sequence[int]) -> tuple[set[int], set[int]]:
-    """Ids whose text is plain, and ids of control tokens, from SentencePiece token types."""
+    """Ids of plain-text tokens and of control tokens, from SentencePiece token types."""
     plain = {i for i, kind in enumerate(types) if kind in (_UNKNOWN, _USER_DEFINED)}
     return plain, {i for i, kind in enumerate(types) if kind == _CONTROL}
 
@@ -357,7 +357,7 @@ def _style_of_tokenizer_json(content: Mapping[str, Any], model: Mapping[str, Any
 
 
 def _mentions(step: Any, kind: str, depth: int = 0) -> bool:
-    """Whether a pre-tokenizer or decoder, or one inside its sequence, is of a kind."""
+    """Whether a pre-tokenizer or decoder, or one in its sequence, is of this kind."""
     if not isinstance(step, dict) or depth > 8:
         return False
     lists = [step.get(key) for key in ("pretokenizers", "decoders")]
@@ -366,7 +366,7 @@ def _mentions(step: Any, kind: str, depth: int = 0) -> bool:
 
 
 def _guess_style(tokens: Iterable[str]) -> Style:
-    """By the mark that most word-initial tokens carry."""
+    """The style, from the mark that most word-initial tokens have."""
     tokens = list(tokens)
     bytes_like = sum(t.startswith("Ġ") for t in tokens)
     pieces_like = sum(t.startswith("▁") for t in tokens)

@@ -1,6 +1,6 @@
-"""One PyTorch weight file (``.bin``, ``.pth``, ``.pt``), read by torch's weights-only loader and nothing else.
+"""One PyTorch weight file (``.bin``, ``.pth``, ``.pt``), read only by torch's weights-only loader.
 
-Such a file is a pickle, and a pickle can run any code; the weights-only loader builds tensors and plain
+Such a file is a pickle, and a pickle can run any code. The weights-only loader builds tensors and plain
 containers and refuses everything else.
 """
 
@@ -30,14 +30,14 @@ class TorchFile:
     """The tensors of one file by name; a file in the usual zip format is memory-mapped, not read."""
 
     def __init__(self, path: Path, bare: str | None = None) -> None:
-        """bare: the name of a tensor that was saved alone, in a file of vectors, whose integers are numbers; without it
-        such a file is refused, being no state dict."""
+        """bare: the name for a tensor that was saved alone in a file of vectors, where integers are numbers. Without
+        it, such a file is refused because it is not a state dict."""
         self.path, self._vectors = path, bare is not None
         self.stamp = open_regular(path)
         zipped = check_zip(path, self.stamp.size)
         content = _load(path, mmap=zipped)
         self._tensors = _tensors_of(content if bare is None else _named(content, bare), path)
-        self.stamp.check(path)  # a file without mmap was read whole just now
+        self.stamp.check(path)  # a file without mmap has just been read as a whole
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -71,7 +71,7 @@ class TorchFile:
         return found
 
     def _checked(self, name: str) -> Any:
-        """A tensor of the file as it was when it was opened."""
+        """A tensor of the file, after checking that the file is unchanged."""
         self.stamp.check(self.path)
         tensor = self._tensors[name]
         # Strides of zero can make a small file look like an enormous tensor.
@@ -83,9 +83,9 @@ class TorchFile:
 
 
 def check_zip(path: Path, size: int) -> bool:
-    """True for torch's zip format; False for the older plain pickle; a refusal for a zip bomb.
+    """True for torch's zip format, False for the older plain pickle; a zip bomb is refused.
 
-    torch stores its entries uncompressed, so what they declare can never exceed the size of the file.
+    torch stores its entries uncompressed, so their declared sizes cannot exceed the size of the file.
     """
     if not zipfile.is_zipfile(path):
         return False
@@ -110,7 +110,7 @@ def _load(path: Path, mmap: bool) -> Any:
         raise missing_extra("torch", "torch", f"reading {path.name}") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd pickles, which are read or refused anyway
+            warnings.simplefilter("ignore")  # about unusual pickles, which are read or refused anyway
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         found = _GLOBAL.search(str(error))
@@ -124,7 +124,7 @@ def _load(path: Path, mmap: bool) -> Any:
 
 
 def _named(content: Any, bare: str) -> Any:
-    """Vectors as people save them: one tensor, a list of them, or by layer number, under names."""
+    """Name the vectors of a file: one tensor, a list of tensors, or a dict by layer number."""
     import torch
 
     if isinstance(content, torch.Tensor):

@@ -13,7 +13,7 @@ _QUERY = re.compile(r"blocks\.(\d{1,6})\.attn\.W_Q")
 
 
 def is_hooked_state(names: Iterable[str]) -> bool:
-    """True when the tensor names are those of a HookedTransformer.
+    """True if the tensor names are those of a HookedTransformer.
 
     >>> is_hooked_state(["embed.W_E", "blocks.0.attn.W_Q"])
     True
@@ -22,10 +22,10 @@ def is_hooked_state(names: Iterable[str]) -> bool:
 
 
 def state_config(source: TensorSource, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a HookedTransformer state dict: what the file beside it says, and what the shapes say.
+    """The config of a HookedTransformer state dict, from its config file and its shapes.
 
     Always has model_type "transformer_lens", n_layers, n_heads, n_key_value_heads, d_model, d_head and
-    normalization_type: "LN" or "RMS" with gains, "LNPre" or "RMSPre" when they are folded in already, or None
+    normalization_type: "LN" or "RMS" with gains, "LNPre" or "RMSPre" if they are already folded in, or None
     for a model without norms. W_Q is (n_heads, d_model, d_head), W_O (n_heads, d_head, d_model).
     """
     names = set(source.names())
@@ -37,7 +37,7 @@ def state_config(source: TensorSource, given: Mapping[str, Any]) -> dict[str, An
         raise HeadspanError(
             f"blocks.{layers[0]}.attn.W_Q of {source.reference} should be heads × d_model × d_head, got {list(query)}"
         )
-    key = f"blocks.{layers[0]}.attn._W_K"  # TransformerLens' name when key heads are shared
+    key = f"blocks.{layers[0]}.attn._W_K"  # TransformerLens' name for shared key heads
     return {
         **given,
         "model_type": "transformer_lens",
@@ -55,4 +55,4 @@ def _normalization(names: set[str], layer: int, given: Mapping[str, Any]) -> str
         return "LN" if f"blocks.{layer}.ln1.b" in names else "RMS"
     if "normalization_type" in given:
         return given["normalization_type"]
-    return "LNPre"  # no gains in the file and no config: TransformerLens saves folded LayerNorm models so
+    return "LNPre"  # no gains and no config: this is how TransformerLens saves folded LayerNorm models

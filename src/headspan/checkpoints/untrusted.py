@@ -1,4 +1,4 @@
-"""Safe access to untrusted files: JSON, paths, sizes, hashes of the content."""
+"""Safe access to untrusted files: JSON, paths, sizes, content hashes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headspan.vocabulary.errors import HeadspanError
 
 # Bytes of a JSON file; the largest real ones have a few kilobytes (config), 15 MB (index) and 33 MB (tokenizer).
 CONFIG_LIMIT, INDEX_LIMIT, JSON_LIMIT = 4_000_000, 50_000_000, 100_000_000
-PARTS_LIMIT = 6_000_000  # values in one: each takes about 100 bytes of memory; a real tokenizer has 2 million
-HASH_BYTES = 1 << 20  # read and hashed at a time
+PARTS_LIMIT = 6_000_000  # values in a JSON file, about 100 bytes of memory each; a real tokenizer has 2 million
+HASH_BYTES = 1 << 20  # bytes read and hashed at a time
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size, times and inode of a file: if they are the same, nobody has replaced or rewritten it.
+    """Size, times and inode of a file; if they are unchanged, so is the file.
 
-    The time of the last change of the inode (ctime) is among them because the other one can be set back.
+    The change time of the inode (ctime) is included because the modification time can be set back.
     """
 
     size: int
@@ -44,7 +44,7 @@ class Stamp:
 
     @property
     def young(self) -> bool:
-        """True when a change right after the stamp could have got the same time: clocks of files tick slowly."""
+        """True if a change right after the stamp could have the same time, since file times are coarse."""
         seconds_only = self.ctime_ns % 10**9 == 0
         return self.taken_ns - self.ctime_ns < (21 * 10**8 if seconds_only else 5 * 10**7)
 
@@ -57,18 +57,18 @@ class Stamp:
             raise changed(path)
 
     def check_open(self, path: Path, descriptor: int) -> None:
-        """The same for the file behind an open descriptor."""
+        """The same check for the file of an open descriptor."""
         if Stamp.of(descriptor) != self:
             raise changed(path)
 
 
 def changed(what: Path | str) -> HeadspanError:
-    """The error for weights that are not what they were when the run began."""
+    """The error for weights that changed during a run."""
     return HeadspanError(f"{what} changed while it was in use: run again when no other program writes to it")
 
 
 def open_regular(path: Path) -> Stamp:
-    """The stamp of a readable ordinary file; pipes, devices and directories are refused unopened."""
+    """The stamp of a readable regular file; pipes, devices and directories are refused without opening them."""
     input_file(path, f"{path} cannot be read: no such file or directory")
     remember_input(path, model=True)
     try:
@@ -78,7 +78,7 @@ def open_regular(path: Path) -> Stamp:
 
 
 def check_parts(raw: bytes, path: Path | str) -> None:
-    """Refuse JSON that would take far more memory than its bytes: a list of empty lists takes twenty times as much."""
+    """Refuse JSON that would need far more memory than its size; a list of empty lists needs twenty times as much."""
     parts = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
     if parts > PARTS_LIMIT:
         raise HeadspanError(f"{path} has {parts} values in its JSON, more than any real file of a model")
@@ -103,7 +103,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
 
 
 def check_name(where: Path | str, name: object) -> str:
-    """The name of a file that belongs to a checkpoint, or a refusal if it is none or leads out of its directory."""
+    """A checked file name inside a checkpoint; refused if it is invalid or leads out of its directory."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise HeadspanError(f"{where} names a weight file {str(name)[:80]!r}, which is not a file name")
     if name.startswith(("/", "\\")) or ":" in name or ".." in name.replace("\\", "/").split("/"):
@@ -112,7 +112,7 @@ def check_name(where: Path | str, name: object) -> str:
 
 
 def config_part(config: Any, key: str) -> Mapping[str, Any]:
-    """A mapping inside a config; an empty one where there is none, or something else in its place.
+    """A mapping inside a config; empty if it is missing or not a mapping.
 
     >>> config_part({"rope": {"theta": 1}}, "rope"), config_part({"rope": [1]}, "rope")
     ({'theta': 1}, {})
@@ -122,10 +122,10 @@ def config_part(config: Any, key: str) -> Mapping[str, Any]:
 
 
 def member(directory: Path, name: object) -> Path:
-    """The path of a file that belongs to a checkpoint directory, or a refusal if it leads out of it.
+    """The path of a file in a checkpoint directory; refused if it leads out of the directory.
 
-    The hub's cache keeps ``models--x/snapshots/<commit>/file`` as links to ``models--x/blobs/<hash>``, so
-    links that stay in the same cached repository are followed.
+    The hub cache stores ``models--x/snapshots/<commit>/file`` as links to ``models--x/blobs/<hash>``, so links within
+    the same cached repository are followed.
     """
     path = directory / check_name(directory, name)
     try:
@@ -144,7 +144,7 @@ def member(directory: Path, name: object) -> Path:
 
 @contextmanager
 def open_stamped(path: Path, stamp: Stamp, what: str | None = None) -> Iterator[BinaryIO]:
-    """A file, open for reading, if it is and stays the stamped one. ``what`` is read from it, for the error."""
+    """The stamped file, open for reading; raises if it changes. ``what`` names what is read, for errors."""
     try:
         with path.open("rb", buffering=0) as file:
             stamp.check_open(path, file.fileno())
@@ -155,7 +155,7 @@ def open_stamped(path: Path, stamp: Stamp, what: str | None = None) -> Iterator[
 
 
 def update_with_range(digest: hashlib._Hash, file: Any, begin: int, end: int, path: Path) -> None:
-    """Add the bytes of a part of an open file to a digest, a megabyte at a time."""
+    """Add a byte range of an open file to a digest, a megabyte at a time."""
     buffer = memoryview(bytearray(min(HASH_BYTES, end - begin)))
     file.seek(begin)
     left = end - begin
@@ -171,8 +171,8 @@ _FITS_ANYWHERE = 2**25  # bytes
 
 
 def check_allocation(what: str, nbytes: int) -> None:
-    """Refuse to make an array larger than the memory of this machine, before trying."""
-    if nbytes <= _FITS_ANYWHERE:  # asking for the memory of a container takes longer than reading a small tensor
+    """Refuse an array larger than the memory of this machine before allocating it."""
+    if nbytes <= _FITS_ANYWHERE:  # querying the memory limit takes longer than reading a small tensor
         return
     limit = total_memory() or 64 << 30
     if nbytes > limit:

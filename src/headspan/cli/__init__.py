@@ -6,36 +6,36 @@ import io
 import os
 import signal
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from headspan import __version__
-from headspan.cli.common import Command, note
-from headspan.vocabulary.errors import HeadspanError, HeadspanWarning, message, remember_text
+from headspan.cli.common import Command
+from headspan.cli.notes import in_options
+from headspan.vocabulary.errors import HeadspanError, message, remember_text
 
 # The base class of typer's usage errors; typer moves it between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _STOPPED = 130
-_MODULES = (
-    "info",
-    "results",
-    "change",
-    "science",
-    "reading",
-    "nodes",
-    "paths",
-    "behaviour",
-    "effects",
-    "pictures",
-    "report",
-    "site",
-    "cache",
-)
+# The commands of each module, in the order of --help. A command loads its own module only.
+_MODULES = {
+    "info": ["info"],
+    "results": ["score", "top", "compare"],
+    "change": ["diff", "track"],
+    "science": ["hubs", "baseline", "evaluate", "reproduce"],
+    "reading": ["tokens", "pair"],
+    "nodes": ["nodes"],
+    "paths": ["paths"],
+    "behaviour": ["behaviour"],
+    "effects": ["effects"],
+    "pictures": ["wiring", "figures"],
+    "report": ["report"],
+    "site": ["site"],
+    "cache": ["cache"],
+}
 
 
 class _App(typer.Typer):
@@ -45,23 +45,12 @@ class _App(typer.Typer):
         return super().command(*args, **{"cls": Command, **options})
 
 
-app = _App(
-    name="headspan",
-    help="Find which attention heads communicate, from their weights alone.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"headspan {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -70,8 +59,26 @@ def _options(
     """Find which attention heads communicate, from their weights alone."""
 
 
-for _module in _MODULES:
-    import_module(f"headspan.cli.{_module}").register(app)
+def _application(first: str = "") -> typer.Typer:
+    """The command line for arguments that begin with ``first``: the module of that command, otherwise all modules."""
+    made = _App(
+        name="headspan",
+        help="Find which attention heads communicate, from their weights alone.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    made.callback()(_options)
+    for module in [name for name, commands in _MODULES.items() if first in commands] or _MODULES:
+        import_module(f"headspan.cli.{module}").register(made)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":  # complete, for tests and docs
+        return _application()
+    raise AttributeError(f"module 'headspan.cli' has no attribute {name!r}")
 
 
 def main() -> None:
@@ -99,32 +106,8 @@ def _stop(number: int, frame: object) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of one command."""
     remember_text(*arguments)
-    with _warnings_as_lines():
-        return _code_of(arguments)
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print each distinct `HeadspanWarning` once, as one line on stderr; leave other warnings alone."""
-    shown: set[str] = set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", HeadspanWarning)
-        others = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if not issubclass(category, HeadspanWarning):
-                others(message, category, *place, **more)
-            elif str(message) not in shown:
-                shown.add(str(message))
-                note(f"warning: {message}")
-
-        warnings.showwarning = show
-        yield
-
-
-def _code_of(arguments: list[str]) -> int:
     try:
-        code = app(arguments, prog_name="headspan", standalone_mode=False)
+        code = _application(arguments[0])(arguments, prog_name="headspan", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, so that a full disk is still reported
     except HeadspanError as error:
@@ -154,7 +137,7 @@ def _code_of(arguments: list[str]) -> int:
 def _fail(sentence: str, code: int = 2) -> int:
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"headspan: {message(sentence)}", file=sys.stderr)
+            print(f"headspan: {message(in_options(sentence))}", file=sys.stderr)
     return code
 
 

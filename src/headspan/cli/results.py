@@ -12,7 +12,6 @@ from headspan.cli.common import (
     Force,
     LabelsOption,
     Listing,
-    Metric,
     Metrics,
     ModelRef,
     Pairings,
@@ -24,7 +23,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.cli.node_options import NO_NODES, NodeWords, node_options
+from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -89,18 +88,14 @@ def score(
     import numpy as np
 
     from headspan.scoring.run import score as run
-    from headspan.scoring.screening import DELTA
     from headspan.subspaces.metrics import DEFAULT_METRICS, PK
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}. Choose gram or direct")
-    for name, value in (("delta", delta), ("seed", seed)):
-        if value is not None and screen is None:
-            raise HeadspanError(f"--{name} is only used with --screen. Add it, for example --screen 100")
     check_result_name(out)
     check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
-    weights = open_model(model, fold, tell=True, download=download)
+    weights = open_model(model, fold, download=download)
     with progress("scoring") as update:
         scores = run(
             weights,
@@ -109,7 +104,7 @@ def score(
             pairs,  # type: ignore[arg-type]
             nodes=nodes.given(),
             screen=screen,
-            delta=DELTA if delta is None else delta,
+            delta=delta,
             seed=seed,
             out=out,
             force=force,
@@ -119,7 +114,6 @@ def score(
             device=device,
             dask=dask,
             progress=update,
-            say=note,
         )
     pairs_scored = sum(row.size - int(np.isnan(row).sum()) for values in scores.arrays.values() for row in values)
     count = len(scores.pairings)
@@ -134,10 +128,10 @@ def check_result_name(path: Path) -> None:
 
 
 def top(
-    reference: ResultRef,
+    scores: ResultRef,
     pairing: Pairings = None,
     k: Annotated[int, k_option("Pairs per pairing.", 0)] = 20,
-    metric: Metric = None,
+    metric: Metrics = None,
     head: Annotated[str | None, typer.Option(help="Only pairs that contain this head (L5H1) or port (L5H1.K).")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Only pairs with a head of this layer.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pairs with a head of this class of --labels.")] = None,
@@ -153,32 +147,35 @@ def top(
     """
     from headspan.graphs.strongest import around
     from headspan.graphs.strongest import top as strongest
-    from headspan.results.choices import given_labels
+    from headspan.results.choices import given_labels, given_metrics
     from headspan.results.effects_fields import with_effects
+    from headspan.results.matrix import edge_row
     from headspan.scoring.inputs import given_scores
-    from headspan.subspaces.metrics import PK, parse_metrics
+    from headspan.subspaces.metrics import PK
     from headspan.vocabulary.heads import parse_pairings
 
     if head is not None and (layer is not None or label is not None):
         raise HeadspanError("--head cannot be combined with --layer or --label. Leave them out")
-    (name,) = parse_metrics(metric or PK)[:1]
-    scores = given_scores(reference, [name], parse_pairings(pairing or "flow"))
-    classes = given_labels(labels, scores, note)
+    result = given_scores(scores, metric or PK, parse_pairings(pairing or "flow"))
+    names = given_metrics(",".join(metric or [PK]).split(","), result)
+    classes = given_labels(labels, result)
+    by = " and ".join(names)
     if head is not None:
-        found = around(scores, head, k, name, pairing)
+        found = around(result, head, k, names, pairing)
         if found.note:
             note(found.note)
         rows = found.rows()
-        title = f"largest {name} scores of pairs with {head}"
+        title = f"largest {by} scores of pairs with {head}"
     else:
-        rows = strongest(scores, pairing or "flow", k, name, layer=layer, label=label, labels=classes).rows()
+        within = {} if label is None else {"label": label, "labels": classes}
+        rows = [edge_row(e) for e in strongest(result, pairing or "flow", k, names, layer=layer, **within)]
         where = "" if layer is None else f" of pairs with a head of layer {layer}"
-        title = f"largest {name} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
-    rows = with_effects(_with_z(rows, scores), scores)
+        title = f"largest {by} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
+    rows = with_effects(_with_z(rows, result), result)
     if classes is not None and label is None:
         for row in rows:
             row |= {f"{end}_labels": classes.joined(row[end]) for end in ("source", "target")}
-    columns = [c for c in (rows[0] if rows else ()) if c != "metric"]
+    columns = [c for c in (rows[0] if rows else ()) if c != "metric" or len(names) > 1]
     return Listing(rows, title, {"score": ".4f", "z": ".2f", "effect": ".4f"}, shown=columns)
 
 
@@ -219,6 +216,6 @@ def compare(
     from headspan.change.compare import compare as run
 
     with progress("scoring") as update:
-        found = run(first, second, k=k, metrics=metric, pairings=pairing, progress=update)
+        found = run(first, second, k=k, metric=metric, pairing=pairing, progress=update)
     formats = {"mse": ".3g", "spearman": ".3f", "pairs": ","}
     return Listing(found.rows(), "first against second", formats)

@@ -1,4 +1,4 @@
-"""Pages of change: two models compared, and a training run with a slider for its steps."""
+"""Change pages: a comparison of two models, or a training run with a slider over its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headspan.change.diff import Diff
-from headspan.change.edge_changes import aligned, places
+from headspan.change.edge_changes import aligned
 from headspan.change.series import Series
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, Report, render
@@ -17,6 +17,7 @@ from headspan.results.head_scores import KIND_TITLES
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
 from headspan.subspaces.metrics import PK, metric_of
+from headspan.system.ordering import places
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.vocabulary.ports import PortTable
 
@@ -24,7 +25,7 @@ SCRIPTS = ("core.js", "table.js", "layout.js", "flow.js", "change.js")
 
 
 def change_page(change: Diff | Series) -> Report:
-    """The page of a comparison or of a series; it needs no other file and asks for none."""
+    """The self-contained page of a comparison or a series."""
     payload = _diff_payload(change) if isinstance(change, Diff) else _series_payload(change)
     return Report(payload, render(payload, "change.html", SCRIPTS, (*STYLES, "change.css")))
 
@@ -60,7 +61,7 @@ def _series_payload(series: Series) -> dict[str, Any]:
         "model": {"name": f"{first.name} to {last.name}"},
         "facts": {
             "steps": str(len(series.steps)), "first": first.name, "last": last.name, "folding": series.folding,
-            "edges kept": f"{len(series.edges)}, ever among the top {series.k} of their pairing",
+            "edges kept": f"{len(series.edges)}, in the top {series.k} of their pairing at some step",
         },
         "notes": series.notes,
         "heads": _heads(series.heads),
@@ -83,7 +84,7 @@ def _series_payload(series: Series) -> dict[str, Any]:
 
 
 def _kept(change: Diff) -> Iterator[dict[str, Any]]:
-    """Edges that are among the strongest k before and after, and not listed as changed: the rest of both wirings."""
+    """Edges in the top k both before and after that are not listed as changed."""
     listed = {(edge.pairing, edge.source, edge.target) for edge in change.edges}
     for pairing in FLOW_PAIRINGS:
         if (PK, pairing) not in change.before or (PK, pairing) not in change.after:
@@ -102,7 +103,7 @@ def _kept(change: Diff) -> Iterator[dict[str, Any]]:
 
 
 def _with_strengths(change: Diff, edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Edges with how strongly to draw them before and after."""
+    """Edges with their drawing strength before and after."""
     for pairing in FLOW_PAIRINGS:
         mine = [edge for edge in edges if edge["pairing"] == str(pairing)]
         for name, scores in (("before", change.before), ("after", change.after)):
@@ -120,7 +121,7 @@ def _widest(scores: Scores, pairing: Pairing) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _strengths(series: Series) -> str | None:
-    """How strongly to draw every edge at every step; None for a file that does not say how wide its heads are."""
+    """Drawing strength of every edge at every step; None if the file does not record the width of its heads."""
     known = series.provenance.get("dimensions")
     if not isinstance(known, dict) or not series.edges:
         return None
@@ -135,7 +136,7 @@ def _strengths(series: Series) -> str | None:
 
 
 def _served(series: Series) -> dict[str, str]:
-    """The key/value head of every query head that shares one; files of earlier versions do not say it."""
+    """The key/value head of every query head that shares one; files from earlier versions do not record it."""
     said = series.provenance.get("served_by")
     if isinstance(said, dict):
         return {str(head): str(kv) for head, kv in said.items()}
@@ -152,7 +153,7 @@ def _heads(heads: dict[Role, Any]) -> dict[str, list[list[Any]]]:
 
 
 def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records for JSON: no NaN, no numpy."""
+    """Records for JSON, without NaN or numpy types."""
 
     def plain(value: Any) -> Any:
         value = value.item() if isinstance(value, np.generic) else value

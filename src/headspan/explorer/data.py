@@ -1,11 +1,11 @@
-"""Collect everything a report shows into one JSON-able payload with a schema version."""
+"""Collect everything that a report shows into one JSON payload with a schema version."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 import headspan
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
-from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
-from headspan.explorer.findings import find, metric_order, rises_above_chance
+from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
+from headspan.explorer.findings import find, rises_above_chance
 from headspan.explorer.head_values import head_values
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.tour import tour
@@ -32,15 +32,15 @@ from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.metrics import PK, metric_of
 from headspan.system.memory import check_room
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
 
 SCHEMA = 1
 DEFAULT_K = 20
-CROWDED = 0.25  # of all pairs: so many lines at once show nothing
+CROWDED = 0.25  # share of all pairs beyond which a diagram is too crowded to read
 _BINS = 255
 
-Progress = Callable[[str, int, int], None]
 HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
@@ -57,7 +57,7 @@ CITATION = {
 }
 
 
-_PAIR_BYTES = 100  # measured: what making a page takes for each pair of the largest matrix
+_PAIR_BYTES = 100  # measured: memory to make a page, per pair of the largest matrix
 
 
 def collect(
@@ -67,9 +67,9 @@ def collect(
     labels: Labels | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
-    progress: Progress = lambda what, done, total: None,
+    progress: Update = lambda done, total: None,
 ) -> dict[str, Any]:
-    """The payload of a report; parts that the result or the weights do not allow are left out, with a reason."""
+    """The payload of a report. Parts that the result or the weights cannot provide are left out, with a reason."""
     if not scores.arrays:
         raise HeadspanError("this result has no scores. Score the model with at least one similarity and pairing")
     largest = max(values.size for values in scores.arrays.values())
@@ -134,7 +134,7 @@ def collect(
     payload["hubs"] = _hubs(scores)
     payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
     missing["evaluation"] = (
-        "No labels were given. Add --labels with a CSV file (head,label) or one of the built-in lists."
+        "No labels were given. Make the report with labels: a CSV file (head,label) or one of the built-in lists."
     )
     missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
     payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)
@@ -181,7 +181,7 @@ def _ordered(scores: Scores) -> list[Pairing]:
 
 
 def _opening_pairings(scores: Scores) -> list[str]:
-    """The pairings that are drawn at first: OQ, OK and OV, or OK alone where this would be most of a small model.
+    """The pairings drawn first: OQ, OK and OV, or OK alone where those would cover most of a small model.
 
     With nodes, also the pairings of nodes.
     """
@@ -198,7 +198,7 @@ def _opening_pairings(scores: Scores) -> list[str]:
 def _edges_and_summaries(
     scores: Scores, limits: Limits, measured: Effects | None
 ) -> tuple[dict[str, Any], list[PairingSummary]]:
-    """The kept edges by ``metric/pairing``, and every pairing against chance: what takes long is done once for both."""
+    """The kept edges by ``metric/pairing``, and every pairing against chance. Both share the slow tests."""
     edges: dict[str, Any] = {}
     found: dict[Pairing, PairingSummary] = {}
     for metric, pairing in scores.arrays:
@@ -211,7 +211,7 @@ def _edges_and_summaries(
 
 
 def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
-    """Histogram over the bins of the KL divergence, without the empty ones at both ends."""
+    """Histogram over the bins of the KL divergence, without empty bins at either end."""
     values = scores[PK, summary.pairing].forward().pairs()[2]
     high = float(np.minimum(scores.ranks(summary.pairing.source).max(), scores.ranks(summary.pairing.target).max()))
     counts = np.histogram(np.clip(values, 0, high), np.linspace(0, high, _BINS + 1))[0]
@@ -226,7 +226,7 @@ def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
 
 
 def _agreement(scores: Scores, matrices: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:
-    """Spearman's correlations of every two similarities, for the pairings that the scatter plot can show."""
+    """Spearman correlation of every two similarities, for the pairings that the scatter plot can show."""
     found: dict[str, dict[str, list[float | None]]] = {}
     for pairing in scores.pairings:
         drawn = [
@@ -265,7 +265,7 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
 
 
 def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
-    """Head scores given or kept with the result; only numbers of heads of this model."""
+    """Head scores given by the caller or stored in the result, restricted to heads of this model."""
     kept = given or scores.annotations.get("behaviour")
     if not isinstance(kept, Mapping):
         return None
@@ -292,10 +292,10 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
             if flow:
                 measures: dict[str, Measure] = {"detection": "pr_auc", "average_precision": "average_precision"}
                 for table, measure in measures.items():
-                    estimates = detection(scores, labels, metric, pairings=flow, measure=measure)
+                    estimates = detection(scores, labels, metric, pairing=flow, measure=measure)
                     found[table].append(_line(title, estimates))
             if same_type:
-                classes = classification(scores, labels, metric, pairings=same_type).by_class
+                classes = classification(scores, labels, metric, pairing=same_type).by_class
                 for kind in ("pr_auc", "roc_auc"):
                     found[kind].append(_line(title, classes[kind]))
         except HeadspanError as error:
@@ -304,7 +304,7 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
 
 
 def _line(metric: str, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The values of one similarity, and what chance gives for their average."""
+    """The values of one similarity, and the average expected by chance."""
     values = {name: _finite(estimate.value) for name, estimate in estimates.items()}
     return {"metric": metric, **values, "chance": _finite(estimates["average"].chance)}
 
@@ -313,7 +313,7 @@ def _line(metric: str, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
 
 
 def _provenance(scores: Scores) -> list[tuple[str, str]]:
-    """What the result says about itself, as text."""
+    """The provenance of the result, as text."""
     rows = [("report", f"headspan {headspan.__version__}, page schema {SCHEMA}")]
     for key, value in scores.provenance.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
@@ -327,9 +327,9 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
 
 
 def _from_weights(
-    scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Progress, missing: dict[str, str]
+    scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Update, missing: dict[str, str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Tokens and pair details; a model without an unembedding has no tokens, and the page says so."""
+    """Tokens and pair details. Without an unembedding there are no tokens, and the page says why."""
     if weights is None:
         missing["tokens"] = "A result does not contain tokens. To show them, make the report from the model."
         missing["angles"] = (
@@ -342,10 +342,10 @@ def _from_weights(
     else:
         try:
             rows = vocabulary_of(weights)
-            by_role = tokens_by_role(scores, weights, rows, tokens, lambda done, total: progress("tokens", done, total))
+            by_role = tokens_by_role(scores, weights, rows, tokens, progress)
         except HeadspanError as error:
             missing["tokens"] = f"No tokens: {without_paths(str(error))}."
-    details = pair_details(scores, weights, rows, lambda done, total: progress("pairs", done, total))
+    details = pair_details(scores, weights, rows, progress)
     return by_role, details
 
 
@@ -353,7 +353,7 @@ _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:'\"()]+[/\\
 
 
 def without_paths(text: str) -> str:
-    """Text in which a path is only its last part: a page that is sent around tells nothing of its maker's machine.
+    """Text with every path cut to its last part, so that a shared page reveals nothing about its author's machine.
 
     >>> without_paths("weights of /home/ann/models/gpt2 and openai-community/gpt2")
     'weights of gpt2 and openai-community/gpt2'
@@ -363,7 +363,7 @@ def without_paths(text: str) -> str:
 
 
 def _colour_stops(count: int = 17) -> list[str]:
-    """The colour map of the figures, at even steps."""
+    """The colour map of the figures, sampled at even steps."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

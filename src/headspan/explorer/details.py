@@ -1,4 +1,4 @@
-"""What only the weights can tell: principal angles of the best pairs, tokens of heads and of shared directions."""
+"""Details that need the weights: principal angles of the best pairs, tokens of heads and of shared directions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from headspan.statistics.dimension import dimension_at
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.subspaces.random_subspaces import expected_squares
 from headspan.system.memory import available_memory
+from headspan.system.progress import Update
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
 
-Progress = Callable[[int, int], None]
-
-# Pairs that carry their angles, per pairing: the flow of information first.
+# Number of pairs stored with their angles, per pairing; the pairings along the flow of information come first.
 FLOW_ANGLES, OTHER_ANGLES = 80, 20
-WIDE = 128  # dimensions: of wider heads a quarter of the pairs, each of which takes eight times as long
+WIDE = 128  # dimensions; wider heads take eight times as long per pair, so a quarter of the pairs is stored
 SHARED_PAIRS, SHARED_DIRECTIONS, SHARED_TOKENS = 6, 3, 5
 _STEPS = 65535 / (np.pi / 2)
 
 
 def pair_details(
-    scores: Scores, weights: AttentionWeights, rows: VocabularyRows | None, progress: Progress
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows | None, progress: Update
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Principal angles of the best forward pairs by pairing and ``row>column``, and tokens of the very best.
+    """Principal angles of the best forward pairs by pairing and ``row>column``, and tokens of the top few.
 
-    rows: the vocabulary, where there are tokens; it is gone through once for all pairs.
+    rows: the vocabulary, if there are tokens; it is read once for all pairs.
     """
     metric = metric_order(scores)[0]
     share = 4 if max(weights.d_head(role) for role in ROLES) > WIDE else 1
@@ -72,10 +71,10 @@ def pair_details(
 
 
 def _angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Principal angles to a hundredth of a degree, which is what a picture of them needs.
+    """Principal angles to a hundredth of a degree, enough for a picture.
 
-    From the eigenvalues of MMᵀ, M the product of the bases: three times as fast as singular values. Sines of small
-    angles, which cosines tell badly, are left to ``headspan pair``.
+    Computed from the eigenvalues of MMᵀ, where M is the product of the bases: three times as fast as singular values.
+    Cosines are inaccurate for small angles; ``headspan pair`` uses sines there.
     """
     product = (first.T @ second).astype(np.float64)
     product = product if product.shape[0] <= product.shape[1] else product.T
@@ -87,7 +86,7 @@ _MOST_CURVES = 40
 
 
 def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] | None) -> dict[str, str]:
-    """Mean cos² of random subspaces by their dimensions and those around them, ``64,64,768``, for the pairs whose
+    """Mean cos² of random subspaces by their dimensions and the ambient one (``64,64,768``), for the pairs whose
     angles are in the page."""
     shapes = set[tuple[int, int, int]]()
     for pairing, entries in (details or {}).items():
@@ -102,7 +101,7 @@ def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] 
 
 
 def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
-    """Orthonormal bases of single heads; a few hundred are kept, since the best pairs share their heads."""
+    """Orthonormal bases of single heads. A few hundred are cached, since the best pairs share heads."""
 
     @lru_cache(maxsize=64)
     def layer(role: str, number: int) -> np.ndarray:
@@ -135,18 +134,18 @@ def _directions(directions: list[SharedDirection]) -> list[dict[str, Any]]:
     ]
 
 
-TOKEN_WORK = 3e11  # floating-point operations that the tokens of a page may take: a few seconds
+TOKEN_WORK = 3e11  # floating-point operations allowed for the tokens of a page: a few seconds
 
 
 def vocabulary_of(weights: AttentionWeights) -> VocabularyRows:
-    """The rows of the unembedding, kept in memory where half of what is free holds them; an error if there is none."""
+    """The rows of the unembedding, kept in memory if they fit into half of what is free. An error if there is none."""
     return VocabularyRows.unembedding(weights, available_memory() // 2)
 
 
 def tokens_by_role(
-    scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Progress
+    scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Update
 ) -> dict[str, dict[str, list[str]]]:
-    """The k tokens by role of every head, or of the heads on the strongest edges where all would take too long."""
+    """The top k tokens by role for every head, or for the heads on the strongest edges if all would take too long."""
     ports = [HeadRole(head, role) for role in ROLES for head in weights.heads(role)]
     work = 2.0 * rows.size * weights.d_model * max(weights.d_head(role) for role in ROLES)
     most = int(TOKEN_WORK // work)
@@ -159,7 +158,7 @@ def tokens_by_role(
 
 
 def _on_strongest_edges(scores: Scores, most: int) -> list[HeadRole]:
-    """What the strongest edges join, pairing by pairing in turn."""
+    """The ends of the strongest edges, taking the pairings in turn."""
     metric = metric_order(scores)[0]
     pairings = [p for p in FLOW_PAIRINGS if (metric, p) in scores] or [
         p for p in scores.pairings if set(p) <= set(ROLES)

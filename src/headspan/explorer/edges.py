@@ -1,4 +1,4 @@
-"""The edges that a page keeps, with what is known of each: rank, z, q and, where it was measured, its effect."""
+"""The edges stored in a page, each with rank, z, q and, if measured, its effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing
 
 
 class Nulls(NamedTuple):
-    """A pairing against both nulls, where they exist for a similarity: tested once, for its edges and its summary."""
+    """A pairing tested against both nulls where the similarity has them; used for its edges and its summary."""
 
     random: Significance | None
     reversed: Significance | None
@@ -25,8 +25,8 @@ class Nulls(NamedTuple):
     @classmethod
     def of(cls, scores: Scores, metric: str, pairing: Pairing) -> Nulls:
         random = significance(scores, pairing) if metric_of(metric).random_null else None
-        told = pairing in FLOW_PAIRINGS or (metric_of(metric).random_null and not pairing.of_nodes)
-        if not (told and has_reverse(scores, metric, pairing)):
+        shown = pairing in FLOW_PAIRINGS or (metric_of(metric).random_null and not pairing.of_nodes)
+        if not (shown and has_reverse(scores, metric, pairing)):
             return cls(random, None)
         back = scores[metric, Pairing(pairing.target, pairing.source)].forward()
         if np.count_nonzero(~np.isnan(back.values)) < 2:
@@ -37,9 +37,9 @@ class Nulls(NamedTuple):
 def edges_of(
     scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None, nulls: Nulls
 ) -> dict[str, Any]:
-    """The kept edges with their statistics and measured effects; those with a large effect are all kept."""
+    """The kept edges with their statistics and measured effects. All edges with a large effect are kept."""
     statistics, also = _statistics(pairing, nulls), None
-    if "q_within" in statistics:  # a pair may stand out in its two layers with a score that is not among the largest
+    if "q_within" in statistics:  # a pair can stand out within its two layers without one of the largest scores
         with np.errstate(invalid="ignore"):
             also = statistics["q_within"] <= DISCOVERY_RATE
     if measured is not None and pairing in measured.pairings:
@@ -58,13 +58,13 @@ def edges_of(
 
 
 def centred_roles(scores: Scores) -> dict[str, bool | list[bool]]:
-    """Which weights of every role are centred: one word where it is the same for all."""
+    """Which weights of every role are centred; a single value if it is the same for all."""
     flags = {str(role): centred(scores, role).tolist() for role in scores.role_ranks}
     return {role: found if len(set(found)) > 1 else any(found) for role, found in flags.items()}
 
 
 def chance_levels(scores: Scores) -> dict[str, list[float]]:
-    """Mean and spread of random weights' scores by ``metric/pairing``, where single heads make no difference."""
+    """Mean and spread of random weights' scores by ``metric/pairing``, where they are the same for all heads."""
     found = {}
     for metric, pairing in scores.arrays:
         if not metric_of(metric).grows_with_rank:
@@ -75,7 +75,7 @@ def chance_levels(scores: Scores) -> dict[str, list[float]]:
 
 
 def about_effects(measured: Effects | None) -> dict[str, Any] | None:
-    """What the page says about effects in general."""
+    """How the effects were measured, for the page."""
     if measured is None:
         return None
     return {
@@ -92,7 +92,7 @@ def about_effects(measured: Effects | None) -> dict[str, Any] | None:
 
 
 def _statistics(pairing: Pairing, nulls: Nulls) -> dict[str, np.ndarray]:
-    """z and q of every pair; against the reversed pairs only where information flows, which edge rules are about."""
+    """z and q of every pair. q against reversed pairs is limited to forward pairs, as the edge rules are."""
     found: dict[str, np.ndarray] = {}
     if nulls.random is not None:
         found |= {"z": nulls.random.z, "q_random": nulls.random.q}

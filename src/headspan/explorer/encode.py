@@ -1,4 +1,4 @@
-"""Numbers as the page reads them: base64 arrays, quantised where a model is too large for exact ones."""
+"""Encode numbers for the page: base64 arrays, quantised for models too large to store exactly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headspan.subspaces.metrics import METRICS
 from headspan.system.ordering import descending, occurrence
 from headspan.vocabulary.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 
-# How many matrix values the page may hold in each precision: 4, 2 and 1 bytes, times 4/3 for base64.
+# The most matrix values that the page stores in 4, 2 and 1 bytes each (times 4/3 for base64).
 EXACT_VALUES = 60_000
-EXACT_FIRST = 250_000  # of the first similarity: the one that most pages are about
+EXACT_FIRST = 250_000  # values of the first similarity, which matters most
 FINE_VALUES = 600_000
 COARSE_VALUES = 3_300_000
 _INDEX = np.int16  # numpy sorts 16-bit integers many times faster than wider ones; no model has 32,768 heads
@@ -34,7 +34,7 @@ def pack(values: np.ndarray, dtype: str) -> str:
 
 
 def whole(count: int) -> str:
-    """The smallest unsigned type for numbers below ``count``; the page chooses its reader by the same rule.
+    """The smallest unsigned type for numbers below ``count``; the page applies the same rule when reading.
 
     >>> whole(144), whole(9504), whole(70_000)
     ('u1', 'u2', 'u4')
@@ -43,7 +43,7 @@ def whole(count: int) -> str:
 
 
 def mask_kind(matrix: ScoreMatrix) -> str | None:
-    """The name of the pair set that a matrix holds, when it is one that the page can enumerate by itself."""
+    """The name of a matrix's pair set, if it is one that the page can enumerate."""
     present = ~np.isnan(matrix.values)
     if np.array_equal(present, forward_mask(matrix.sources, matrix.targets)):
         return "forward"
@@ -53,7 +53,7 @@ def mask_kind(matrix: ScoreMatrix) -> str | None:
 
 
 def quantise(values: np.ndarray, encoding: str) -> dict[str, Any]:
-    """Values (no NaN) as ``f4`` exactly, or as ``u2``/``u1`` steps between the smallest and the largest one.
+    """Values (without NaN) exactly as ``f4``, or as ``u2``/``u1`` steps between the smallest and the largest.
 
     >>> quantise(np.array([0.0, 1.0]), "u1")
     {'encoding': 'u1', 'low': 0.0, 'high': 1.0, 'data': 'AP8='}
@@ -69,9 +69,9 @@ def quantise(values: np.ndarray, encoding: str) -> dict[str, Any]:
 def encode_matrices(scores: Scores) -> dict[str, dict[str, Any]]:
     """Heat-map data by ``metric/pairing``: exact for small models, quantised for larger ones.
 
-    The first similarity, Projection Kernel where there is one, keeps its precision whatever else was computed.
-    Of a very large model only the most useful pairings are kept pair by pair (OQ, OK and OV come first);
-    the others keep the largest score between every two layers.
+    The first similarity (Projection Kernel, if present) keeps its precision whatever else was computed. For a very
+    large model only the most useful pairings are stored pair by pair (OQ, OK and OV first); the others keep the largest
+    score between every two layers.
     """
     keys = sorted(scores.arrays, key=lambda key: key[1] not in FLOW_PAIRINGS)
     sizes = {key: int(np.count_nonzero(~np.isnan(scores.arrays[key]))) for key in keys}
@@ -93,7 +93,7 @@ def encode_matrices(scores: Scores) -> dict[str, dict[str, Any]]:
 
 
 def encode_effects(measured: Effects | None) -> dict[str, dict[str, Any]]:
-    """Measured effects by ``effect/pairing``, in the precision that scores of as many values have."""
+    """Measured effects by ``effect/pairing``, with the same precision as scores of that many values."""
     if measured is None:
         return {}
     matrices = {pairing: measured.matrix(pairing) for pairing in measured.pairings}
@@ -121,7 +121,7 @@ def _layer_map(matrix: ScoreMatrix) -> dict[str, Any]:
     rows = np.array([place[head.layer] for head in matrix.sources])
     columns = np.array([place[head.layer] for head in matrix.targets])
     values = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
-    for row in place.values():  # of every head of a layer the best, then of every column that of its layer
+    for row in place.values():  # the maximum over the heads of a source layer, then over the columns of a target layer
         np.maximum.at(best[row], columns, values[rows == row].max(axis=0, initial=-np.inf))
     return {"pairs": "layers", "encoding": "f4", "data": pack(np.where(np.isinf(best), np.nan, best), "f4")}
 
@@ -131,7 +131,7 @@ def _layer_map(matrix: ScoreMatrix) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many edges the page keeps per metric and pairing, and per head of it."""
+    """How many edges the page keeps per metric and pairing, and per head."""
 
     overall: int
     per_head: int
@@ -147,8 +147,8 @@ def kept_pairs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and ranks of the pairs worth keeping, best first.
 
-    They are the best ``overall`` forward pairs, and every head's best ``per_head`` as source and as target:
-    with them the page can apply each edge rule, and name each head's best partners. ``also`` marks further ones.
+    These are the best ``overall`` forward pairs, and every head's best ``per_head`` pairs as source and as target, so
+    that the page can apply every edge rule and list every head's best partners. ``also`` marks further pairs.
     """
     forward = forward_mask(matrix.sources, matrix.targets)
     values = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
@@ -160,7 +160,7 @@ def kept_pairs(
     among.ravel()[order[forward.ravel()[order]][: limits.overall]] = True
     if also is not None:
         among |= also
-    # Among these few, which may be tied with better ones, the choice is made one by one.
+    # These few candidates may include ties, so choose among them one by one.
     places = np.flatnonzero(among.ravel()[order])
     rows, columns = np.divmod(order[places], values.shape[1])
     ahead = forward[rows, columns]
@@ -175,7 +175,7 @@ def kept_pairs(
 
 
 def _among_best(values: np.ndarray, count: int) -> np.ndarray:
-    """Which values are among the best ``count`` of their row or column, or tied with one that is."""
+    """Mask of values that are among the best ``count`` of their row or column, or tied with one of those."""
     found = np.zeros(values.shape, dtype=bool)
     for across, marks in ((values, found), (np.ascontiguousarray(values.T), found.T)):
         if across.size:
@@ -193,7 +193,7 @@ def encode_edges(
 ) -> dict[str, Any]:
     """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along.
 
-    ``strength``: says how strongly to draw pairs of rows and columns, from 0 to 1; for the eye a byte is enough.
+    ``strength`` gives the drawing strength of pairs, from 0 to 1; one byte is enough for the eye.
     """
     rows, columns, ranks = kept_pairs(matrix, limits, also)
     forward = forward_mask(matrix.sources, matrix.targets)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headspan.explorer.encode import metric_order
 from headspan.paper.evaluation import metric_agreement
 from headspan.results.effects import effects_in
 from headspan.results.large_effects import LEAST_RATIO
@@ -21,11 +22,11 @@ from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
 
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 5
-_STRONGEST = 20  # edges of each pairing that are looked up among those with a large effect
+_STRONGEST = 20  # strongest edges per pairing that are checked for a large effect
 
 
 class Finding(NamedTuple):
-    """A title, one or two sentences, and the state of the page that shows it."""
+    """A title, one or two sentences, and the page state that shows it."""
 
     title: str
     text: str
@@ -33,7 +34,7 @@ class Finding(NamedTuple):
 
 
 def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, Any] | None) -> list[Finding]:
-    """At most five findings; what a result does not hold is left out."""
+    """At most five findings; kinds that the result cannot support are left out."""
     flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
     kinds: tuple[Callable[[], list[Finding]], ...] = (
         lambda: strongest_pair(scores, flow),
@@ -45,19 +46,19 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
         lambda: agreement(scores, flow),
         lambda: compared(scores),
     )
-    return list(islice(chain.from_iterable(kind() for kind in kinds), WANTED))  # what is not shown is not looked for
+    return list(islice(chain.from_iterable(kind() for kind in kinds), WANTED))  # lazy: stops when there are enough
 
 
 _NOTABLE, _BY_LOT = 0.5, 0.001  # random standard deviations, and the share of random pairs above their 99.9 % point
 _FALSE_ALARM = 0.001  # probability that a model of noise is reported to be above chance
-_FAR = 7.0  # standard deviations of drawn scores, where a similarity has no law of its own
+_FAR = 7.0  # standard deviations of sampled scores, for similarities without a known null distribution
 
 
 def rises_above_chance(scores: Scores) -> bool:
-    """Whether any pair scores more than random weights would, so that there is something to find.
+    """Whether any pair scores more than random weights would.
 
-    By Projection Kernel where there is one, whose law for random subspaces is known: one of n pairs is above the point
-    that n random ones stay below, or more of them above the 99.9 % point than by lot.
+    Uses Projection Kernel if present, because its distribution for random subspaces is known: either one of n pairs is
+    above the point that n random pairs stay below, or more pairs are above the 99.9 % point than expected by chance.
     """
     kernel = [p for p in scores.pairings if (PK, p) in scores and not p.of_nodes]
     if not kernel:
@@ -65,7 +66,7 @@ def rises_above_chance(scores: Scores) -> bool:
     found = [scores[PK, pairing].forward().pairs() for pairing in kernel]
     total = sum(len(values) for _, _, values in found)
     if not total:
-        return True  # one layer: nothing to compare with chance, and nothing to doubt
+        return True  # one layer: there are no forward pairs to compare with chance
     for pairing, (rows, columns, values) in zip(kernel, found, strict=True):
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
         d = dimension_at(scores, pairing, rows, columns)
@@ -87,11 +88,6 @@ def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
     return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
 
 
-def metric_order(scores: Scores) -> list[str]:
-    """The similarities of a result, Projection Kernel first, unknown ones last."""
-    return sorted(scores.metrics, key=lambda metric: [*METRICS, metric].index(metric))
-
-
 def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
     metric = metric_order(scores)[0]
     best = [edge for pairing in flow for edge in scores[metric, pairing].forward().top(1)]
@@ -111,7 +107,7 @@ def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 
 
 def large_effects(scores: Scores, flow: list[Pairing]) -> list[Finding]:
-    """Which of the strongest edges have a large effect, where effects were measured and compared."""
+    """Which of the strongest edges have a large effect, if effects were measured and compared."""
     measured = effects_in(scores)
     if measured is None or not measured.compared:
         return []
@@ -135,7 +131,7 @@ def large_effects(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 
 
 def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
-    """The hub farthest from what choosing by lot would give: a plain sum would favour layers with many choosers."""
+    """The hub farthest above random choice. (A plain sum would favour layers with many choosers.)"""
     metric = metric_order(scores)[0]
     best: tuple[float, HubHead, HubScores] | None = None
     for pairing in flow:
@@ -162,7 +158,7 @@ def largest_hub(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 def labelled_heads(evaluation: dict[str, Any] | None) -> list[Finding]:
     if not evaluation or not evaluation["average_precision"]:
         return []
-    # Average precision, not the area without a point (0, 1): two heads found by the first pair would count nothing.
+    # Average precision rather than the area: without a point at (0, 1), heads found by the first pair add no area.
     best = max(evaluation["average_precision"], key=lambda row: row["average"])
     found, chance = best["average"], best["chance"]
     title = "The strongest pairs lead to labelled heads" if found > chance else "Labelled heads are not found"
@@ -190,7 +186,7 @@ def above_reversed(summaries: list[PairingSummary]) -> list[Finding]:
 
 
 def _head_specific(rows: list[PairingSummary]) -> str:
-    """How many of the pairs above the reversed ones are evidence about two heads, and where whole layers differ."""
+    """How many of the pairs above the reversed pairs are evidence about single heads, and where whole layers differ."""
     tested = [s for s in rows if s.both_significant is not None]
     if not tested:
         return "Layers have too few heads to compare, so there is no evidence about single heads."
@@ -199,19 +195,19 @@ def _head_specific(rows: list[PairingSummary]) -> str:
     directed = [str(s.pairing) for s in rows if s.directed]
     if directed:
         text += (
-            f" Whole layers score more forwards than reversed in {', '.join(directed)}, so the rest may do so without "
-            "being wired."
+            f" Whole layers score higher forwards than reversed in {', '.join(directed)}, so the rest may do so "
+            "without being connected."
         )
     return text
 
 
 def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
-    """By the shift of the mean: a KL over bins that hold pairs can be 0 for the pairing farthest from chance."""
+    """Ranked by the shift of the mean: the KL over occupied bins can be 0 for the pairing farthest from chance."""
     if len(summaries) < 2:
         return []
     most, least = (choose(summaries, key=lambda s: abs(s.shift)) for choose in (max, min))
     if abs(most.shift) < _NOTABLE and most.above < 10 * _BY_LOT:
-        return []  # a few edges stand out of pairs that are as chance makes them
+        return []  # the pairs as a whole look like chance; a few edges may still stand out
     text = (
         f"Mean {most.mean:.2f} where random subspaces have {most.random_mean:.2f}: {abs(most.shift):.1f} random "
         f"standard deviations {'above' if most.shift >= 0 else 'below'}, with {most.above:.0%} of the pairs above the "
@@ -221,7 +217,7 @@ def against_chance(summaries: list[PairingSummary]) -> list[Finding]:
 
 
 def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
-    """Spearman's correlation of the first two similarities, where both have the same pairs."""
+    """Spearman correlation of the first two similarities, over the pairs that both have."""
     if len(scores.metrics) < 2:
         return []
     first, second = metric_order(scores)[:2]
@@ -245,7 +241,7 @@ def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 
 
 def compared(scores: Scores) -> list[Finding]:
-    """A finding for every result, so that each report opens with one."""
+    """What was compared: a finding that every result has, so that no report opens empty."""
     heads = " and ".join(f"{len(scores.heads(role))} {role}" for role in (ROLES[0], ROLES[1]))
     text = f"{heads} subspaces in {scores.d_model} dimensions, {len(scores.pairings)} pairings."
     return [Finding("What was compared", text, {"at": "wiring"})]

@@ -13,7 +13,7 @@ from headspan.results.scores import Scores
 
 
 def head_values(scores: Scores, measured: Effects | None) -> dict[str, dict[str, Any]]:
-    """By key: a title, and a number for every head that has one."""
+    """A title and the values of the heads, by key."""
     found: dict[str, dict[str, Any]] = {}
     for pairing in measured.pairings if measured is not None else ():
         matrix, unit = measured.matrix(pairing), measured.unit(pairing)  # type: ignore[union-attr]

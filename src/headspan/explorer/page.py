@@ -1,4 +1,4 @@
-"""Put payload, scripts and styles into one HTML file that needs nothing else and may load nothing else."""
+"""Put payload, scripts and styles into one self-contained HTML file that may not load anything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTS = (
 )  # fmt: skip
 
 _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
-# Characters that could end the data block, open a tag or break an older script parser; all legal as JSON escapes.
+# Characters that could end the data block, open a tag or break an old script parser; JSON allows escapes for all.
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -51,7 +51,7 @@ def render(
 
 
 def filled(template: str, **values: Any) -> str:
-    """A template of the folder static with values, of which all text is escaped."""
+    """Fill a template of the folder static; all text is escaped."""
     from jinja2 import Environment, FunctionLoader
 
     environment = Environment(
@@ -61,7 +61,7 @@ def filled(template: str, **values: Any) -> str:
 
 
 def policy_of(style: str, script: str | None = None) -> str:
-    """The content security policy: only the page's own style, script and embedded images."""
+    """The content security policy, which allows only the page's own style, script and embedded images."""
     scripts = "" if script is None else f"script-src '{_hash(script)}'; "
     return (
         f"default-src 'none'; {scripts}style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -77,13 +77,13 @@ def escaped_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, harmless in _ESCAPES.items():
         text = text.replace(character, harmless)
-    # Lone surrogates, which some vocabularies hold, cannot be written as UTF-8.
+    # Some vocabularies contain lone surrogates, which cannot be encoded as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
 def static_text(names: tuple[str, ...]) -> str:
-    """Files of the folder static, one after the other."""
+    """The joined text of files in the folder static."""
     folder = resources.files("headspan.explorer") / "static"
     return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
@@ -93,13 +93,13 @@ def _hash(text: str) -> str:
 
 
 def _palette_css() -> str:
-    """The palette of the figures as CSS variables, adapted on a dark page, and the look of every kind of edge."""
+    """The palette of the figures as CSS variables for light and dark pages, and the style of every kind of edge."""
     colours = {f"role-{role}": colour for role, colour in ROLE_COLOURS.items()}
     groups = {"both": "both", "first only": "first", "second only": "second", "neither": "neither"}
     colours |= {f"group-{short}": GROUP_COLOURS[name] for name, short in groups.items()}
     colours |= {"histogram": HISTOGRAM, "density": DENSITY}
     light = "".join(f"--{name}:{colour};" for name, colour in colours.items())
-    quiet = ("group-neither", "histogram")  # backgrounds: on a dark page they must step back, not shine
+    quiet = ("group-neither", "histogram")  # backgrounds: darkened rather than lightened on a dark page
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
@@ -108,7 +108,7 @@ def _palette_css() -> str:
 
 
 def _dashes(dash: Any) -> str:
-    """One of matplotlib's line styles as SVG lengths.
+    """A matplotlib line style as SVG dash lengths.
 
     >>> _dashes(":"), _dashes((0, (3, 1)))
     ('2 3', '4.5 1.5')
@@ -138,7 +138,7 @@ class Report:
 
     @checked
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the page; the file appears only when complete. force: replace a file that is not such a page."""
+        """Write the page; the file appears only when complete. force: replace a file that is not a headspan page."""
         with writing(path, "page", force=force) as temporary:
             temporary.write_text(self.html, encoding="utf-8")
 

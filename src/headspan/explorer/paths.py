@@ -1,4 +1,4 @@
-"""The strongest paths to what the strongest edges lead to, for the page."""
+"""The strongest paths to the targets of the strongest edges, for the page."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole
 
-DEPTH, MOST = 3, 30  # hops, and paths of each number of them
-TARGETS, FEWER = 10, 4  # weights that paths are followed to
-_SMALL, _LARGE = 10**8, 3.2e8  # squares of heads times dimensions: beyond it fewer targets, or none
+DEPTH, MOST = 3, 30  # most hops, and paths kept for each number of hops
+TARGETS, FEWER = 10, 4  # most targets, and fewer in a large model
+_SMALL, _LARGE = 10**8, 3.2e8  # (heads × dimensions)² beyond which there are fewer targets, or none
 _MEMORY = 3 * 10**8
 
 
 def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[dict[str, Any]] | None:
-    """Paths of two and three hops, best first for each: the heads on them, pairing of the last hop, score and chance.
+    """Paths of two and three hops, each best first: their heads, the pairing of the last hop, score and chance.
 
-    They end at the targets of the strongest edges. None where nobody looked: without weights, and in a large model,
-    for which there is ``headspan paths --to``.
+    They end at the targets of the strongest edges. None without weights or in a very large model; use
+    ``headspan paths --to`` there.
     """
     if weights is None:
         return None
@@ -31,7 +31,7 @@ def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[di
         return None
     try:
         found = strongest(weights, to=targets, depth=DEPTH, k=MOST, memory=_MEMORY)
-    except HeadspanError:  # attention that no path goes through
+    except HeadspanError:  # paths are not defined for this kind of attention
         return None
     return [
         {
@@ -48,7 +48,7 @@ def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[di
 
 
 def _targets(scores: Scores, most: int) -> list[HeadRole]:
-    """What the strongest edges lead to, by their excess over chance, each once."""
+    """The distinct targets of the strongest edges, best first."""
     edges = [e for p in FLOW_PAIRINGS if (PK, p) in scores for e in scores[PK, p].forward().top(TARGETS)]
     edges.sort(key=lambda edge: -edge.score)
     return list(dict.fromkeys(HeadRole(edge.target, edge.pairing.target) for edge in edges))[:most]

@@ -13,74 +13,77 @@ from dataclasses import replace
 
 from headspan.change.diff import Diff
 from headspan.change.series import Series
-from headspan.explorer.data import HeadScores, Progress, collect
+from headspan.explorer.data import HeadScores, collect
 from headspan.explorer.page import Report, render
-from headspan.results.choices import given_labels
+from headspan.results.choices import given_behaviour, given_labels
+from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores, is_result
 from headspan.running.demo_measurements import with_shipped
 from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
 from headspan.scoring.model_of_result import weights_of
 from headspan.system.arguments import checked
-from headspan.system.deprecation import warn_renamed
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_output
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import refuse_ignored
 
 
+@renamed(weights="model", path="out")
 @checked
 def report(
     scores: ScoresLike,
-    weights: WeightsLike | None = None,
+    model: WeightsLike | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
     labels: Labels | str | os.PathLike[str] | None = None,
-    behaviour: HeadScores | None = None,
-    tokens: int = 10,
+    behaviour: BehaviourScores | HeadScores | str | os.PathLike[str] | None = None,
+    tokens: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
-    path: str | os.PathLike[str] | None = None,
+    progress: Update | None = None,
 ) -> Report:
     """A page with the wiring diagram, heat maps, hubs and everything else in the scores.
 
     scores: scores, the file of a result, or a model to score now (its weights are then used too); or what
         ``headspan.diff`` or ``headspan.track`` gave, which have pages of their own.
-    weights: the weights the scores were made from, or their model; with them the page has tokens and principal angles.
+    model: the model that the scores were made from; with it the page has tokens and principal angles.
     out: where to write it; without, the page is only returned (a notebook shows it).
     labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
         heads and are evaluated. The demo model has those of its head scores by default.
-    behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
-    tokens: how many tokens to list for every head and role; 0 for none.
+    behaviour: head scores (``headspan.behaviour``) or their file; those kept with the result by default.
+    tokens: how many tokens to list for every head and role, where there is a model; 10 by default, 0 for none.
     force: overwrite a file that is not such a page (never an input).
-    progress: called with what is being done, and how much of it is; by default a bar in a terminal or notebook.
-    path: the old name of ``out``.
+    progress: called with (done, total); by default a bar in a terminal or notebook.
     """
-    if path is not None:
-        warn_renamed("the argument path", "out")
-        out = path
     if out is not None:
         check_output(out, "page", force=force)
     if isinstance(scores, (Diff, Series)):
         from headspan.explorer.change import change_page
 
+        given = {"model": model, "labels": labels, "behaviour": behaviour, "tokens": tokens}
+        refuse_ignored("on the page of a change", **given)
         page = change_page(scores)
         if out is not None:
             page.save(out, force=force)
         return page
-    if weights is None and not isinstance(scores, Scores) and not is_result(scores):
-        weights = scores = given_weights(scores)
+    if model is None and not isinstance(scores, Scores) and not is_result(scores):
+        model = scores = given_weights(scores)
     scores = given_scores(scores, whole="the page")
-    if weights is not None:
-        weights = weights_of(scores, weights)
-    if behaviour is not None:
-        scores = replace(scores, annotations={**scores.annotations, "behaviour": dict(behaviour)})
+    weights = None if model is None else weights_of(scores, model)
+    if weights is None:
+        refuse_ignored("without the model of the result (`model`)", tokens=tokens or None)
+    habits = given_behaviour(behaviour, scores)
+    told = None if habits is None else habits.to_dict()
+    if told is not None:
+        scores = replace(scores, annotations={**scores.annotations, "behaviour": told})
     known = with_shipped(scores)
-    if labels is None and known is not scores and behaviour is None:
+    if labels is None and known is not scores and told is None:
         labels = "behaviour"
     scores = known
     classes = given_labels(labels, scores)
-    with progress_bar("making the page") as update:
-        tell = progress or (lambda what, done, total: update(done, total))
-        payload = collect(scores, weights, labels=classes, behaviour=behaviour, tokens=tokens, progress=tell)
+    with progress_bar("making the page", progress) as update:
+        listed = 10 if tokens is None else tokens
+        payload = collect(scores, weights, labels=classes, behaviour=told, tokens=listed, progress=update)
     page = Report(payload, render(payload))
     if out is not None:
         page.save(out, force=force)

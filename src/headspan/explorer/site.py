@@ -1,7 +1,7 @@
-"""A static gallery: the pages of several results in one folder, with an index that has their pictures and key facts.
+"""A static gallery: the pages of several results in one folder, with an index of pictures and key facts.
 
-The gallery needs no server and loads nothing: links are relative, pictures are inside the index, and the same
-policy as in every page forbids scripts that are not its own.
+The gallery needs no server and loads nothing: links are relative, pictures are embedded in the index, and the
+content security policy of every page forbids foreign scripts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +30,14 @@ from headspan.scoring.model_of_result import check_same_model, weights_of
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_folder, is_ours, writing
-from headspan.system.progress import progress_bar
-from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 _INDEX = "index.html"
-_EDGES = 12  # of the one pairing in a small picture
+_EDGES = 12  # edges in the small picture, all of one pairing
 _FINDINGS = 2
 
 
@@ -58,16 +59,17 @@ class Site:
         return f"Site of {len(self.pages)} models in {self.folder}: open {self.folder / _INDEX}"
 
 
+@renamed(results="scores", weights="model")
 @checked
 def site(
     folder: str | os.PathLike[str],
-    results: Mapping[str, ScoresLike] | Iterable[ScoresLike],
+    scores: Mapping[str, ScoresLike] | Iterable[ScoresLike] | Scores | str | os.PathLike[str],
     *,
-    weights: Iterable[WeightsLike] = (),
+    model: Iterable[WeightsLike] | AttentionWeights | str | os.PathLike[str] = (),
     title: str = "headspan gallery",
-    tokens: int = 10,
+    tokens: int | None = None,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
 ) -> Site:
     """Write ``index.html`` and one page for every result into a folder.
 
@@ -75,41 +77,51 @@ def site(
     ----------
     folder
         A new or empty folder, or that of an earlier gallery.
-    results
-        Scores, files of results, or models to score on the spot; a mapping gives them other names than their own.
-    weights
-        Models of some of the results, in any order: their pages get tokens and principal angles.
+    scores
+        A result, its file, or a model to score now; usually a list of them. A mapping gives them other names than their
+        own.
+    model
+        The model of a result, or a list of models, in any order: their pages get tokens and principal angles.
     tokens
-        Tokens to list for every head and role, where there are weights.
+        Tokens to list for every head and role, where there is a model; 10 by default.
     force
         Write into a folder that has other things in it; a file that is read is never replaced.
 
     Heads are coloured by their head scores where a result has them, and GPT-2 small by the labels that come with the
     package.
     """
-    given = list(results.values() if isinstance(results, Mapping) else results)
+    given = list(scores.values()) if isinstance(scores, Mapping) else _listed(scores)
     if not given:
-        raise HeadspanError("a gallery needs at least one result. Give result files of headspan score, or models")
-    models = [given_weights(one) for one in weights]
+        raise HeadspanError(
+            "a gallery needs at least one result. Give result files, as `hs.score(model)` makes them, or models"
+        )
+    models = [given_weights(one) for one in _listed(model)]
     loaded = [_loaded(one) for one in given]
-    titles = [short_name(str(scores.provenance.get("reference", "arrays"))) for scores, _ in loaded]
-    titles = list(map(str, results)) if isinstance(results, Mapping) else titles
+    titles = [short_name(str(one.provenance.get("reference", "arrays"))) for one, _ in loaded]
+    titles = list(map(str, scores)) if isinstance(scores, Mapping) else titles
     names = _file_names(titles)
     read = [one for one in given if isinstance(one, (str, os.PathLike))]
     _check_kind(folder, force)
     check_folder(folder, dict.fromkeys([_INDEX, *names], "page"), inputs=read, force=force)
-    opened = _matched([scores for scores, _ in loaded], [own for _, own in loaded], models)
-    cards, pages = [], {}  # nothing is written before every page could be made
+    opened = _matched([one for one, _ in loaded], [own for _, own in loaded], models)
+    if not any(opened):
+        refuse_ignored("without a model", tokens=tokens or None)
+    cards, pages = [], {}  # write nothing until every page has been made
     with progress_bar("making the gallery", progress) as update:
-        for i, ((scores, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
+        for i, ((one, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))
-            known = with_shipped(scores)
-            page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda what, done, total: None)
+            known = with_shipped(one)
+            listed = None if own is None else tokens
+            page = report(known, own, labels=_labels(known), tokens=listed, progress=lambda done, total: None)
             pages[name] = page.html
             cards.append(_card(known, page, name, visible(called)))
     for name, html in {**pages, _INDEX: _index(title, cards)}.items():
         _write(Path(folder) / name, html, force)
     return Site(Path(folder), [Page(card["name"], card["file"]) for card in cards])
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, (str, os.PathLike, Scores, AttentionWeights)) else list(given)
 
 
 def _loaded(given: ScoresLike) -> tuple[Scores, AttentionWeights | None]:
@@ -123,14 +135,12 @@ def _loaded(given: ScoresLike) -> tuple[Scores, AttentionWeights | None]:
 def _matched(
     scores: Sequence[Scores], own: Sequence[AttentionWeights | None], models: Sequence[AttentionWeights]
 ) -> list[AttentionWeights | None]:
-    """The weights of every result, where they are there; a model that belongs to none is an error."""
+    """The weights of every result, or None. A model that belongs to no result is an error."""
     found = list(own)
     for model in models:
         fitting = [i for i, one in enumerate(scores) if _belongs(one, model)]
         if not fitting:
-            raise HeadspanError(
-                f"{model.reference} is not the model of any of these results. Leave it out of --weights"
-            )
+            raise HeadspanError(f"{model.reference} is not the model of any of these results. Leave it out of `model`")
         for i in fitting:
             found[i] = found[i] or weights_of(scores[i], model)
     return found
@@ -146,19 +156,19 @@ def _belongs(scores: Scores, model: AttentionWeights) -> bool:
 
 
 def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
-    """Refuse a folder with other files; an interrupted gallery may have pages but no index."""
+    """Refuse a folder with other files. An interrupted gallery may have pages but no index."""
     place = Path(folder)
     if force or not place.is_dir() or is_ours(place / _INDEX, "page"):
         return
     if any(not is_temporary(entry.name) and not is_ours(entry, "page") for entry in place.iterdir()):
         raise HeadspanError(
             f"cannot write a gallery into {os.fspath(folder)}: it has other files. Choose a new or empty folder, or "
-            "write into it with --force (force=True)"
+            "write into it with `force=True`"
         )
 
 
 def _file_names(titles: Sequence[str]) -> list[str]:
-    """A plain file name for every page, all different.
+    """A distinct plain file name for every page.
 
     >>> _file_names(["gpt2", "openai-community/gpt2", "GPT2", "index", "\\u202e/../<b>"])
     ['gpt2.html', 'openai-community-gpt2.html', 'gpt2-2.html', 'index-2.html', 'b.html']
@@ -175,14 +185,14 @@ def _file_names(titles: Sequence[str]) -> list[str]:
 
 
 def _labels(scores: Scores) -> str | None:
-    """The labels that a model comes with."""
+    """The built-in labels of a model, if any."""
     if scores.annotations.get("behaviour"):
         return "behaviour"
     return "gpt2" if scores.provenance.get("attention_hash") == GPT2_SMALL else None
 
 
 def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
-    """What the index shows of one result."""
+    """What the index shows for one result."""
     table = scores.ports
     shared = f", {len(table.kv)} shared key/value heads" if table.shared else ""
     layers = len({head.layer for head in table.query})
@@ -207,7 +217,7 @@ def _pairings(scores: Scores) -> str:
 
 
 def _picture(scores: Scores) -> tuple[str | None, str]:
-    """A small wiring as a data address, and what it shows."""
+    """A small wiring diagram as a data URL, and its caption."""
     metric = next(iter(metric_order(scores)), PK)
     pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
     if pairing is None:

@@ -22,7 +22,7 @@ _OK = Pairing.parse("OK")
 
 
 def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
-    """Title, text and view of every step; none without such an edge or without measured effects."""
+    """Title, text and view of every step; empty without such an edge or without measured effects."""
     measured = effects_in(scores)
     edge = _induction_edge(scores, labels)
     if edge is None or measured is None or _OK not in measured.pairings or not measured.compared:

@@ -1,1 +1,1 @@
-"""Choosing edges, the graph they make, circuits and paths."""
+"""Edge selection, the resulting graph, circuits and paths."""

@@ -1,13 +1,13 @@
-"""Heads as links of a chain: orthonormal bases of what they read and write, and the map between the two.
+"""Heads as links of a chain: orthonormal bases of what they read and write, and the map between them.
 
-A path s → a → b ends with what b reads of what a makes of what s writes. Its composed map is
+On a path s → a → b, head s writes, a transforms what it reads, and b reads the result. The composed map is
 
     C = U_bᵀ · M̂_a · U_s,    M̂_a = M_a · √(r / ‖M_a‖_F²),    M_a = W_O W_V of head a (d×d, of rank r),
 
-with orthonormal bases U at both ends, so that the scale of their weights does not count, and every map between
-them scaled to the norm of one that hands r directions on unchanged. The chained score is ‖C‖_F². Without a head in
-between it is the Projection Kernel; with more there are as many maps. M̂ is kept as U_O · D · U_Vᵀ with a core D
-of d_head × d_head numbers, so that a chain is a product of such small matrices.
+with orthonormal bases U at both ends, so that the scale of their weights does not matter, and every map in between
+scaled to the norm of a map that passes r directions on unchanged. The chained score is ‖C‖_F². Without a head in
+between it is the Projection Kernel; longer paths have one map per head in between. M̂ is stored as U_O · D · U_Vᵀ with
+a d_head × d_head core D, so that a chain is a product of such small matrices.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from headspan.vocabulary.heads import Port, Role, positions_of
 
 WRITES = (Role.O, Role.W)
 READS = (Role.Q, Role.K, Role.V, Role.R)
-CARRIES = (Role.V, Role.R)  # what is read here comes out again: a query or a key only steers attention
+CARRIES = (Role.V, Role.R)  # roles whose input reaches the output; queries and keys only determine attention
 
 
 class Ends(NamedTuple):
-    """Ports of one side: (n, d, m) orthonormal bases with zero columns beyond each one's rank."""
+    """Ports of one side: (n, d, m) orthonormal bases with zero columns beyond the rank of each."""
 
     ports: tuple[Port, ...]
     roles: tuple[Role, ...]
     bases: np.ndarray
     ranks: np.ndarray
-    centred: np.ndarray  # which lie in d − 1 dimensions
+    centred: np.ndarray  # ports that lie in d − 1 dimensions
 
     @property
     def positions(self) -> np.ndarray:
@@ -50,15 +50,15 @@ class Ends(NamedTuple):
         return {key: i for i, key in enumerate(zip(self.ports, self.roles, strict=True))}
 
     def take(self, chosen: Sequence[int] | np.ndarray) -> Ends:
-        """Some of them."""
+        """A subset of the ports."""
         ports, roles = tuple(self.ports[i] for i in chosen), tuple(self.roles[i] for i in chosen)
         return Ends(ports, roles, self.bases[chosen], self.ranks[chosen], self.centred[chosen])
 
 
 class Links(NamedTuple):
-    """Links that pass something on: the ports that they write and read with, and the core of their map.
+    """Links of a chain: the ports with which they write and read, and the core of their map.
 
-    write, read: places among the writers and the carriers. cores: (n, m, m), write side × read side, scaled.
+    write, read: indices among the writers and the carriers. cores: (n, m, m), write side × read side, scaled.
     sizes: tr M̂ᵀM̂, the rank r. fourths: tr (M̂ᵀM̂)². gains: the largest squared singular value.
     """
 
@@ -81,7 +81,7 @@ class Chains(NamedTuple):
 
 
 def chains(weights: AttentionWeights) -> Chains:
-    """Bases of all writers and of all that pass something on, and the cores of the maps between them."""
+    """Bases of all writers and carriers, and the cores of the maps between them."""
     table = weights.ports
     m = max(weights.d_head(Role.O), weights.d_head(Role.V), *_node_widths(weights))
     count = sum(len(table.of(role)) for role in (*WRITES, *CARRIES))
@@ -110,21 +110,21 @@ def chains(weights: AttentionWeights) -> Chains:
 
 
 def readers(weights: AttentionWeights, wanted: Iterable[tuple[Role, int]]) -> Ends:
-    """Bases of ports that read, by their places in the lists of their roles."""
+    """Bases of ports that read, by role and index."""
     chosen = {(weights.ports.of(role)[i], role) for role, i in wanted}
     m = max(weights.d_head(Role.Q), weights.d_head(Role.V), *_node_widths(weights))
     return _ends(weights, READS, m, chosen)[0]
 
 
 def _node_widths(weights: AttentionWeights) -> list[int]:
-    """Columns of what nodes read and write, where there are some."""
+    """Numbers of columns of what nodes read and write; empty without nodes."""
     return [weights.d_head(role) for role in (Role.R, Role.W) if weights.ports.of(role)]
 
 
 def _ends(
     weights: AttentionWeights, roles: Sequence[Role], m: int, only: set[tuple[Port, Role]] | None = None
 ) -> tuple[Ends, list[np.ndarray]]:
-    """The bases of all ports of some roles, and UᵀW of each: its weight as seen from its basis."""
+    """The bases of all ports of some roles, and UᵀW of each, its weight in that basis."""
     found: list[tuple[Port, Role]] = []
     bases, ranks, inner = list[np.ndarray](), list[int](), list[np.ndarray]()
     for role in roles:
@@ -151,13 +151,13 @@ def _ends(
 def _pairs(
     weights: AttentionWeights, writers: Ends, carriers: Ends, inner_w: list[np.ndarray], inner_r: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which writer goes with which carrier: a query head with its (shared) values, a neuron or adapter with itself."""
+    """Which writer belongs to which carrier: a query head to its (shared) values, a neuron or adapter to itself."""
     values = {port: j for j, port in enumerate(carriers.ports) if carriers.roles[j] is Role.V}
     nodes = {str(port): j for j, port in enumerate(carriers.ports) if carriers.roles[j] is Role.R}
     write, read = list[int](), list[int]()
     for i, (port, role) in enumerate(zip(writers.ports, writers.roles, strict=True)):
         j = values.get(weights.ports.resolve(port, Role.V)) if role is Role.O else nodes.get(str(port))
-        # A direction writes where it reads and does nothing in between: paths end and begin there.
+        # A direction writes where it reads and has no map in between: paths start or end there.
         if j is None or port.position < carriers.ports[j].position:
             continue
         if role is Role.O or _columns(inner_w[i]) == _columns(inner_r[j]):
@@ -182,7 +182,7 @@ def _core(write: np.ndarray, read: np.ndarray, m: int) -> np.ndarray:
 
 
 class Chance(NamedTuple):
-    """Mean and standard deviation of the chained score when all links of a path are turned at random."""
+    """Mean and standard deviation of the chained score if all links of a path are rotated at random."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -191,13 +191,13 @@ class Chance(NamedTuple):
 def chance(
     d: ArrayLike, source: np.ndarray | float, target: np.ndarray | float, sizes: np.ndarray, fourths: np.ndarray
 ) -> Chance:
-    """Chained scores by chance: an independent uniform rotation between any two links of a chain.
+    """Chained scores by chance, with an independent uniform rotation between any two links of a chain.
 
-    d: the dimensions in which both sides of a hop are turned, (n, hops) or one for all: see :mod:`dimension`.
+    d: the dimension in which both sides of a hop are rotated, (n, hops) or one for all; see :mod:`dimension`.
     source, target: dimensions of the subspaces at the ends, (n,). sizes, fourths: tr M̂ᵀM̂ and tr (M̂ᵀM̂)² of the maps
-    between them, (n, hops − 1). Exact. The mean is source · Π sizes · target / Π d; for the variance let T be what
-    has come through the chain so far, as a d×d Gram matrix. Turned at random, T⊗T is on average α·δδ + β·(δδ + δδ)
-    with α and β given by (tr T)² and tr T², which each further map takes to new values of these two.
+    between them, (n, hops − 1). Exact. The mean is source · Π sizes · target / Π d. For the variance, let T be the d×d
+    Gram matrix of the chain so far. The mean of T⊗T over rotations is α·δδ + β·(δδ + δδ), with α and β given by (tr T)²
+    and tr T²; each further map transforms these two values.
 
     >>> from headspan.subspaces.random_subspaces import moments
     >>> none = np.zeros((1, 0))
@@ -217,6 +217,6 @@ def chance(
 
 
 def _turned(d: np.ndarray, square: np.ndarray, fourth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """α and β of a turned T⊗T."""
+    """α and β of the rotated T⊗T."""
     beta = (fourth * d - square) / (d * np.maximum(d - 1, 1) * (d + 2))
     return (square - 2 * beta * d) / d**2, beta

@@ -1,10 +1,10 @@
-"""A circuit: chosen edges between heads, with a name, as a JSON file that people write, share and change by hand.
+"""A circuit: named edges between heads, in a JSON file that can be shared and edited by hand.
 
     {"format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],
      "edges": [{"source": "L0H3.O", "target": "L1H2.K", "metric": "pk", "score": 9.1}]}
 
-``metric`` and ``score`` may be left out, and so may ``nodes``: every end of an edge is one. Nothing in such a file is
-trusted: a file that is too large, of another format or names heads that the model does not have is refused.
+``metric`` and ``score`` are optional, and so is ``nodes``, since every end of an edge is a node. The file is not
+trusted: it is refused if it is too large, has another format or names heads that the model does not have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CircuitEdge:
     score: float | None = None
 
     def resolved(self, table: PortTable) -> tuple[Pairing, Port, Port]:
-        """Pairing and ends as ports of a model."""
+        """The pairing, and both ends as ports of a model."""
         (source, writes), (target, reads) = _split(self.source), _split(self.target)
         return Pairing(writes, reads), table.resolve(source, writes), table.resolve(target, reads)
 
@@ -58,13 +58,13 @@ class Circuit(Tabular):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every head (or node) of the circuit once."""
+        """The distinct heads and nodes of the circuit."""
         ends = [_split(end)[0] for edge in self.edges for end in (edge.source, edge.target)]
         return tuple(dict.fromkeys([*ends, *self.others]))
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
-        """The pairings of its edges, each once."""
+        """The distinct pairings of its edges."""
         return tuple(dict.fromkeys(Pairing(_split(edge.source)[1], _split(edge.target)[1]) for edge in self.edges))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Circuit(Tabular):
         return f"circuit {self.name}: {len(self.edges)} edges between {len(self.nodes)} heads"
 
     def to_dict(self) -> dict[str, Any]:
-        """What the file holds."""
+        """The content of the file."""
         about = {"format": FORMAT, "version": VERSION, "name": self.name, "model": self.model}
         edges = [{key: value for key, value in vars(edge).items() if value is not None} for edge in self.edges]
         return about | {"nodes": list(self.nodes), "edges": edges}
@@ -90,16 +90,16 @@ class Circuit(Tabular):
     @classmethod
     @checked
     def load(cls, path: str | os.PathLike[str]) -> Circuit:
-        """Read a circuit file from any source."""
+        """Read a circuit file, which need not be trusted."""
         return cls.from_dict(_read(Path(path)), os.fspath(path))
 
     @classmethod
     def from_dict(cls, content: Any, where: str = "this") -> Circuit:
-        """A circuit from what its file holds, checked part by part."""
+        """A circuit from the content of its file, after checking every part."""
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             raise HeadspanError(
-                f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as headspan paths '
-                "--out and the page write it"
+                f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as `hs.paths(scores)` '
+                "and the page write it"
             )
         version = content.get("version")
         if type(version) is not int or version != VERSION:
@@ -134,7 +134,7 @@ def given_circuit(circuit: Circuit | str | os.PathLike[str]) -> Circuit:
 
 
 def _read(path: Path) -> Any:
-    missing = f"there is no file {path}. Write a circuit with headspan paths --out, or by hand"
+    missing = f"there is no file {path}. Write a circuit with `hs.paths(scores)`, with the page or by hand"
     try:
         text = read_text(path, missing, "circuit", most=_LARGEST)
         return json.loads(text, parse_constant=_no_number)
@@ -154,7 +154,7 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _nodes(content: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Names of nodes; an object says its name under "name"."""
+    """Names of nodes; objects have their name under "name"."""
     given = content.get("nodes", [])
     if not isinstance(given, list) or len(given) > _MOST_EDGES:
         raise HeadspanError(f"the nodes of {where} must be a list of at most {_MOST_EDGES:,} names")
@@ -195,7 +195,7 @@ def _split(port: str) -> tuple[str, Role]:
 
 
 def edges_of(circuit: Circuit, table: PortTable) -> Iterable[tuple[CircuitEdge, Pairing, Port, Port]]:
-    """The edges of a circuit on a model, each pair once."""
+    """The distinct edges of a circuit on a model."""
     seen: dict[tuple[str, Pairing, Port, Port], CircuitEdge] = {}
     for edge, pairing, source, target in circuit.check(table):
         seen.setdefault((edge.metric, pairing, source, target), edge)

@@ -1,4 +1,4 @@
-"""The graph of chosen edges between heads: its rows and nodes, and files of it for other programs."""
+"""The graph of selected edges between heads: its rows and nodes, and exports for other programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Wiring(Tabular):
-    """Edges between heads, chosen by one rule from one similarity; a notebook shows it as a drawing."""
+    """Edges between heads, selected by one rule from one similarity; a notebook shows it as a drawing."""
 
     metric: str
     pairings: tuple[Pairing, ...]
@@ -62,10 +62,10 @@ class Wiring(Tabular):
     nodes: tuple[Node, ...]
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
-    notes: tuple[str, ...] = ()  # without edges, what to choose instead; otherwise doubts about them
+    notes: tuple[str, ...] = ()  # without edges, what to choose instead; otherwise caveats
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per edge, with its effect where it was measured and the labels of both heads (by ``;``)."""
+        """One flat record per edge, with its effect if measured and the labels of both heads (separated by ``;``)."""
         labels = {node.head: ";".join(node.labels) for node in self.nodes}
         ends = ("source", "target")
         return [
@@ -82,7 +82,7 @@ class Wiring(Tabular):
         return effect_fields(self._effects, [(edge.pairing, edge.source, edge.target) for edge in self.edges])
 
     def effect(self, edge: Edge) -> float | None:
-        """The measured effect of an edge, where the result holds it."""
+        """The measured effect of an edge, if the result has it."""
         return None if self._effects is None else self._effects.at(edge.pairing, edge.source, edge.target)
 
     def _edge_fields(self) -> list[dict[str, str | int | float]]:
@@ -120,22 +120,22 @@ class Wiring(Tabular):
 
     @checked
     def head_counts(self, labels: Labels | None = None) -> HeadCounts:
-        """Labelled and unlabelled heads among the nodes (by the labels given here, or those attached)."""
+        """Labelled and unlabelled heads among the nodes (by the given labels, or those attached)."""
         heads = {node.head: node for node in self.nodes if isinstance(node.head, Head)}
         labelled = sum(bool(node.labels if labels is None else labels.of(head)) for head, node in heads.items())
         return HeadCounts(labelled, len(heads) - labelled)
 
     def serves(self) -> list[tuple[Head, Head]]:
-        """Each shared key/value head with each query head of its group, where both are on edges.
+        """Each shared key/value head with each query head of its group, if both are on edges.
 
-        A path goes into a KV head by what it reads and on by what the query heads of its group write.
+        A path enters a KV head through what it reads and continues with what the query heads of its group write.
         """
         present = {node.head for node in self.nodes}
         links = self.scores.ports.served_by.items()
         return [(kv, head) for head, kv in links if head in present and kv in present]
 
     def strengths(self) -> list[float]:
-        """How strongly to draw every edge, from 0 to 1: the root of its excess over chance, as on the page."""
+        """The drawing strength of every edge, from 0 to 1: the square root of its excess over chance."""
         scores, known = self.scores, dict[Role, dict[Any, tuple[int, bool]]]()
         for role in {role for edge in self.edges for role in edge.pairing}:
             ranks, flags = scores.ranks(role).tolist(), centred(scores, role).tolist()
@@ -151,9 +151,9 @@ class Wiring(Tabular):
     # ---------------------------------------------------------------- exports
 
     def to_networkx(self) -> networkx.MultiDiGraph:
-        """A directed multigraph; edges are keyed by pairing and carry ``score`` and ``rank``.
+        """A directed multigraph; edges are keyed by pairing and have ``score`` and ``rank``.
 
-        Under GQA edges keyed "serves" lead from a KV head to the query heads of its group.
+        Under GQA, edges with the key "serves" lead from a KV head to the query heads of its group.
         """
         return as_networkx(self._graph())
 
@@ -187,7 +187,7 @@ class Wiring(Tabular):
 
     @checked
     def to_graphml(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """GraphML, as Gephi, Cytoscape, yEd, igraph and networkx read it."""
+        """GraphML for Gephi, Cytoscape, yEd, igraph and networkx."""
         _write(path, "graphml", as_graphml(self._graph()), force)
 
     def _graph(self) -> Graph:
@@ -198,7 +198,7 @@ class Wiring(Tabular):
         return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
 
     def _graph_names(self) -> dict[Port, str]:
-        """The names of the nodes; one that writes at one end of the stream and reads at the other is two of them."""
+        """The names of the nodes. A node that writes at the start of the stream and reads at its end becomes two."""
         count = Counter(str(node.head) for node in self.nodes)
         twice = [node.head for node in self.nodes if count[str(node.head)] > 1]
         names = {node.head: str(node.head) for node in self.nodes}

@@ -1,15 +1,14 @@
-"""The strongest chains that end at one port, by branch and bound over small matrix products.
+"""The strongest chains that end at one port, by branch and bound with small matrix products.
 
-A partial path is held as the Gram matrix Q (m×m) of its composed map as seen from the last link's far side. One hop
-further through the overlap K of two bases the score is tr KᵀQK = ⟨Q, KKᵀ⟩: one matrix
-product for all partial paths that end at one link and all possible next hops. Later hops cannot exceed tr Q times
-the largest squared singular values of the remaining maps, so paths that cannot reach the list are dropped. A quick
-search that keeps few paths finds good ones first, so that the second, complete search can drop many.
+A partial path is stored as the Gram matrix Q (m×m) of its composed map, seen from the far side of its last link. One
+hop further, through the overlap K of two bases, the score is tr KᵀQK = ⟨Q, KKᵀ⟩: one matrix product for all partial
+paths that end at one link and all possible next hops. Later scores cannot exceed tr Q times the largest squared
+singular values of the remaining maps, so paths that cannot reach the list are dropped. A quick search that keeps few
+paths comes first, so that the complete search can drop many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,22 +16,22 @@ from typing import NamedTuple
 import numpy as np
 
 from headspan.graphs.chains import Chains, Ends, Links
+from headspan.system.progress import Update
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.heads import Port
 
-Progress = Callable[[int, int], None]
 _QUICK = 64  # partial paths that the first search keeps at every hop
-_SPARE = 8  # candidates beyond the list, since float32 may change places of equals
-_CHUNK = 1024  # partial paths that are multiplied at once
+_SPARE = 8  # extra candidates, since float32 may reorder ties
+_CHUNK = 1024  # partial paths multiplied at once
 
 
 @dataclass(frozen=True)
 class Way:
-    """One direction to walk in: from the ends against the stream (sign 1), or with it (sign −1).
+    """The direction of a search from the ends: against the stream (sign 1) or along it (sign −1).
 
-    outer: what a path may be extended by; near: the place of every link among it. far: the other side of the links,
-    far_of: the place of every link there. cores: (n, m, m), near side × far side. pairings: what the hop into a
-    target may be. starts: which of outer may be the other end of a path.
+    outer: ports by which a path can be extended; near: the index of every link among them. far: the other side of the
+    links; far_of: the index of every link there. cores: (n, m, m), near side × far side. pairings: allowed pairings of
+    the hop into a target. starts: which of outer may be the other end of a path.
     """
 
     ends: Ends
@@ -48,7 +47,7 @@ class Way:
 
     @cached_property
     def outer_order(self) -> np.ndarray:
-        """The positions of everything in outer, smaller numbers further from the ends."""
+        """The positions of outer; smaller numbers are farther from the ends."""
         return self.sign * self.outer.positions
 
     @cached_property
@@ -57,7 +56,7 @@ class Way:
 
     @cached_property
     def useful(self) -> np.ndarray:
-        """Which links have anything beyond them that a path may end with."""
+        """Which links have anything beyond them that can end a path."""
         return self.link_order > self.outer_order[self.starts].min(initial=np.iinfo(np.int64).max)
 
     @cached_property
@@ -65,15 +64,15 @@ class Way:
         return np.array([str(port) for port in self.outer.ports], dtype=object)
 
     def before(self, port: Port) -> np.ndarray:
-        """Which of outer lie beyond a port, seen from the ends; a direction may lie on both sides of itself."""
+        """Which of outer lie beyond a port, seen from the ends; a direction can lie on both sides of itself."""
         return (self.outer_order < self.sign * port.position) & (self._names != str(port))
 
     def gain(self, group: int) -> float:
-        """The largest gain of a link beyond a far place."""
+        """The largest gain of a link beyond a far port."""
         return float(self.gains[self.before(self.far.ports[group])[self.near] & self.useful].max(initial=0.0))
 
     def first_hop(self, end: int) -> np.ndarray:
-        """The links that an end may be reached by (or reach) in one hop, as places."""
+        """The links that can reach an end (or be reached from it) in one hop, as indices."""
         allowed = self.before(self.ends.ports[end])[self.near] & self.useful
         if self.sign > 0:  # this hop is the one into the target
             role = self.ends.roles[end]
@@ -81,7 +80,7 @@ class Way:
         return np.flatnonzero(allowed)
 
     def last_hop(self, group: int) -> np.ndarray:
-        """Which of outer may end a path after a link of this far place."""
+        """Which of outer can end a path after a link of this far port."""
         if self.sign > 0:
             return self.starts
         role = self.far.roles[group]
@@ -89,7 +88,7 @@ class Way:
 
 
 def against_the_stream(stock: Chains, ends: Ends, pairings: frozenset[str], starts: np.ndarray | None = None) -> Way:
-    """From targets to what is written before them; ``starts``: the writers that a path may begin with."""
+    """From targets to what is written before them; ``starts``: the writers that can start a path."""
     links = stock.links
     allowed = np.ones(len(stock.writers.ports), dtype=bool) if starts is None else starts
     return Way(
@@ -98,7 +97,7 @@ def against_the_stream(stock: Chains, ends: Ends, pairings: frozenset[str], star
 
 
 def with_the_stream(stock: Chains, ends: Ends, pairings: frozenset[str], targets: Ends) -> Way:
-    """From sources to all that reads after them; the targets hold the carriers too."""
+    """From sources to everything that reads after them; the targets include the carriers."""
     links: Links = stock.links
     near = np.array([targets.place(stock.carriers.ports[i], stock.carriers.roles[i]) for i in links.read], dtype=int)
     cores = links.cores.transpose(0, 2, 1)
@@ -107,7 +106,7 @@ def with_the_stream(stock: Chains, ends: Ends, pairings: frozenset[str], targets
 
 
 class Found(NamedTuple):
-    """Paths of one number of hops: scores, and (n, hops + 1) places: end, links, outer."""
+    """Paths with the same number of hops: scores, and (n, hops + 1) indices: end, links, outer."""
 
     scores: np.ndarray
     places: np.ndarray
@@ -115,13 +114,13 @@ class Found(NamedTuple):
 
 @dataclass
 class _Best:
-    """The best paths so far, by hops, and the score that a path must beat."""
+    """The best paths so far by number of hops, and the score that a path must exceed."""
 
     k: int
     depth: int
     floors: dict[int, float] = field(default_factory=dict)
     found: dict[int, Found] = field(default_factory=dict)
-    dropped: dict[int, float] = field(default_factory=dict)  # no dropped partial path leads to more than this
+    dropped: dict[int, float] = field(default_factory=dict)  # upper bound on the score of any dropped path
 
     def floor(self, hops: int) -> float:
         kept = self.found.get(hops)
@@ -136,7 +135,7 @@ class _Best:
         self.found[hops] = Found(scores[order], places[order])
 
     def hopeful(self, bounds: np.ndarray, hops: int, gains: np.ndarray | float) -> np.ndarray:
-        """Which partial paths can still enter a list; bounds: of their scores with ``hops`` hops."""
+        """Which partial paths can still enter a list; bounds: upper bounds of their scores with ``hops`` hops."""
         found = np.zeros(len(bounds), dtype=bool)
         for more in range(hops, self.depth + 1):
             found |= bounds * gains ** (more - hops) > self.floor(more)
@@ -148,7 +147,7 @@ class _Best:
 
 
 class _Partial(NamedTuple):
-    """Partial paths: (n, hops) places (end, links), (n, m, m) Gram matrices, (n,) bounds."""
+    """Partial paths: (n, hops) indices (end, links), (n, m, m) Gram matrices, (n,) bounds."""
 
     places: np.ndarray
     grams: np.ndarray
@@ -158,10 +157,10 @@ class _Partial(NamedTuple):
         return _Partial(self.places[chosen], self.grams[chosen], self.bounds[chosen])
 
 
-def search(way: Way, depth: int, k: int, memory: int, progress: Progress) -> tuple[dict[int, Found], dict[int, float]]:
-    """The k best paths of 2 to ``depth`` hops (of 1, if depth is 1), and the bounds of what had to be left out.
+def search(way: Way, depth: int, k: int, memory: int, progress: Update) -> tuple[dict[int, Found], dict[int, float]]:
+    """The k best paths of 2 to ``depth`` hops (of 1, if depth is 1), and bounds for paths that had to be left out.
 
-    memory: bytes for partial paths and overlaps that are kept.
+    memory: bytes for partial paths and cached overlaps.
     """
     hops = range(min(2, depth), depth + 1)
     overlaps = _Overlaps(way, memory // 2)
@@ -222,7 +221,7 @@ def _first(way: Way, end: int, best: _Best, room: int) -> _Partial:
 
 
 def _seen_from_afar(maps: np.ndarray, cores: np.ndarray) -> np.ndarray:
-    """Gram matrices of maps (n, p, m') that go on through cores (n, m, m)."""
+    """Gram matrices of maps (n, p, m') composed with cores (n, m, m)."""
     width = min(maps.shape[2], cores.shape[1])
     through = np.matmul(maps[:, :, :width], cores[:, :width])
     return np.matmul(through.transpose(0, 2, 1), through)
@@ -237,7 +236,7 @@ def _joined(parts: list[_Partial]) -> _Partial:
 
 
 def _limit(partial: _Partial, way: Way, hops: int, best: _Best, room: int) -> _Partial:
-    """Partial paths that can still enter a list when they have ``hops`` hops, at most ``room`` of them."""
+    """At most ``room`` partial paths that can still enter a list with ``hops`` hops."""
     overall = float(way.gains.max(initial=0.0))
     partial = partial.take(best.hopeful(partial.bounds, hops, overall))
     if len(partial.places) <= room:
@@ -248,14 +247,14 @@ def _limit(partial: _Partial, way: Way, hops: int, best: _Best, room: int) -> _P
 
 
 class _Overlaps:
-    """_Overlaps K of one far basis with all that lies before it, and KKᵀ; kept as long as the memory allows."""
+    """Overlaps K of one far basis with everything before it, and KKᵀ; cached while memory allows."""
 
     def __init__(self, way: Way, memory: int) -> None:
         self._way, self._left = way, memory
         self._kept: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def of(self, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Places in outer, K (n, m, m'), and KKᵀ flat, (n, m·m)."""
+        """Indices in outer, K (n, m, m'), and flattened KKᵀ, (n, m·m)."""
         if group in self._kept:
             return self._kept[group]
         way = self._way
@@ -284,7 +283,7 @@ class _Step:
     room: int
 
     def run(self) -> tuple[tuple[np.ndarray, np.ndarray] | None, _Partial | None]:
-        """The best paths that end here, and the partial paths that go on."""
+        """The best paths that end here, and the partial paths that continue."""
         here = self.way.far_of[self.partial.places[:, -1]] == self.group
         gain = self.way.gain(self.group)
         mine = self.partial.take(np.flatnonzero(here))
@@ -306,7 +305,7 @@ class _Step:
         return scores[rows, columns], np.column_stack([mine.places[rows], outer[columns]])
 
     def _further(self, mine: _Partial, scores: np.ndarray, outer: np.ndarray, overlap: np.ndarray) -> _Partial | None:
-        """Partial paths that go on through a link: chosen by score times gain, then by their own bound."""
+        """Partial paths that continue through a link, selected by score times gain, then by their own bound."""
         way = self.way
         column_of = np.full(len(way.outer.ports), -1)
         column_of[outer] = np.arange(len(outer))

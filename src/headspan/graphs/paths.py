@@ -1,6 +1,6 @@
 """The strongest paths through a model: one head writes, others pass it on, and a last head reads it.
 
->>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # two layers have no room for a head in between
+>>> found = paths("demo", to="L1H2.K", depth=2, k=1)  # a two-layer model has no paths of two hops
 >>> len(found)
 0
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,16 @@ import numpy as np
 
 from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
-from headspan.node_kinds.beside_heads import add_nodes
-from headspan.node_kinds.opening import node_sets
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, WeightsLike, given_weights
 from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
@@ -53,7 +52,7 @@ _DEFAULT_MEMORY = "1GB"
 class Path:
     """One path: ``source`` writes, every head (or node) of ``via`` reads with V and writes with O, ``target`` reads.
 
-    rank: among the paths of as many hops. score: squared norm of the composed map (see
+    rank: among the paths with the same number of hops. score: squared norm of the composed map (see
     :mod:`headspan.graphs.chains`); for one hop it is PK. product: the score expected from the per-hop PKs, if
     every head in between mixed its directions at random. chance, sd: mean and standard deviation of the score if all
     links were rotated at random; z: the distance from that mean in sd (None if it cannot vary). pks: PK of every hop.
@@ -91,7 +90,7 @@ class Path:
 
 
 class Paths(Tabular, list[Path]):
-    """Paths, those of few hops first, each number of hops best first. notes: what a reader should know of them."""
+    """Paths by number of hops, each best first. notes: messages about them for the reader."""
 
     def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
         super().__init__(found)
@@ -127,27 +126,27 @@ def _carrier(port: Port) -> Role:
     return Role.V if isinstance(port, Head) else Role.R
 
 
+@renamed(pairings="pairing", weights="model")
 @checked
 def paths(
-    model: ScoresLike,
+    scores: ScoresLike | None = None,
     to: Head | HeadRole | str | None = None,
     from_: Head | HeadRole | str | None = None,
     depth: int = 3,
     k: int = 10,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     *,
-    weights: WeightsLike | None = None,
+    model: WeightsLike | None = None,
     nodes: Any = None,
     memory: int | str = _DEFAULT_MEMORY,
-    progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
+    progress: Update | None = None,
 ) -> Paths:
     """The k strongest paths of every number of hops from 2 to ``depth`` (of 1 hop, if depth is 1).
 
     Parameters
     ----------
-    model
-        A model, or a result (then with ``weights``, the model that it was made from).
+    scores
+        A model, or a result (then with ``model``, the model that it was made from).
     to
         Where paths end: a head (``"L5H1"``: what its queries, keys and values read), one port of it (``"L5H1.K"``), or
         a node. With shared keys and values ``"L17H3.K"`` is what its KV head reads.
@@ -155,10 +154,10 @@ def paths(
         Where paths begin: a head, by what it writes, or a node. Without ``to`` and ``from_``: anywhere.
     depth
         Most hops of a path, 1 to 4.
-    pairings
+    pairing
         The last hop, for example ``"OK"`` for paths that end in keys. All by default.
-    weights
-        With a result: its model.
+    model
+        With a result: the model that it was made from.
     nodes
         Other readers and writers of the stream, as for :func:`headspan.score`; a result does not hold the vectors of
         its nodes, so give them again. A plain neuron and a
@@ -171,55 +170,58 @@ def paths(
     if k < 1:
         raise HeadspanError(f"k is {k}. Give 1 or more")
     room = parse_memory(memory)
-    scores = _result(model)
-    opened = _weights(model, scores, weights, say)
+    if scores is None:
+        scores, model = model, None
+    result = _result(scores)
+    opened = _weights(scores, result, model)
     if nodes is not None:
+        from headspan.node_kinds.beside_heads import add_nodes
+        from headspan.node_kinds.opening import node_sets
+
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
-            say(sentence)
-    if scores is not None and scores.ports.nodes:
-        _check_nodes(scores, opened, (to, from_), say)
+            warn(sentence)
+    if result is not None and result.ports.nodes:
+        _check_nodes(result, opened, (to, from_))
     with progress_bar("following paths", progress) as update:
-        return strongest(opened, to, from_, depth, k, pairings, room, update)
+        return strongest(opened, to, from_, depth, k, pairing, room, update)
 
 
-def _result(model: ScoresLike) -> Scores | None:
-    if isinstance(model, Scores):
-        return model
-    return Scores.load(model) if isinstance(model, (str, os.PathLike)) and is_result(model) else None
+def _result(scores: ScoresLike) -> Scores | None:
+    if isinstance(scores, Scores):
+        return scores
+    return Scores.load(scores) if isinstance(scores, (str, os.PathLike)) and is_result(scores) else None
 
 
-def _weights(
-    model: ScoresLike, scores: Scores | None, weights: WeightsLike | None, say: Callable[[str], None]
-) -> AttentionWeights:
+def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | None) -> AttentionWeights:
     """The weights to compose; a result does not hold them."""
     from headspan.scoring.model_of_result import weights_of
 
-    if scores is not None:
-        if weights is None:
-            made = scores.provenance.get("reference", "its model")
+    if result is not None:
+        if model is None:
+            made = result.provenance.get("reference", "its model")
             raise HeadspanError(
-                "paths need weights, which a result does not hold. Add the model that it was made from with --weights "
-                f"(weights=), {str(made)[:80]}"
+                "paths need weights, which a result does not hold. Add `model`, the model that it was made from: "
+                f"{str(made)[:80]}"
             )
-        return weights_of(scores, weights, say)
-    if weights is not None:
-        raise HeadspanError("--weights is only for a saved result, and a model is given. Leave out --weights")
-    return given_weights(model)
+        return weights_of(result, model)
+    if model is not None:
+        raise HeadspanError("`model` is only for a saved result, and a model is given already. Leave out `model`")
+    return given_weights(scores)
 
 
-def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], say: Callable[[str], None]) -> None:
+def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) -> None:
     """A result has only the names of its nodes and a hash of their vectors, so the nodes must be given again."""
     held = scores.provenance.get("nodes_hash")
     if opened.ports.nodes:
         if held != opened.provenance["nodes_hash"]:
-            say("these nodes are not those of the result. The paths use the nodes given now")
+            warn("these nodes are not those of the result. The paths use the nodes given now")
         return
     for name in ends:
         if isinstance(name, str) and (node := scores.ports.node(name) or scores.ports.node(name.rpartition(".")[0])):
             raise HeadspanError(
                 f"{node} is a node of the result, which does not hold its vector. Name it again as for score, "
-                "for example --nodes probe.npy@8 (nodes=)"
+                "for example `nodes='probe.npy@8'`"
             )
 
 
@@ -254,7 +256,7 @@ def strongest(
     found, dropped = search(way, depth, k, memory, progress)
     listed = [path for hops, some in sorted(found.items()) for path in _described(way, stock, some, hops, k)]
     left = [_left_out(hops, dropped[hops], listed, k) for hops in sorted(found) if hops in dropped]
-    nothing = [] if listed else ["there is no such path: nothing lies between these in the stream"]
+    nothing = [] if listed else ["there is no such path: there is nothing between these in the stream"]
     return Paths(
         listed, short_name(str(weights.reference)), [*notes, *(sentence for sentence in left if sentence), *nothing]
     )
@@ -275,16 +277,14 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
 
 
 def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tuple[Port, Role]]:
-    """What a path may begin with: a query head's output, those of the group of a KV head, a node's."""
+    """The possible starts of a path: the output of a query head, of the group of a KV head, or of a node."""
     table = weights.ports
     port, role = table.ask(name)
     if role is not None and role not in WRITES:
         raise HeadspanError(f"a path begins with an output. Give {port}.{_writer(port)} instead of {port}.{role}")
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.W)):
-            raise HeadspanError(
-                f"{port} only reads, so a path cannot begin with it. Give it as the end, with --to (to=)"
-            )
+            raise HeadspanError(f"{port} only reads, so a path cannot begin with it. Give it as the end, with `to`")
         return [(table.resolve(port, Role.W), Role.W)]
     assert isinstance(port, Head)
     group = table.group_of(port) if port.kv else (port,)
@@ -294,7 +294,7 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
 def _targets(
     weights: AttentionWeights, name: Head | HeadRole | str | None, last: frozenset[str]
 ) -> tuple[list[tuple[Role, int]], list[str]]:
-    """The ports that paths may end at, as places of their roles, and what to know of the name."""
+    """The ports at which paths can end, by role and index, and a note about the name."""
     table = weights.ports
     read = [role for role in READS if table.of(role) and any(pairing[1] == role.value for pairing in last)]
     if name is None:
@@ -306,7 +306,7 @@ def _targets(
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.R)):
             raise HeadspanError(
-                f"{port} only writes, so a path cannot end with it. Give it as the beginning, with --from (from_=)"
+                f"{port} only writes, so a path cannot end with it. Give it as the beginning, with `from_`"
             )
         possible = [Role.R]
     else:
@@ -335,7 +335,7 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     order = np.argsort(-scores, kind="stable")[:k]
     middle = found.places[:, 1:-1]
     first, second = way.ends.ranks[found.places[:, 0]], way.outer.ranks[found.places[:, -1]]
-    # Both sides of every hop, from the first end on.
+    # Both sides of every hop, starting from the end.
     left = np.column_stack([way.ends.centred[found.places[:, 0]], way.far.centred[way.far_of[middle]]])
     right = np.column_stack([way.outer.centred[way.near[middle]], way.outer.centred[found.places[:, -1]]])
     d = dimension_between(stock.d_model, left, right)
@@ -381,6 +381,6 @@ def _left_out(hops: int, bound: float, listed: list[Path], k: int) -> str | None
     if len(scores) >= k and scores[-1] >= bound:
         return None
     return (
-        f"memory was too small to follow all paths of {hops} hops: of those that score less than {bound:.3g} "
-        "some may be missing. Allow more with memory="
+        f"memory was too small to follow all paths of {hops} hops: some that score less than {bound:.3g} "
+        "may be missing. Allow more with memory="
     )

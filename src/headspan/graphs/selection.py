@@ -1,9 +1,9 @@
-"""Choose edges by a rule or from a circuit, and build the graph of their heads."""
+"""Select edges by a rule or from a circuit, and build the graph of their heads."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -17,11 +17,11 @@ from headspan.results.scores import Scores
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
-from headspan.system.deprecation import warn_renamed
+from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
-from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, Pairing, Port, parse_pairings
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
+@renamed(pairings="pairing", used="large_effect")
 @checked
 def wiring(
     scores: ScoresLike,
-    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
-    metric: str = PK,
-    k: int = 20,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
+    metric: str | Iterable[str] = PK,
+    k: int | None = None,
     rule: Rule = "top",
     q: float | None = None,
     null: Null | None = None,
@@ -45,78 +46,75 @@ def wiring(
     *,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
-    used: bool | None = None,
 ) -> Wiring:
     """The graph of the strongest forward pairs, or of the edges of a circuit.
 
     Parameters
     ----------
-    pairings
-        ``"flow"`` (OQ, OK, OV), ``"all"``, or a list; every pairing chooses its own edges.
+    pairing
+        ``"flow"`` (OQ, OK, OV; the default), ``"all"``, or a list; every pairing chooses its own edges.
     k
-        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
+        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``); 20 by default.
     rule
         ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
         (``random`` subspaces by default, for ``pk``, the ``reversed`` pairs, or the heads ``within`` the same two
-        layers; see :mod:`headspan.statistics.significance`); ``threshold``: the score is at least ``minimum``. With
-        another rule ``q`` and ``null`` would do nothing and are refused.
+        layers; see :mod:`headspan.statistics.significance`); ``threshold``: the score is at least ``minimum``.
+        An argument that a rule does not use is refused.
     minimum
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes, or the name or CSV file of some.
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
-        ``used`` is its old name.
     circuit
         A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
         those of a rule.
-    say
-        Called with a message if it is unknown whether the labels or the circuit are for these weights.
     """
-    if used is not None:
-        warn_renamed("the argument used", "large_effect", stacklevel=3)
-        large_effect = used
+    metric = one_metric(metric)
     if circuit is not None:
-        _no_rule(rule, q, null, minimum)
-        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect, say)
-    chosen = parse_pairings(pairings)
+        _no_rule(rule, pairing, k, q, null, minimum)
+        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect)
+    pairing = "flow" if pairing is None else pairing
+    chosen = parse_pairings(pairing)
     _check(rule, k, q, null, minimum)
+    k = 20 if k is None else k
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
-    chosen = given_pairings(pairings, scores, metric)
-    labels = given_labels(labels, scores, say)
+    chosen = given_pairings(pairing, scores, metric)
+    labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
     if measured is not None:
-        asked, chosen = chosen, tuple(pairing for pairing in chosen if not pairing.of_nodes)
+        asked, chosen = chosen, tuple(one for one in chosen if not one.of_nodes)
         if not chosen:
             raise HeadspanError(
                 f"Effects are measured between heads, and {', '.join(map(str, asked))} has other nodes. "
-                "Leave out large_effect"
+                "Leave out `large_effect`"
             )
     edges, found = Edges(), list[Significance]()
-    for pairing in chosen:
-        matrix = scores[metric, pairing].forward()
+    for one in chosen:
+        matrix = scores[metric, one].forward()
         with np.errstate(invalid="ignore"):
             allowed = np.ones(matrix.values.shape, dtype=bool) if minimum is None else matrix.values >= minimum
             if rule == "significance":
-                found.append(significance(scores, pairing, null=against, metric=metric))
+                found.append(significance(scores, one, null=against, metric=metric))
                 allowed &= found[-1].q <= rate
             if measured is not None:
-                allowed &= measured.large(pairing)
+                allowed &= measured.large(one)
         edges += _choose(matrix, allowed, k, rule)
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
-    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has no more
+    most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has only its k pairs
     described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
     return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
 
-def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
+def _no_rule(rule: str, *choices: Any) -> None:
     """A circuit defines its own edges."""
-    if rule != "top" or any(value is not None for value in (q, null, minimum)):
-        raise HeadspanError("a circuit defines its own edges. Leave out rule, q, null and minimum, or the circuit")
+    if rule != "top" or any(value is not None for value in choices):
+        raise HeadspanError(
+            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null` and `minimum`, or `circuit`"
+        )
 
 
 def _drawn(
@@ -125,11 +123,10 @@ def _drawn(
     metric: str,
     labels: Labels | str | os.PathLike[str] | None,
     large_effect: bool,
-    say: Callable[[str], None],
 ) -> Wiring:
-    """The wiring of a circuit: its edges with the scores that they have here."""
+    """The wiring of a circuit: its edges with their scores in this result."""
     scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
-    labels = given_labels(labels, scores, say)
+    labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
     edges, differ = Edges(), 0
     for edge, pairing, source, target in edges_of(circuit, scores.ports):
@@ -142,7 +139,7 @@ def _drawn(
         known = edge.score if edge.metric == metric else None
         differ += known is not None and abs(known - score) > 1e-3 * max(1.0, abs(score))
     if differ:
-        say(
+        warn(
             f"{differ} of the {len(edges)} edges have other scores in the circuit {circuit.name[:60]!r} than in this "
             "result: it may have been made from another model"
         )
@@ -155,7 +152,7 @@ def _drawn(
 
 
 def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
-    """The pairings to score: all nulls but the random one look at the reversed ones too."""
+    """The pairings to score: all nulls except the random one also need the reversed pairings."""
     if rule != "significance" or null == "random":
         return pairings
     return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
@@ -171,7 +168,7 @@ def _why_empty(
     minimum: float | None,
     found: Iterable[Significance],
 ) -> Iterator[str]:
-    """What to choose instead of a choice without edges, for every pairing."""
+    """For every pairing without edges, why there are none and what to choose instead."""
     if rule in ("top", "top-per-target") and k == 0:
         yield f"no edges were requested ({rule} 0). Give a larger k"
         return
@@ -193,25 +190,23 @@ def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
                 yield f"{result.matrix.pairing}: {result.direction.sentence}"
 
 
-def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:
+def _check(rule: str, k: int | None, q: float | None, null: str | None, minimum: float | None) -> None:
     if rule not in RULES:
         raise HeadspanError(f"unknown edge rule {rule!r}. Choose one of {', '.join(RULES)}")
-    if k < 0:
+    if k is not None and k < 0:
         raise HeadspanError(f"k is {k}. Give 0 or more")
-    for name, value in (("null", null), ("q", q)):
-        if rule != "significance" and value is not None:
-            raise HeadspanError(
-                f"{name} {value} has no effect on the rule {rule}. It belongs to the rule significance: leave it "
-                "out or choose that rule"
-            )
+    if rule == "significance" or rule == "threshold":
+        refuse_ignored(f"on the rule {rule}", k=k)
+    if rule != "significance":
+        refuse_ignored(f"on the rule {rule}, only on the rule significance", null=null, q=q)
     if q is not None and not 0 < q <= 1:
         raise HeadspanError(f"q must be between 0 and 1, not {q}. Give for example 0.01")
     if rule == "threshold" and minimum is None:
-        raise HeadspanError("the rule threshold needs a smallest score. Give minimum, for example 20")
+        raise HeadspanError("the rule threshold needs a smallest score. Give `minimum`, for example 20")
 
 
 def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
-    """The edges of one pairing, best first; a rank always counts all pairs of the pairing."""
+    """The edges of one pairing, best first; ranks count all pairs of the pairing."""
     rows, columns, values = matrix.pairs()
     order = descending(values)
     rows, columns, values = rows[order], columns[order], values[order]
@@ -238,7 +233,7 @@ def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> 
 def _nodes(
     edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
 ) -> tuple[Node, ...]:
-    """Every head and node that is an end of an edge, in the order of the stream, query heads before shared ones."""
+    """Every head and node at the end of an edge, in stream order, query heads before shared heads."""
     heads = {edge.source for edge in edges} | {edge.target for edge in edges}
     whole = edges and not scores.screened  # hubs need every pair
     found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings} if whole else {}

@@ -1,61 +1,50 @@
-"""The strongest pairs of a result, a result file or a model."""
+"""The strongest pairs of a result, a result file or a model.
+
+>>> [str(edge.source) for edge in top("demo", "OK", k=2)]
+['L0H3', 'L0H3']
+>>> around("demo", "L1H2", k=1).incoming[0].target
+Head(layer=1, index=2, kind='H')
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from headspan.results import strongest
-from headspan.results.labels import Labels
-from headspan.results.matrix import Edges
-from headspan.results.strongest import Around
+from headspan.results.scores import Scores
 from headspan.scoring.inputs import ScoresLike, given_scores
-from headspan.subspaces.metrics import PK
-from headspan.system.arguments import checked
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole, Pairing, Port, parse_pairings
+from headspan.system.deprecation import renamed
+from headspan.vocabulary.heads import FLOW_PAIRINGS, parse_pairings
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-@checked
-def around(
-    scores: ScoresLike,
-    head: Port | HeadRole | str,
-    k: int = 10,
-    metric: str = PK,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
-) -> Around:
-    """Which heads write to a head, and which read from it: the k strongest forward pairs of every pairing.
+def _of_anything(function: Callable[Concatenate[Scores, P], T]) -> Callable[Concatenate[ScoresLike, P], T]:
+    """The same function for a result file and for a model, of which it scores what is asked for."""
+    signature = inspect.signature(function)
+    own = signature.parameters["scores"]
+    signature = signature.replace(
+        parameters=[own.replace(annotation="ScoresLike"), *list(signature.parameters.values())[1:]]
+    )
 
-    Pairings are by default all of the scores in which the source writes and the target reads: OQ, OK, OV.
-    A head with a role, ``L5H1.K``, asks for the pairs of that port only. In a result with nodes their names are
-    understood too (``refusal``, ``refusal.R``), and a head's pairs with nodes are among those listed.
+    @functools.wraps(function)
+    def call(scores: ScoresLike, *args: P.args, **kwargs: P.kwargs) -> T:
+        if isinstance(scores, Scores):
+            return function(scores, *args, **kwargs)
+        given = signature.bind(scores, *args, **kwargs)
+        given.apply_defaults()
+        metric, pairing = given.arguments["metric"], given.arguments["pairing"]
+        pairings = FLOW_PAIRINGS if pairing is None else parse_pairings(pairing)
+        given.arguments["scores"] = given_scores(scores, metric, pairings)
+        return function(*given.args, **given.kwargs)
 
-    Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
-    heads of its group: their pairs are among those listed.
-
-    >>> around("demo", "L1H2", k=1).incoming[0].target
-    Head(layer=1, index=2, kind='H')
-    """
-    wanted = FLOW_PAIRINGS if pairings is None else parse_pairings(pairings)
-    return strongest.around(given_scores(scores, [metric], wanted), head, k, metric, pairings)
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return renamed(pairings="pairing")(call)
 
 
-@checked
-def top(
-    scores: ScoresLike,
-    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
-    k: int = 20,
-    metric: str = PK,
-    *,
-    layer: int | None = None,
-    label: str | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
-) -> Edges:
-    """The k largest scores of every pairing; ranks count all pairs of the pairing.
-
-    layer: only pairs with a head of this layer. label: only pairs with a head of this class of ``labels``.
-
-    >>> [str(edge.source) for edge in top("demo", "OK", k=2)]
-    ['L0H3', 'L0H3']
-    """
-    found = given_scores(scores, [metric], parse_pairings(pairings))
-    return strongest.top(found, pairings, k, metric, layer=layer, label=label, labels=labels)
+top = _of_anything(strongest.top)
+around = _of_anything(strongest.around)

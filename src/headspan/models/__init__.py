@@ -1,1 +1,1 @@
-"""Named tensors become the d×m weights of every head."""
+"""Turn named tensors into the d×m weights of every head."""

@@ -1,8 +1,8 @@
-"""A LoRA adapter as a change of its base: W + (α/r)·B·A, made when a tensor is read and never written anywhere.
+"""A LoRA adapter applied to its base, W + (α/r)·B·A, computed when a tensor is read and never written to disk.
 
-What PEFT saves (``adapter_config.json`` beside ``adapter_model.safetensors`` or ``.bin``) is applied to the
-named tensors of an opened checkpoint, and heads are read from these as from any other checkpoint, so fused QKV
-tensors, Conv1D, biases and replaced modules (``modules_to_save``) need no special case.
+The files that PEFT saves (``adapter_config.json`` next to ``adapter_model.safetensors`` or ``.bin``) are applied to
+the named tensors of an opened checkpoint. Heads are then read as from any other checkpoint, so fused QKV tensors,
+Conv1D, biases and replaced modules (``modules_to_save``) need no special case.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from headspan.models.folding import FoldedWeights
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.inputs import is_directory
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
@@ -35,7 +36,7 @@ from headspan.vocabulary.heads import Role
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-# Options of a LoRA config that change it from W + scale·B·A, and what they do.
+# Options of a LoRA config that make it something other than W + scale·B·A, and what they do.
 _OTHER_METHODS = {
     "use_dora": "DoRA: it rescales every row of the sum",
     "use_qalora": "QALoRA: it pools the inputs before B·A",
@@ -47,7 +48,7 @@ _OTHER_METHODS = {
     "layer_replication": "layer replication: it repeats layers of the base",
     "trainable_token_indices": "trainable tokens: it replaces rows of the embedding",
 }
-# Ways to initialise that subtract B·A from the base, so that what was saved is not a change of the base itself.
+# Initialisations that subtract B·A from the base, so that the saved factors are not a change of the original base.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _LORA = re.compile(r"(.+)\.lora_(A|B)(?:\.[\w-]+)?\.(weight|bias)")
 _LORA_EMBEDDING = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.[\w-]+)?")
@@ -73,14 +74,15 @@ def is_adapter(reference: Any) -> bool:
         return False
 
 
+@renamed(base="model")
 @checked
-def adapt(base: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
+def adapt(model: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
     """The weights of a base with a LoRA adapter applied, read tensor by tensor.
 
-    base: an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.
+    model: the base, an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.
     adapter: the directory that PEFT wrote.
     """
-    base = open(base)
+    base = open(model)
     if isinstance(base, FoldedWeights):
         return FoldedWeights(adapt(base.inner, adapter))
     if not isinstance(base, CheckpointWeights):
@@ -105,11 +107,11 @@ class AdaptedWeights(CheckpointWeights):
 
     @property
     def reopenable(self) -> bool:
-        return False  # its reference names two things
+        return False  # its reference names both a base and an adapter
 
 
 class Adapter:
-    """A LoRA adapter directory: its config, checked, and its tensors by the module they change."""
+    """A LoRA adapter directory: its checked config, and its tensors by the module that they change."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -153,7 +155,7 @@ class Adapter:
             )
 
     def _sort(self) -> None:
-        """Which tensor of the file is what."""
+        """Sort the tensors of the file by purpose."""
         for name in sorted(self.file.names()):
             bare = name.removeprefix("base_model.model.")
             lora, embedding = _LORA.fullmatch(bare), _LORA_EMBEDDING.fullmatch(bare)
@@ -177,7 +179,7 @@ class Adapter:
             raise HeadspanError(f"{self.directory} holds no tensors: it is an empty adapter")
 
     def scale(self, module: str, rank: int) -> float:
-        """α/r, or α/√r where the config says that ranks are stabilised."""
+        """α/r, or α/√r if the config uses rank-stabilised LoRA."""
         alpha = self.config.get("lora_alpha", 8)
         patterns = self.config.get("alpha_pattern") or {}
         if not isinstance(patterns, dict):
@@ -193,7 +195,7 @@ class Adapter:
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def _fits(self, pattern: str, module: str) -> bool:
-        """Whether a pattern names a module, as PEFT decides it. Patterns that could take unbounded time are refused."""
+        """Whether a pattern matches a module by PEFT's rules. Patterns that could take unbounded time are refused."""
         slow = re.search(r"\)\s*[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 3 or len(pattern) > 500
         try:
             if not slow:
@@ -205,7 +207,7 @@ class Adapter:
         )
 
     def factor(self, name: str) -> np.ndarray:
-        """One matrix of the file, all numbers finite."""
+        """One matrix of the file, checked to be finite."""
         array = self.file.read(name)
         if array.ndim != 2 or not np.isfinite(array).all():
             raise HeadspanError(
@@ -215,7 +217,7 @@ class Adapter:
 
 
 class AdaptedSource(TensorSource):
-    """The tensors of a base, those that an adapter changes with its change added."""
+    """The tensors of a base with an adapter's changes added."""
 
     def __init__(self, base: CheckpointWeights, adapter: Adapter) -> None:
         super().__init__(f"{base.reference} + {adapter.directory}", base.source.config)
@@ -238,7 +240,7 @@ class AdaptedSource(TensorSource):
     # -- which tensor of the base ----------------------------------------------------------------------------
 
     def _find(self, name: str) -> str | None:
-        """The base's name of a tensor, whose body may have another prefix."""
+        """The base's name for a tensor; its body may have another prefix."""
         if name in self._map.names:
             return name
         body = self._map.entry.body
@@ -289,7 +291,7 @@ class AdaptedSource(TensorSource):
         )
 
     def _checked(self, target: str, module: str, pair: dict[str, str], turned: bool) -> Patch:
-        """The change of one tensor, its factors' shapes compared with the tensor's."""
+        """The change of one tensor, after checking the shapes of its factors."""
         shape_a, shape_b = (self.adapter.file.shape(pair[key]) for key in "AB")
         made = (shape_b[0], shape_a[1]) if len(shape_a) == len(shape_b) == 2 and shape_a[0] == shape_b[1] else None
         seen = self.shape(target)

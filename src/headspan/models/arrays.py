@@ -59,7 +59,7 @@ class ArrayWeights(AttentionWeights):
         self.vocab_size = None if unembedding is None else len(unembedding)
         self.tied_embedding = None if unembedding is None else False
         self.notes = []
-        self._last: str | None = None  # the hash when it was last asked for
+        self._last: str | None = None  # the most recently computed hash
 
     def _check_shapes(self) -> None:
         shapes = {role: self._arrays[role.value].shape for role in ROLES}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headspan.checkpoints.tokenizer import Vocabulary
 
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "eps")
-_PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # in one tensor that holds all three
+_PLACES = {Role.Q: 0, Role.K: 1, Role.V: 2}  # their order in a fused tensor
 
 
 class CheckpointWeights(AttentionWeights):
@@ -52,11 +52,11 @@ class CheckpointWeights(AttentionWeights):
         self.tied_embedding = False if unembedding_differs(self._map) else self._map.tied
         self.vocab_size = self._find_vocab_size()
         self.notes = [*source.notes, *self._map.notes, *checkpoint_notes(self, self._map)]
-        self._kept: tuple[str, np.ndarray] | None = None  # a fused tensor serves three roles in a row
+        self._kept: tuple[str, np.ndarray] | None = None  # the last tensor read: a fused one serves three roles
 
     @property
     def even(self) -> bool:
-        """True where all layers have the same numbers of heads, all of one size."""
+        """True if all layers have the same number of heads, all of the same size."""
         return self._map.even
 
     def _port_table(self) -> PortTable:
@@ -92,7 +92,7 @@ class CheckpointWeights(AttentionWeights):
         if self._latent is not None:
             found = _widened(self._latent.read(role, layer), self.d_head(role))
             return check_finite(found, role, self.heads_in(role, layer), self.reference)
-        if not self.heads_in(role, layer):  # keys and values of an earlier layer, which are listed there
+        if not self.heads_in(role, layer):  # keys and values borrowed from an earlier layer are listed there
             return np.zeros((0, self.d_model, self.d_head(role)), dtype=np.float32)
         name = self._map.weight(role, layer)
         stored = self._read_once(name) if self._entry.fused and role is not Role.O else self.source.read(name)
@@ -104,7 +104,7 @@ class CheckpointWeights(AttentionWeights):
                 weights = stored.reshape(self.d_model, self._sizes[layer].n_heads, -1).transpose(1, 0, 2)
             else:
                 weights = self._split(role, layer, stored).transpose(0, 2, 1)
-        weights = _widened(weights, self.d_head(role)).view()  # of the tensor as it is stored, which may be kept
+        weights = _widened(weights, self.d_head(role)).view()  # a view, since the stored tensor may be cached
         weights.flags.writeable = False
         return check_finite(weights, role, self.heads_in(role, layer), self.reference)
 
@@ -128,12 +128,12 @@ class CheckpointWeights(AttentionWeights):
         return self.source.dtype(weight_of(self._map.in_layer(layer, module)))
 
     def _in_layer(self, layer: int, module: str) -> np.ndarray:
-        """A weight by the name of its module in the layer; the largest serves keys and values one after the other."""
+        """A weight by the name of its module in the layer; cached, since keys and values both read the largest one."""
         name = weight_of(self._map.in_layer(layer, module))
         return self._read_once(name) if module.endswith("kv_b_proj") else self.source.read(name)
 
     def _split(self, role: Role, layer: int, stored: np.ndarray) -> np.ndarray:
-        """The rows of one role, (n, m, …), out of a tensor of rows that may hold all three."""
+        """The rows of one role, (n, m, …), from a tensor that may hold all three."""
         size, rest = self._sizes[layer], stored.shape[1:]
         n, n_kv, m = size.n_heads, size.n_kv_heads, size.width(role)
         if self._entry.layout == "separate":
@@ -152,7 +152,7 @@ class CheckpointWeights(AttentionWeights):
         return groups[:, per_group if role is Role.K else per_group + 1]
 
     def port_rows(self, role: Role | str, layer: int) -> np.ndarray:
-        """Which outputs of the module that holds Q, K or V of a layer belong to each head, (n, m)."""
+        """The outputs of the module that holds Q, K or V of a layer that belong to each head, (n, m)."""
         role = Role.parse(role)
         return self._split(role, layer, np.arange(self._map.rows(role, layer)))
 
@@ -199,7 +199,7 @@ class CheckpointWeights(AttentionWeights):
         return self._finite(name, (length,))
 
     def _finite(self, name: str, expected: tuple[int, ...]) -> np.ndarray:
-        """A small tensor of a known shape, all numbers finite."""
+        """A small tensor, checked to have this shape and finite numbers."""
         if self._map.shape(name) != expected:
             raise HeadspanError(f"{name} of {self.reference} has shape {self._map.shape(name)}, expected {expected}")
         tensor = self.source.read(name)
@@ -239,7 +239,7 @@ class CheckpointWeights(AttentionWeights):
         return Norm(self._entry.norm_kind, gain, self._vector(bias_of(module), self.d_model) if has_bias else None, eps)
 
     def _eps(self, *first: str) -> float:
-        """The epsilon of a norm, under the first of these keys in the config, or under a usual one."""
+        """The epsilon of a norm, from the first of these keys in the config or from a common key."""
         key = next((key for key in (*first, *_EPS) if key in self._map.config), None)
         value = 1e-5 if key is None else self._map.config[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
@@ -298,7 +298,7 @@ class CheckpointWeights(AttentionWeights):
 
     @cached_property
     def _words(self) -> Vocabulary | None:
-        """Read once: a page asks for it twice, and a quarter of a million tokens take a second."""
+        """Cached: a page needs it twice, and reading 250,000 tokens takes a second."""
         return self.source.vocabulary()
 
     def vocabulary(self) -> Vocabulary | None:
@@ -318,7 +318,7 @@ class CheckpointWeights(AttentionWeights):
         return digest.hexdigest()
 
     def _other_tensors(self) -> Iterator[str]:
-        """What is read beside the weights of the heads: their biases and the norms."""
+        """The other tensors that are read besides the weights of heads: biases and norms."""
         modules = [self._map.module(role, layer) for layer in self.layers for role in ROLES]
         latents = [self._map.latent.latent_module(role) for role in ROLES] if self._map.latent else []
         modules += [self._map.in_layer(layer, module) for layer in self.layers for module in latents if module]
@@ -329,7 +329,7 @@ class CheckpointWeights(AttentionWeights):
         yield from dict.fromkeys([*map(bias_of, modules), *map(weight_of, norms), *map(bias_of, norms)])
 
     def _is_there(self, name: str) -> bool:
-        """Whether a tensor can be read; scores need none of these, so a missing shard must not stop them."""
+        """Whether a tensor can be read. Scores do not need these tensors, so a missing shard is not an error."""
         try:
             return name in self._map.names and bool(self.source.dtype(name))
         except HeadspanError:
@@ -348,11 +348,11 @@ class CheckpointWeights(AttentionWeights):
 
 
 def _widened(weights: np.ndarray, width: int) -> np.ndarray:
-    """The last axis filled up with zeros, where heads of other layers are wider."""
+    """Pad the last axis with zeros to the width of the widest heads."""
     missing = width - weights.shape[-1]
     return np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, missing)]) if missing else weights
 
 
 def _clips(config: Config) -> bool:
-    """True when projections are clamped (OLMo, MPT), so that a value bias does not add a constant."""
+    """True if projections are clamped (OLMo, MPT), so that a value bias does not add a constant."""
     return any(part.get("clip_qkv") for part in (config, config_part(config, "attn_config")))

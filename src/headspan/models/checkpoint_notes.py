@@ -19,7 +19,7 @@ _STREAMS = (
     "it has several residual streams in one set of coordinates, which heads read and write with weights for each "
     "token: spans do not change, but effects cannot be measured"
 )
-_SAMPLED = 32  # rows of two tensors that are compared
+_SAMPLED = 32  # number of rows compared between two tensors
 
 
 def checkpoint_notes(weights: AttentionWeights, tensors: TensorMap) -> list[str]:
@@ -96,9 +96,9 @@ def _embedding(tensors: TensorMap) -> str:
 
 
 def _same_rows(tensors: TensorMap, first: str, second: str) -> bool:
-    """Whether two tensors are the same, by shape and by rows from all over them; True if it cannot be seen."""
+    """Whether two tensors are equal, by shape and by a sample of rows; True if they cannot be read."""
     if getattr(tensors.source, "commit", None):
-        return True  # a shard that is not needed is not downloaded for a note
+        return True  # do not download an unneeded shard for a note
     try:
         shape = tensors.shape(first)
         if shape != tensors.shape(second):
@@ -108,7 +108,7 @@ def _same_rows(tensors: TensorMap, first: str, second: str) -> bool:
         read = tensors.source.read
         return all(np.array_equal(read(first, row), read(second, row)) for row in rows)
     except (HeadspanError, IndexError):
-        return True  # not needed yet; reading it later raises
+        return True  # not needed yet; reading it later will raise
 
 
 def _ranges(numbers: list[int]) -> str:

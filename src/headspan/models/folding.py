@@ -1,46 +1,50 @@
-"""The same weights with the norms folded in, computed layer by layer as they are read.
+"""Weights with the norms folded in, computed layer by layer as they are read.
 
-What a head reads or writes is a span, defined up to one positive scalar per token, and a norm's division is such a
-scalar. So a norm may come before attention, between attention and the stream, or both.
+What a head reads or writes is a span, defined up to one positive scalar per token, and the division by a norm is such a
+scalar. A norm may therefore come before attention, between attention and the stream, or both.
 
 A norm before attention: the block computes W·(γ ⊙ z + β) + b from the normalised stream z. Folding moves γ, β into W:
 
-* LayerNorm: W_in' = W_in·diag(γ)·C_d with bias W_in·β + b for Q, K and V, and W_O' = C_d·W_O, because a stream that
-  every reader centres may be centred by its writers; C_d = I − 11ᵀ/d. The final norm goes into the unembedding the
-  same way, which is then centred over tokens (a constant added to all logits changes no probability).
-* RMSNorm: W_in' = W_in·diag(γ), the unembedding likewise; nothing is centred.
-* Where a layer reads the stream without a norm, its Q, K and V stay as they are.
+* LayerNorm: W_in' = W_in·diag(γ)·C_d with bias W_in·β + b for Q, K and V, where C_d = I − 11ᵀ/d; and W_O' = C_d·W_O,
+  because writers may centre a stream that every reader centres. The final norm is folded into the unembedding in the
+  same way, which is then centred over tokens (adding a constant to all logits does not change the probabilities).
+* RMSNorm: W_in' = W_in·diag(γ), and likewise for the unembedding; nothing is centred.
+* If a layer reads the stream without a norm, its Q, K and V are unchanged.
 
 A norm after attention (OLMo 2; Gemma 2 has both): W_O' = diag(γ)·W_O, or diag(γ)·C_d·W_O for LayerNorm, and the output
-bias likewise; its division is left out, and what it adds to every token (β) is not part of what heads write.
+bias likewise. Its division is left out, and its constant β is not part of what heads write.
 
-* The value bias becomes part of the output bias, since attention rows sum to 1 (kept apart where they do not).
+* The value bias becomes part of the output bias, since attention rows sum to 1 (where they do not, it is kept).
 
-The embedding is left as it is: every reader of the stream centres what it writes.
+The embedding is unchanged, because every reader of the stream centres it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite
 from headspan.models.wrapped import WrappedWeights
+from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
 
-_ROWS = 8192  # of the unembedding at a time
+_ROWS = 8192  # rows of the unembedding processed at once
 FOLDED_NORMS = {
     "pre": ["before attention", "before the unembedding"],
     "partial": ["before attention, except in the first layer", "before the unembedding"],
     "output": ["on the attention output", "before the unembedding"],
     "sandwich": ["before attention", "on the attention output", "before the unembedding"],
 }
-"""Whose gains folding moves into the weights, by the position of a family's norms."""
+"""The norms whose gains are folded into the weights, by the position of a family's norms."""
 
 
-def fold(weights: AttentionWeights | str) -> FoldedWeights:
-    """Weights (or a reference to a model) with the norms folded in, or an error that says why this is not possible.
+@renamed(weights="model")
+def fold(model: Any) -> FoldedWeights:
+    """The weights of a model with the norms folded in, or an error that says why this is not possible.
 
     >>> rng = np.random.default_rng(0)
     >>> arrays = {role: rng.normal(size=(1, 2, 8, 3)) for role in "QKVO"}
@@ -48,12 +52,28 @@ def fold(weights: AttentionWeights | str) -> FoldedWeights:
     >>> bool(np.allclose(folded.read("Q", 0).mean(axis=1), 0))
     True
     """
-    return FoldedWeights(open(weights))
+    return FoldedWeights(open(model))
 
 
 def unfolded(weights: AttentionWeights) -> AttentionWeights:
-    """The weights as they are stored, whether or not they were folded."""
+    """The original weights, whether or not they were folded."""
     return weights.inner if isinstance(weights, FoldedWeights) else weights
+
+
+def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """Directions (n, d, m) read after a norm, as directions of the stream before it."""
+    if norm is None:
+        return vectors
+    vectors = vectors * norm.gain[:, None]
+    return vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+
+
+def written_through(vectors: np.ndarray, norm: Norm | None, centred: bool) -> np.ndarray:
+    """Vectors (n, d, m) written before a norm, as they reach the stream; centred if all its readers centre it."""
+    if norm is not None:
+        vectors = vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+        vectors = vectors * norm.gain[:, None]
+    return vectors - vectors.mean(axis=1, keepdims=True) if centred else vectors
 
 
 class FoldedWeights(WrappedWeights):
@@ -67,7 +87,7 @@ class FoldedWeights(WrappedWeights):
         super().__init__(weights)
         self.not_foldable_reason = "it is already folded"
         self.tied_embedding = False if weights.vocab_size else None
-        # Writers may be centred where every reader of what they write centres it.
+        # Writers may be centred if every reader of their output centres it.
         self.centred = weights.norm_kind == "layer" and weights.norm_place != "output"
         self._centred_tokens = weights.norm_kind == "layer"
         self._mean_token: np.ndarray | None = None
@@ -82,24 +102,12 @@ class FoldedWeights(WrappedWeights):
         role = attention_role(role)
         weights = self.inner.read(role, layer)
         with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the head's name
-            weights = self.written(layer, weights) if role is Role.O else self._read_through(layer, weights)
+            weights = self.written(layer, weights) if role is Role.O else through(weights, self.inner.norm(layer))
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
 
-    def _read_through(self, layer: int, weights: np.ndarray) -> np.ndarray:
-        """Weights (n, d, m) of Q, K or V with the norm before them."""
-        norm = self.inner.norm(layer)
-        if norm is None:
-            return weights
-        weights = weights * norm.gain[:, None]
-        return weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
-
     def written(self, layer: int, weights: np.ndarray) -> np.ndarray:
-        """Vectors (n, d, m) that heads write, as they reach the stream."""
-        norm = self.inner.output_norm(layer)
-        if norm is not None:
-            weights = weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
-            weights = weights * norm.gain[:, None]
-        return weights - weights.mean(axis=1, keepdims=True) if self.centred else weights
+        """Vectors (n, d, m) written by heads, as they reach the stream."""
+        return written_through(weights, self.inner.output_norm(layer), self.centred)
 
     def centred_ports(self, role: Role | str) -> np.ndarray:
         role = Role.parse(role)
@@ -111,11 +119,11 @@ class FoldedWeights(WrappedWeights):
 
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         found = self.inner.rotary_queries(layer)
-        return None if found is None else self._read_through(layer, found)
+        return None if found is None else through(found, self.inner.norm(layer))
 
     def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
         found = self.inner.latent_map(role, layer)
-        return None if found is None else self._read_through(layer, found[None])[0]
+        return None if found is None else through(found[None], self.inner.norm(layer))[0]
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         role = attention_role(role)
@@ -134,7 +142,7 @@ class FoldedWeights(WrappedWeights):
         return shift if bias is None else shift + bias
 
     def _output_bias(self, layer: int) -> np.ndarray | None:
-        """The output bias with what a constant value vector adds through every head."""
+        """The output bias plus the contribution of the value bias through every head."""
         bias = self.inner.bias(Role.O, layer)
         home = self.layer_of(Role.V, layer)
         values = self._input_bias(Role.V, home) if self.value_bias_is_constant else None
@@ -164,13 +172,13 @@ class FoldedWeights(WrappedWeights):
         return rows - self._mean_row().astype(rows.dtype) if self._centred_tokens else rows
 
     def _scaled_rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows with the final gain, and for LayerNorm centred over d, not yet over tokens."""
+        """Rows with the final gain and, for LayerNorm, centred over d but not yet over tokens."""
         rows, norm = self.inner.unembedding_rows(start, stop), self.inner.final_norm()
         rows = rows if norm is None else rows * norm.gain
         return rows - rows.mean(axis=1, keepdims=True) if self._centred_tokens else rows
 
     def _mean_row(self) -> np.ndarray:
-        """The mean over tokens, which takes one pass over the vocabulary."""
+        """The mean over tokens, from one pass over the vocabulary."""
         mean = self._mean_token
         if mean is None:
             size = self.vocab_size or 0

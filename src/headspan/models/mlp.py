@@ -20,7 +20,7 @@ from headspan.models.families.mlp_table import (
     is_parallel,
 )
 from headspan.models.families.tensor_map import weight_of
-from headspan.models.folding import FoldedWeights
+from headspan.models.folding import FoldedWeights, through, written_through
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role, mlp_position
@@ -37,7 +37,7 @@ def checkpoint_of(weights: AttentionWeights, what: str) -> CheckpointWeights:
 
 
 def has_parallel_blocks(weights: AttentionWeights) -> bool:
-    """Whether the MLPs of a model read what the attention beside them reads."""
+    """Whether MLPs read the same stream as the attention of their layer."""
     inner = weights.inner if isinstance(weights, FoldedWeights) else weights
     return isinstance(inner, CheckpointWeights) and is_parallel(inner.architecture, inner._map.config)
 
@@ -52,7 +52,7 @@ class Part:
 
 
 class Mlps:
-    """The MLPs of a model. Neurons of a part are numbered through, expert after expert."""
+    """The MLPs of a model. The neurons of a part are numbered consecutively over its experts."""
 
     def __init__(self, weights: AttentionWeights) -> None:
         self.weights = weights
@@ -69,15 +69,15 @@ class Mlps:
         return mlp_position(layer, self.parallel)
 
     def written_in(self, layer: int, part: Part) -> int:
-        """The layer in which what an MLP of a layer writes is added: LongCat adds its experts at the end of a block."""
+        """The layer in which an MLP's output is added to the stream: LongCat adds its experts at the end of a block."""
         last = layer + self._map.entry.sublayers - 1
         return layer if last == layer or not (part.layout.experts or part.layout.shared) else last
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     @property
     def not_read(self) -> str | None:
-        """Why the MLPs of this model are not read, None where they are."""
+        """Why the MLPs of this model are not supported; None if they are."""
         key = OWN_NORMS.get(self._map.architecture)
         if key is None or not self._map.config.get(key):
             return None
@@ -87,7 +87,7 @@ class Mlps:
         )
 
     def parts(self, layer: int) -> list[Part]:
-        """The MLPs of a layer; none where it has only a kind that is not in the table."""
+        """The MLPs of a layer; empty if it has only kinds that are not in the table."""
         if not 0 <= layer < self._map.n_layers:
             raise HeadspanError(
                 f"{self.weights.reference} has no layer {layer}: its layers are 0 to {self._map.n_layers - 1}"
@@ -95,7 +95,7 @@ class Mlps:
         if self.not_read is not None:
             raise HeadspanError(self.not_read)
         if layer not in self._parts:
-            further = layer % self._map.entry.sublayers > 0  # experts of a block are counted to the first of its layers
+            further = layer % self._map.entry.sublayers > 0  # the experts of a block belong to the first of its layers
             layouts = [self._first(layer, table) for table in ((DENSE,) if further else (DENSE, EXPERTS, SHARED))]
             self._parts[layer] = [self._measured(layer, layout) for layout in layouts if layout is not None]
         return self._parts[layer]
@@ -103,7 +103,7 @@ class Mlps:
     def _first(self, layer: int, table: tuple[Layout, ...]) -> Layout | None:
         for layout in table:
             if all(self._name(layer, module, 0) in self._map.names for module in (*layout.reads, layout.down)):
-                parameter = layout.stacked and layout.fused  # GGUF files hold gate and up apart, as Linear does
+                parameter = layout.stacked and layout.fused  # GGUF files store gate and up separately, as Linear does
                 turned = layout.turned or (parameter and self._stored_turned(layer, layout))
                 turned = turned or (self._map.entry.transposed and not layout.experts)
                 return replace(layout, turned=turned, interleaved=parameter and self._family in INTERLEAVED)
@@ -112,7 +112,7 @@ class Mlps:
     def _stored_turned(self, layer: int, layout: Layout) -> bool:
         """Whether stacked experts are stored (expert, in, out): gpt-oss, Llama 4, and Qwen3-VL in published files.
 
-        The shapes say so, and never both: gate and up together have twice as many neurons as down.
+        The shapes show this without ambiguity: gate and up together have twice as many neurons as down.
         """
         reads, writes = (self._map.shape(self._name(layer, module, 0)) for module in (layout.reads[0], layout.down))
         return reads[1:2] == writes[2:] == (self.weights.d_model,)
@@ -125,7 +125,7 @@ class Mlps:
         return [self._name(layer, module, expert) for module in (*part.layout.reads, part.layout.down)]
 
     def _measured(self, layer: int, layout: Layout) -> Part:
-        """The layout with its numbers of experts and neurons, its shapes compared with d_model."""
+        """The layout with its numbers of experts and neurons, after checking shapes against d_model."""
         count = 1
         if layout.flat:
             return self._measured_flat(layer, layout)
@@ -190,11 +190,11 @@ class Mlps:
         return self._norm_of(layer, names) or self._attention_norm(layer)
 
     def _norms_behind(self, layer: int) -> bool:
-        """Whether the norms of a layer come after attention and MLP; layers of another kind may have others."""
+        """Whether the norms of a layer come after attention and MLP; layers of another kind may differ."""
         return self._map.entry.norm_place == "output" and layer in self.checkpoint.layers
 
     def _attention_norm(self, layer: int) -> Norm | None:
-        # Of two that may be there (GGUF files of Falcon) the first is attention's own.
+        # If there are two (GGUF files of Falcon), the first belongs to attention.
         return self._norm_of(layer, list(reversed(self._map.entry.norm))) if self.parallel else None
 
     def output_norm(self, layer: int) -> Norm | None:
@@ -212,11 +212,11 @@ class Mlps:
     # -- weights ---------------------------------------------------------------------------------------------
 
     def width(self, part: Part, role: Role) -> int:
-        """Directions of one neuron: it writes one, and reads two where it is gated."""
+        """Number of directions of one neuron: it writes one, and reads two if it is gated."""
         return 2 if role is Role.R and part.layout.gate is not None else 1
 
     def read(self, layer: int, part: Part, role: Role, expert: int) -> np.ndarray:
-        """All neurons of one expert, (n, d, r): rows of gate and up, or columns of down; the last ones are kept."""
+        """All neurons of one expert, (n, d, r): rows of gate and up, or columns of down. The last result is cached."""
         key = (layer, part, role, expert)
         if self._kept is None or self._kept[0] != key:
             self._kept = None
@@ -232,7 +232,7 @@ class Mlps:
         for module in modules:
             stored = self.checkpoint.source.read(self._name(layer, module, expert), rows)
             stored = stored[0] if layout.stacked else stored
-            # As (out, in): rows of what reads, and columns of what writes, are the neurons.
+            # As (out, in): neurons are the rows of weights that read and the columns of weights that write.
             stored = stored.T if layout.turned or (layout.flat and role is Role.W) else stored
             found += self._split(layout, stored) if role is Role.R else [stored.T]
         neurons = np.stack(found, axis=2)
@@ -244,19 +244,7 @@ class Mlps:
         return [rows[::2], rows[1::2]] if layout.interleaved else np.split(rows, 2)
 
     def folded_in(self, vectors: np.ndarray, role: Role, layer: int) -> np.ndarray:
-        """Vectors (n, d, r) that the MLP of a layer reads or writes, with the norms between it and the stream."""
+        """Vectors (n, d, r) that the MLP of a layer reads or writes, with the norms around it folded in."""
         if role is Role.R:
             return through(vectors, self.norm(layer))
-        norm = self.output_norm(layer)
-        if norm is not None:
-            vectors = vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
-            vectors = vectors * norm.gain[:, None]
-        return vectors - vectors.mean(axis=1, keepdims=True) if self.weights.centred else vectors
-
-
-def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """Directions (n, d, r) that are read after a norm, as directions of the stream before it."""
-    if norm is None:
-        return vectors
-    vectors = vectors * norm.gain[:, None]
-    return vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+        return written_through(vectors, self.output_norm(layer), self.weights.centred)

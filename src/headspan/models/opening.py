@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headspan.models.weights import AttentionWeights
 from headspan.results.scores import is_result
+from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES
 
-if TYPE_CHECKING:
-    pass
-from headspan.models.weights import AttentionWeights
 
-
-def open(ref: Any, *, download: bool = False) -> AttentionWeights:
+@renamed(ref="model")
+def open(model: Any, *, download: bool = False) -> AttentionWeights:
     """Open a model's attention weights, lazily.
 
-    ``ref`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
+    ``model`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
     ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
     (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
     See :class:`headspan.models.arrays.ArrayWeights`.
@@ -31,20 +30,20 @@ def open(ref: Any, *, download: bool = False) -> AttentionWeights:
     >>> weights.read("O", 1).shape
     (4, 16, 3)
     """
-    if isinstance(ref, AttentionWeights):
-        return ref
-    from headspan.models.arrays import ArrayWeights
+    if isinstance(model, AttentionWeights):
+        return model
+    if isinstance(model, (list, tuple)) and len(model) == 4:
+        model = dict(zip("QKVO", model, strict=True))
+    if isinstance(model, Mapping) and (not model or any(str(role) in model for role in ROLES)):
+        from headspan.models.arrays import ArrayWeights
 
-    if isinstance(ref, Mapping) and (not ref or any(str(role) in ref for role in ROLES)):
-        return ArrayWeights(ref)
-    if isinstance(ref, (list, tuple)) and len(ref) == 4:
-        return ArrayWeights(dict(zip("QKVO", ref, strict=True)))
-    from headspan.checkpoints import open_source
+        return ArrayWeights(model)
     from headspan.checkpoints.base import TensorSource
+    from headspan.checkpoints.opening import open_source
     from headspan.models.checkpoint import CheckpointWeights
 
-    refuse_result(ref)
-    return CheckpointWeights(ref if isinstance(ref, TensorSource) else open_source(ref, download))
+    refuse_result(model)
+    return CheckpointWeights(model if isinstance(model, TensorSource) else open_source(model, download))
 
 
 def refuse_result(ref: Any) -> None:

@@ -1,7 +1,7 @@
-"""Number types: the narrowest one that holds a tensor exactly, and weights as a narrower one would store them.
+"""Number types: the narrowest type that holds a tensor exactly, and weights rounded to a narrower type.
 
-The declared type of a file may not be how its numbers were rounded: bfloat16 numbers are often stored as float32. So
-each tensor is checked for a narrower type that holds all its numbers.
+The declared type of a file may not be the type to which its numbers were rounded: bfloat16 numbers are often stored as
+float32. Each tensor is therefore checked for a narrower type that holds all its numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headspan.models.weights import AttentionWeights, Norm
 from headspan.models.wrapped import WrappedWeights
 from headspan.vocabulary.heads import Role
 
-# Bits after the leading one, and the smallest exponent before numbers lose digits.
+# Mantissa bits, and the smallest exponent of a normal number.
 MANTISSAS = {
     "float8_e5m2": (2, -14),
     "float8_e4m3fn": (3, -6),
@@ -38,8 +38,8 @@ _KINDS = {
 _SYMMETRIC = {"Q8_0": 127.0, "Q5_0": 16.0, "Q4_0": 8.0}
 _RANGED = {"Q5_1": 31.0, "Q4_1": 15.0}
 _BLOCK = 32
-_SAMPLE = 4096  # numbers checked before all of them
-_MANTISSAS_SEEN = 4  # fewer different ones (zeros and ones, powers of two, small integers) do not show rounding
+_SAMPLE = 4096  # numbers checked first, before checking all
+_MANTISSAS_SEEN = 4  # with fewer distinct mantissas (small integers, powers of two) rounding cannot be seen
 
 
 def narrowest(values: np.ndarray) -> str:
@@ -60,7 +60,7 @@ def narrowest(values: np.ndarray) -> str:
 
 
 def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest numbers of a type, in the type that the values have; the largest there are for larger ones."""
+    """Values rounded to a type but kept in their own dtype; values out of range become the largest number."""
     kind = _KINDS[dtype]
     largest = float(ml_dtypes.finfo(kind).max)
     with np.errstate(over="ignore", under="ignore"):
@@ -68,7 +68,7 @@ def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rounding_steps(weights: np.ndarray, storage_dtype: str, role: Role) -> np.ndarray | None:
-    """Distance of the numbers that can be stored around each entry of (n, d, m) weights; None for unknown formats.
+    """Spacing of the storable numbers around each entry of (n, d, m) weights; None for unknown formats.
 
     >>> w = np.full((1, 2, 2), 1.5)
     >>> bool((rounding_steps(w, "bfloat16", Role.Q) == 2.0**-7).all())
@@ -77,17 +77,17 @@ def rounding_steps(weights: np.ndarray, storage_dtype: str, role: Role) -> np.nd
     if storage_dtype in MANTISSAS:
         bits, smallest = MANTISSAS[storage_dtype]
         if storage_dtype.startswith("float8") and not np.array_equal(round_to(weights, storage_dtype), weights):
-            smallest = -200  # they came with scales, so small exponents do not limit them
+            smallest = -200  # these types come with scales, so small exponents do not limit them
         exponents = np.frexp(weights)[1] - 1
         steps = np.ldexp(1.0, np.maximum(exponents, smallest) - bits)
-        return np.where(weights == 0, 0.0, steps)  # a zero is stored as it is
+        return np.where(weights == 0, 0.0, steps)  # a zero is stored exactly
     if storage_dtype in _SYMMETRIC or storage_dtype in _RANGED:
         return _block_steps(weights, storage_dtype, role)
     return None
 
 
 def _block_steps(weights: np.ndarray, storage_dtype: str, role: Role) -> np.ndarray | None:
-    """A step is a share of the range of its block; blocks run along the rows that a file stores."""
+    """Steps as a share of the range of their block; blocks run along the rows of the file."""
     n, d, m = weights.shape
     rows = weights.transpose(1, 0, 2).reshape(d, n * m) if role is Role.O else weights.transpose(0, 2, 1).reshape(-1, d)
     if rows.shape[1] % _BLOCK:
@@ -102,21 +102,21 @@ def _block_steps(weights: np.ndarray, storage_dtype: str, role: Role) -> np.ndar
 
 
 def narrower(declared: str, *found: str) -> str:
-    """How numbers were rounded: as their file declares, or to the narrower type that they were found to fit."""
+    """The type to which numbers were rounded: as declared, or a narrower type that holds them exactly."""
     if declared not in MANTISSAS:
-        return declared  # a format of its own
+        return declared  # not a plain floating-point type
     return min((declared, *found), key=lambda name: MANTISSAS[name][0])
 
 
 class GainType(NamedTuple):
-    """How the gains of a norm are stored: the type, and what is added to what is stored (1 where γ − 1 is)."""
+    """How the gains of a norm are stored: the type, and the number added after reading (1 if γ − 1 is stored)."""
 
     dtype: str
     added: float
 
 
 def gain_type(norm: Norm | None) -> GainType | None:
-    """The narrowest type of a norm's gains, or of what is left of them without the 1 that some families add."""
+    """The narrowest type of a norm's gains, or of γ − 1 in families that store it."""
     if norm is None:
         return None
     found = [GainType(narrowest(norm.gain - norm.gain.dtype.type(added)), added) for added in (0.0, 1.0)]
@@ -124,20 +124,20 @@ def gain_type(norm: Norm | None) -> GainType | None:
 
 
 class StoredTypes(NamedTuple):
-    """The narrowest type of everything that the weights of one role in one layer are made of."""
+    """The narrowest types of the tensors that make up the weights of one role in one layer."""
 
-    weights: str  # of the weights themselves, or of what their latent reads
-    heads: str = "float64"  # under latent attention: of what heads make of the latent, and of its gains
+    weights: str  # of the weights themselves, or of the map into their latent
+    heads: str = "float64"  # under latent attention: of the map from the latent to heads, and of its gains
     latent_gains: str = "float64"
     gains: GainType | None = None  # of the norm that folding moves into the weights
 
 
 def stored_types(weights: AttentionWeights, role: Role, layer: int, folded: bool) -> StoredTypes:
-    """The types of weights that are not folded; with those of the gains if they are going to be."""
+    """The types of unfolded weights, with those of the gains if the weights will be folded."""
     gains = gain_type(norm_of(weights, role, layer)) if folded else None
     factors = weights.latent_factors(role, layer)
     if factors is None:
-        # The type of most heads: one that was edited in a wider type does not change how the others were rounded.
+        # The most common type: a head edited in a wider type does not change how the others were rounded.
         types = Counter(narrowest(head) for head in weights.read(role, layer))
         return StoredTypes(types.most_common(1)[0][0], gains=gains)
     return StoredTypes(narrowest(factors.stored), narrowest(factors.heads), narrowest(factors.gains), gains)
@@ -149,7 +149,7 @@ def norm_of(weights: AttentionWeights, role: Role, layer: int) -> Norm | None:
 
 
 class HeldPort(WrappedWeights):
-    """Weights of which one role of one layer is read once and kept, as float64: folding it rounds next to nothing."""
+    """Weights with one role of one layer cached in float64, so that folding adds almost no rounding."""
 
     def __init__(self, weights: AttentionWeights, role: Role, layer: int) -> None:
         super().__init__(weights)
@@ -164,7 +164,7 @@ class HeldPort(WrappedWeights):
 
 
 class RoundedWeights(WrappedWeights):
-    """Weights as other types would store them; what these types hold exactly stays as it is."""
+    """Weights rounded to other types; numbers that these types hold exactly are unchanged."""
 
     def __init__(self, weights: AttentionWeights, types: StoredTypes) -> None:
         super().__init__(weights)
@@ -175,7 +175,7 @@ class RoundedWeights(WrappedWeights):
         if factors is None:
             return round_to(weights, self.types.weights)
         made = self._rounded(factors).product()
-        rounded = round_to(weights, self.types.weights)  # right for a rotary key, which is stored itself
+        rounded = round_to(weights, self.types.weights)  # correct for a rotary key, which is stored directly
         rounded[: len(made)] = 0
         rounded[: len(made), :, : made.shape[2]] = made
         return rounded

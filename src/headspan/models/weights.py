@@ -1,8 +1,7 @@
 """`AttentionWeights`: the d×m weights of every head of a model, read one layer at a time, with its norms.
 
 The interface is the same for a checkpoint (:mod:`headspan.models.checkpoint`), for plain arrays
-(:mod:`headspan.models.arrays`) and for folded weights (:mod:`headspan.models.folding`); later stages do not depend on
-which one they get.
+(:mod:`headspan.models.arrays`) and for folded weights (:mod:`headspan.models.folding`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 class Norm:
     """One normalisation: (centre for "layer",) divide by the root mean square, times gain, plus bias.
 
-    ``gain`` (d,) has the 1 already added where the family stores γ − 1.
+    ``gain`` (d,) is γ, also in families that store γ − 1.
     """
 
     kind: NormKind
@@ -41,10 +40,10 @@ class AttentionWeights(ABC):
     """The attention weights of one model. Shapes: d = d_model, m = d_head of the role, n = heads of the role."""
 
     d_model: int
-    n_layers: int  # as the model counts them; layers without attention included
-    n_heads: int  # of the layer that has most
+    n_layers: int  # as the model counts them, including layers without attention
+    n_heads: int  # of the layer with the most heads
     n_kv_heads: int
-    layers: tuple[int, ...]  # those with attention, by their number in the model
+    layers: tuple[int, ...]  # layers with attention, by their number in the model
     ports: PortTable
     architecture: str
     reference: str
@@ -52,10 +51,10 @@ class AttentionWeights(ABC):
     norm_place: str  # "pre", "output", "sandwich", "partial"; "post", "residual" and "none" cannot be folded
     not_foldable_reason: str | None
     vocab_size: int | None
-    tied_embedding: bool | None  # None where there is no unembedding at all
+    tied_embedding: bool | None  # None if there is no unembedding
     value_bias_is_constant: bool  # attention rows sum to 1 and values are not clipped
     notes: list[str]
-    centred = False  # what heads write is centred, since every reader would centre it: folded LayerNorm
+    centred = False  # whether head outputs are centred: folded LayerNorm, where every reader centres them
 
     def __repr__(self) -> str:
         shared = f", {self.ports.a_layer(Role.V)} key/value heads" if self.ports.shared else ""
@@ -67,12 +66,12 @@ class AttentionWeights(ABC):
 
     @property
     def foldable(self) -> bool:
-        """True where the norms around attention can be moved into the weights exactly."""
+        """True if the norms around attention can be moved into the weights exactly."""
         return self.not_foldable_reason is None
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The layers in which there is something to read."""
+        """The layers that have weights to read."""
         return self.layers
 
     def heads(self, role: Role | str) -> tuple[Head, ...]:
@@ -111,11 +110,11 @@ class AttentionWeights(ABC):
         """Columns of the weights of a role."""
 
     def widths(self, role: Role | str) -> np.ndarray:
-        """Columns of every weight of a role, (n,); those that :meth:`read` gives beyond them are zeros."""
+        """Columns of every weight of a role, (n,); further columns from :meth:`read` are zero."""
         return np.full(len(self.heads(role)), self.d_head(role), dtype=np.int64)
 
     def centred_ports(self, role: Role | str) -> np.ndarray:
-        """Which weights of a role have columns with a mean of 0, (n,): these lie in d − 1 of the d dimensions."""
+        """Which weights of a role have columns of mean 0, (n,); these lie in a subspace of d − 1 dimensions."""
         return np.zeros(len(self.heads(role)), dtype=bool)
 
     def without_partner(self, role: Role | str) -> list[str]:
@@ -124,7 +123,7 @@ class AttentionWeights(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that these weights keep for themselves, besides what they read."""
+        """Memory in bytes held by these weights, besides what they read."""
         return 0
 
     def rotary_queries(self, layer: int) -> np.ndarray | None:
@@ -133,13 +132,13 @@ class AttentionWeights(ABC):
         return None
 
     def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
-        """(d, r): what the latent of a role reads of the stream under latent attention, None elsewhere."""
+        """(d, r): the map from the stream to the latent of a role under latent attention, None elsewhere."""
         self._check_layer(layer)
         attention_role(role)
         return None
 
     def latent_factors(self, role: Role | str, layer: int) -> LatentFactors | None:
-        """The stored matrices that the weights of a role are products of under latent attention, None elsewhere."""
+        """The stored matrices whose product is the weight of a role under latent attention, None elsewhere."""
         self._check_layer(layer)
         attention_role(role)
         return None
@@ -147,13 +146,13 @@ class AttentionWeights(ABC):
     def same_layer_chance(
         self, first: Role | str, second: Role | str, layer: int, ranks: tuple[int, int] | None = None
     ) -> Chance | None:
-        """PK by chance between two heads of one layer that lie in one latent, None where they do not.
+        """PK by chance between two heads of one layer that share a latent; None if they do not.
 
         ranks: dimensions of the two subspaces, by default those of the roles.
         """
         first, second = attention_role(first), attention_role(second)
         if first.writes or second.writes or (first is Role.Q) != (second is Role.Q):
-            return None  # queries have a latent of their own
+            return None  # queries have their own latent
         inner = self.latent_map(first, layer)
         if inner is None:
             return None
@@ -169,14 +168,14 @@ class AttentionWeights(ABC):
         return self.ports.kv_of(query[0]).layer if Role.parse(role).shared and query else layer
 
     def layers_with(self, role: Role | str) -> tuple[int, ...]:
-        """The layers that have weights of a role; not those that use the keys and values of earlier ones."""
+        """The layers that have weights of a role, without those that use keys and values of earlier layers."""
         return tuple(layer for layer in self.layers if self.heads_in(role, layer))
 
     def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
-        """The other weights of the circuits that the weights of a role belong to; ``read`` where they were read before.
+        """The other weights of the circuits of a role; ``read`` passes weights that were already read.
 
-        Under latent attention those of the rotary key are the rotary query rows of all heads, one below the other; so
-        are those of keys and values that several layers use, the heads of all these layers.
+        Under latent attention, the partners of the rotary key are the stacked rotary query rows of all heads. Keys and
+        values used by several layers have the stacked heads of all these layers as partners.
         """
         role = Role.parse(role)
         home = self.layer_of(role.partner, layer)
@@ -197,7 +196,7 @@ class AttentionWeights(ABC):
         return found
 
     def _below_each_other(self, role: Role, layers: Iterable[int], n: int) -> np.ndarray:
-        """(n, r, m) with the Gram matrices of n groups, their weights in all of these layers one below the other."""
+        """(n, r, m) with the Gram matrices of n groups whose weights are stacked over these layers."""
         root = np.zeros((n, 0, self.d_head(role)))
         for layer in layers:
             below = self.read(role, layer).reshape(n, -1, root.shape[2])
@@ -208,7 +207,7 @@ class AttentionWeights(ABC):
     def read(self, role: Role | str, layer: int) -> np.ndarray:
         """All weights of a role in a layer, (n, d, m): W_Qᵀ, W_Kᵀ, W_Vᵀ or W_O; columns span the subspace.
 
-        It may be a view of the tensor as it is stored, which must not be modified.
+        It may be a view of the stored tensor and must not be modified.
         """
 
     @abstractmethod
@@ -217,7 +216,7 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def storage_dtype(self, role: Role | str, layer: int) -> str:
-        """The dtype the weight is stored in, which bounds its accuracy."""
+        """The dtype in which the weight is stored, which limits its accuracy."""
 
     @abstractmethod
     def tensors(self) -> dict[str, int]:
@@ -250,7 +249,7 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def unembedding_rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows of the unembedding, for working through a large vocabulary piece by piece."""
+        """Rows of the unembedding, to process a large vocabulary in pieces."""
 
     def unembedding(self) -> np.ndarray:
         """(vocabulary, d): one direction of the stream per token."""
@@ -262,17 +261,17 @@ class AttentionWeights(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash that changes with every byte that is read: config, weights, biases and norms.
+        """A hash over everything that is read: config, weights, biases and norms.
 
-        The embedding and the unembedding are not in it: no score depends on them.
+        It does not include the embedding and the unembedding, because no score depends on them.
         """
 
     @abstractmethod
     def attention_hash(self) -> str:
-        """A hash of the Q, K, V and O weights alone, the same for one model in files of different kinds."""
+        """A hash of the Q, K, V and O weights only; the same for one model in different file formats."""
 
     def vocabulary(self) -> Vocabulary | None:
-        """The tokens of the model's tokenizer, where there is one."""
+        """The tokens of the model's tokenizer, if there is one."""
         return None
 
     @property
@@ -286,7 +285,7 @@ class AttentionWeights(ABC):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What these weights are and where they come from, as JSON-able values."""
+        """What these weights are and where they come from, as JSON values."""
         return {
             "reference": self.reference,
             "architecture": self.architecture,
@@ -301,7 +300,7 @@ class AttentionWeights(ABC):
         }
 
     def _centring(self) -> dict[str, list[str]]:
-        """Roles whose weights are centred, and what of them is not: chance needs to know in how many dimensions."""
+        """The roles whose weights are centred, and exceptions; chance depends on the number of dimensions."""
         flags = {role: self.centred_ports(role) for role in self.ports.ports}
         centred = [role for role in flags if flags[role].any()]
         ports = [
@@ -313,12 +312,12 @@ class AttentionWeights(ABC):
         }
 
     def storage_dtypes(self) -> list[str]:
-        """How the weights are stored, each kind once."""
+        """The distinct dtypes in which the weights are stored."""
         return sorted({self.storage_dtype(role, layer) for role in ROLES for layer in self.layers})
 
     @property
     def reopenable(self) -> bool:
-        """True where another process can open the same weights by their reference."""
+        """True if another process can open the same weights by their reference."""
         return False
 
     @abstractmethod
@@ -351,7 +350,7 @@ def attention_role(role: Role | str) -> Role:
 
 
 def check_rows(start: int, stop: int) -> slice:
-    """A run of rows from two whole numbers."""
+    """A checked slice of rows."""
     for end in (start, stop):
         if isinstance(end, bool) or not isinstance(end, (int, np.integer)) or end < 0:
             raise HeadspanError(f"rows must be whole numbers from 0, not {repr(end)[:40]}")
@@ -360,7 +359,7 @@ def check_rows(start: int, stop: int) -> slice:
 
 def check_finite(weights: np.ndarray, role: Role, heads: Sequence[Head], where: str) -> np.ndarray:
     """The (n, d, m) weights unchanged, or an error that names the first head with NaN or infinity."""
-    # A sum is finite only if every term is, and costs no temporary of the size of the weights.
+    # A sum is finite only if every term is, and needs no temporary array.
     with np.errstate(over="ignore", invalid="ignore"):
         suspicious = ~np.isfinite(weights.sum(axis=(1, 2)))
     for index in map(int, np.flatnonzero(suspicious)):

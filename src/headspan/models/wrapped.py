@@ -1,4 +1,4 @@
-"""Weights that wrap others: what a subclass does not override comes from the wrapped weights."""
+"""Base class for weights that wrap others: everything not overridden comes from the wrapped weights."""
 
 from __future__ import annotations
 

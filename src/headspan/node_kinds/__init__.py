@@ -1,1 +1,1 @@
-"""Everything besides heads that reads or writes the residual stream."""
+"""Nodes: everything other than heads that reads or writes the residual stream."""

@@ -1,8 +1,8 @@
-"""LoRA adapters as nodes: what A of a module that reads the stream reads, and what B of one that writes it writes.
+"""LoRA adapters as nodes: the span read by A in modules that read the stream, or written by B in those that write it.
 
 A of the query, key and value projections and of an MLP's input has rows in the stream; B of the attention output and of
-an MLP's output has columns there. Each such module is one node, a basis of as many dimensions as the adapter's rank;
-its scaling does not change the span. The other factor lies inside the block and is not a node.
+an MLP's output has columns there. Each such module is one node, a basis with the rank of the adapter; scaling does not
+change its span. The other factor lies inside the block and is not a node.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from headspan.models.adapters import CONFIG, AdaptedSource, Adapter, Patch, is_adapter
 from headspan.models.families.tensor_map import weight_of
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp import Mlps, checkpoint_of, through
+from headspan.models.folding import FoldedWeights, through
+from headspan.models.mlp import Mlps, checkpoint_of
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.node_sets import NodeSet, Place, centred_writers, check_name
 from headspan.vocabulary.errors import HeadspanError
@@ -26,7 +26,7 @@ _READS = {Role.Q, Role.K, Role.V}
 
 
 def adapter_sets(weights: AttentionWeights, directory: str | os.PathLike[str]) -> list[NodeSet]:
-    """The modules of a PEFT directory that read or write the stream, one set for each."""
+    """The modules of a PEFT directory that read or write the stream, one set each."""
     base = checkpoint_of(weights, "the modules of an adapter")
     path = Path(os.path.expanduser(os.fspath(directory)))
     if not str(directory).strip() or not is_adapter(path):
@@ -70,7 +70,7 @@ def adapter_sets(weights: AttentionWeights, directory: str | os.PathLike[str]) -
 
 
 class Modules:
-    """Which port of the stream each tensor of a checkpoint is."""
+    """Maps each tensor of a checkpoint to its port in the stream."""
 
     def __init__(self, weights: AttentionWeights) -> None:
         self.weights = weights
@@ -80,7 +80,7 @@ class Modules:
         self._ports: dict[int, dict[str, tuple[Role, str]]] = {}
 
     def of(self, tensor: str) -> tuple[Role, str, int] | None:
-        """R or W, where ("attention", "mlp", "embedding" or "unembedding"), and the layer of a tensor; None inside."""
+        """Role, part ("attention", "mlp", "embedding" or "unembedding") and layer of a tensor; None inside a block."""
         if tensor == self._map.unembedding and not self._map.tied:
             return Role.R, "unembedding", self._map.n_layers
         if tensor == weight_of(self._map.in_body(self._map.entry.embedding)):
@@ -101,7 +101,7 @@ class Modules:
         return inside and self.mlps.not_read is not None
 
     def in_layer(self, module: str) -> str:
-        """A module's name with its layer in short: ``L3.self_attn.q_proj``."""
+        """A module's name with a short layer prefix: ``L3.self_attn.q_proj``."""
         match = self._layer.match(module)
         return f"L{int(match[1])}.{module[match.end() :]}" if match else module
 
@@ -150,7 +150,7 @@ class AdapterModule(NodeSet):
         return shape[0]
 
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
-        # A is (r, in) and B is (out, r), whichever way the base stores its own weight.
+        # A is (r, in) and B is (out, r), however the base stores its weight.
         stored = self._adapter.factor(self._patch.first if role is Role.R else self._patch.second)
         basis = self._through((stored.T if role is Role.R else stored)[None])
         return np.repeat(basis, len(ids), axis=0)

@@ -1,7 +1,7 @@
-"""A model's weights with a bounded number of nodes beside its heads: directions, neurons, features, adapters, tokens.
+"""A model's weights with a limited number of nodes added: directions, neurons, features, adapters, tokens.
 
-The nodes' numbers are held, each with its own number of columns; :meth:`WithNodes.read` gives them as (n, d, r), with
-columns of zeros where nodes of one role differ in r. Everything about the model itself comes from its own weights.
+The bases of nodes are kept in memory, each with its own number of columns. :meth:`WithNodes.read` returns them as
+(n, d, r), padded with zero columns if nodes of one role differ in r. Everything else comes from the model's weights.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from headspan.vocabulary.ports import PortTable
 if TYPE_CHECKING:
     from headspan.node_kinds.node_sets import NodeSet
 
-MOST_NODES = 2000  # a result has every pair of them
+MOST_NODES = 2000  # a result stores every pair
 _AT_ONCE = 256  # nodes of a set read at a time
 
 
 @dataclass(frozen=True)
 class AddedNodes:
-    """Nodes with their numbers, for every role in the order of the stream: what a cluster's workers need besides the
-    model.
+    """Nodes with their bases, by role and in stream order: what a cluster's workers need besides the model.
 
-    bases: the (d, r) weight of every node, r of its own; centred: whether its columns have a mean of 0; sets: a line
-    on where each group of them comes from.
+    bases: the (d, r) weight of every node, where r may differ; centred: whether its columns have mean 0; sets: one line
+    about the origin of each set.
     """
 
     nodes: Mapping[Role, tuple[Node, ...]]
@@ -48,7 +47,7 @@ class AddedNodes:
     centred: Mapping[Role, tuple[bool, ...]] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """A hash of the nodes and all their numbers."""
+        """A hash of the nodes and their bases."""
         found = hashlib.sha256()
         for role in self.nodes:
             for node, basis in zip(self.nodes[role], self.bases[role], strict=True):
@@ -57,7 +56,7 @@ class AddedNodes:
 
 
 def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
-    """The weights of a model with the nodes of some sets; too many of them are refused before anything is read."""
+    """The weights of a model with the nodes of some sets. Too many nodes are refused before anything is read."""
     sets = list(sets)
     if weights.ports.nodes:
         raise HeadspanError("these weights already have nodes: give all nodes at once")
@@ -65,7 +64,7 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
     if count > MOST_NODES:
         raise HeadspanError(
             f"{count:,} nodes are too many for a result that holds every pair (at most {MOST_NODES:,}): "
-            "choose fewer, or use headspan nodes to find the strongest of any number"
+            "choose fewer, or find the strongest of any number with `hs.nodes(model)`"
         )
     if not count:
         raise HeadspanError("no nodes were given: name at least one file, or leave nodes out")
@@ -78,9 +77,9 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
 
 
 def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
-    """The numbers of all nodes, in the order of the stream."""
+    """The bases of all nodes, in stream order."""
     rows: dict[Role, list[tuple[Node, np.ndarray, bool]]] = {role: [] for role in NODE_ROLES}
-    lines: dict[str, tuple[dict[str, str], Any]] = {}  # by label: the kinds of its nodes by name, and their hash
+    lines: dict[str, tuple[dict[str, str], Any]] = {}  # label -> kinds of its nodes by name, and their hash
     notes: list[str] = []
     for found in sets:
         kinds, digest = lines.setdefault(found.label, ({}, hashlib.sha256()))
@@ -111,7 +110,7 @@ def _read(found: NodeSet, role: Role) -> Iterator[tuple[Node, np.ndarray]]:
         return
     for rows, block in found.blocks(role, _AT_ONCE):
         for node, basis in zip(nodes[rows], block, strict=True):
-            used = np.flatnonzero(basis.any(axis=0))  # a dead neuron has no direction, and a rank of 0
+            used = np.flatnonzero(basis.any(axis=0))  # a dead neuron has no direction and rank 0
             kept = basis[:, : int(used[-1]) + 1 if used.size else 1]
             if not np.isfinite(kept).all():
                 raise HeadspanError(
@@ -126,13 +125,13 @@ def _identity(role: Role, node: Node, basis: np.ndarray) -> bytes:
 
 
 def _line(label: str, kinds: Mapping[str, str], digest: str) -> str:
-    """What a result keeps of a set: its name, how many nodes it has of each kind, and a hash of their numbers."""
+    """The description of a set in a result: its name, the number of nodes of each kind, and a hash of their bases."""
     counts = ", ".join(f"{count:,} of kind {kind}" for kind, count in Counter(kinds.values()).items())
     return f"{_without_folders(label)}: {counts}, sha256 {digest[:16]}"
 
 
 def _without_folders(label: str) -> str:
-    """A label that begins with a path, with its last part only, since folder names are private."""
+    """A label that starts with a path, cut to its last part, since folder names are private."""
     for end in (len(label), *(i for i, letter in enumerate(label) if letter == ":" and i)):
         with suppress(OSError, ValueError):
             if Path(label[:end]).exists():
@@ -154,7 +153,7 @@ def _check_names(sets: Iterable[NodeSet]) -> None:
 
 
 class WithNodes(WrappedWeights):
-    """The weights of a model, and nodes that read (R) or write (W) its residual stream."""
+    """The weights of a model with nodes that read (R) or write (W) its residual stream."""
 
     def __init__(self, weights: AttentionWeights, added: AddedNodes) -> None:
         super().__init__(weights)
@@ -196,7 +195,7 @@ class WithNodes(WrappedWeights):
         return self._stacked(self.added.bases.get(role, ())[self.ports.span(role, layer)], self.d_head(role))
 
     def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
-        """The other weight of a node; of a direction any single column, since only its length matters."""
+        """The other weight of a node; for a direction any single column, since only its length matters."""
         role = Role.parse(role)
         if role not in NODE_ROLES:
             return self.inner.partner(role, layer, read)
@@ -216,7 +215,7 @@ class WithNodes(WrappedWeights):
         return [name for name, width in own if width > 1 and others.get(name) != width]
 
     def _stacked(self, bases: Iterable[np.ndarray], width: int) -> np.ndarray:
-        """(n, d, width), columns of zeros after those of each."""
+        """(n, d, width), padded with zero columns."""
         bases = list(bases)
         dtype = np.float64 if any(basis.dtype == np.float64 for basis in bases) else np.float32
         found = np.zeros((len(bases), self.d_model, width), dtype=dtype)
@@ -230,7 +229,7 @@ class WithNodes(WrappedWeights):
             return self.inner.storage_dtype(role, layer)
         here = self.added.bases.get(role, ())[self.ports.span(role, layer)]
         names = {basis.dtype.name for basis in here}
-        # Of several types use the coarsest: what it cannot tell from rounding does not count as a direction.
+        # Use the coarsest of several types: what it cannot distinguish from rounding does not count as a direction.
         return max(names, key=lambda name: -np.dtype(name).itemsize) if names else "float32"
 
     @property
@@ -239,7 +238,7 @@ class WithNodes(WrappedWeights):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """That of the model, whose fingerprint stays its own, with the nodes and a hash of their numbers."""
+        """The provenance of the model, with its own fingerprint, plus the nodes and a hash of their bases."""
         return {**self.inner.provenance, **self._centring(), "nodes": list(self.added.sets), "nodes_hash": self._digest}
 
     def _check_layer(self, layer: int) -> None:

@@ -1,8 +1,8 @@
-"""Directions and bases from files: ``FILE[:name][@layer]``, each vector a node of its own.
+"""Directions and bases from files: ``FILE[:name][@layer]``, one node per vector.
 
-One vector (d,), a matrix of vectors, (n, d) or (d, n), or bases (n, d, r) or (n, r, d); in a file of named tensors
-(``.npz``, ``.safetensors``, ``.pt``) each of them, or the one that is named. Which axis is the residual stream's is
-found from d_model. Files are read in pieces; pickles are never loaded.
+An array may be one vector (d,), a matrix of vectors, (n, d) or (d, n), or bases (n, d, r) or (n, r, d). In a file of
+named tensors (``.npz``, ``.safetensors``, ``.pt``) all tensors are used, or the named one. The axis of the residual
+stream is recognised by d_model. Files are read in pieces; pickles are never loaded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headspan.vocabulary.heads import Role
 
 _SUFFIXES = (*ARRAY_SUFFIXES, ".safetensors", *TORCH_SUFFIXES)
 _LAYER = re.compile(r"(.+)@L?([0-9]{1,6})", re.DOTALL)
-_WAYS = 5  # arrays or shapes that a note names
-_ONE_RUN = 4  # gaps of up to this many members are read through instead of skipped
+_WAYS = 5  # most arrays or shapes listed in a note
+_ONE_RUN = 4  # gaps of up to this many members are read rather than skipped
 
 
 class VectorFile(Protocol):
-    """A file of named arrays of which rows and columns can be read."""
+    """A file of named arrays with access to rows and columns."""
 
     def names(self) -> Any: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -67,7 +67,7 @@ def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
             path = Path(os.path.expanduser(file))
             mode = mode_of(path) or 0
             if stat.S_ISDIR(mode) and name is None:
-                raise HeadspanError(f"{file} is a directory: give a file of vectors, or use --sae for a directory")
+                raise HeadspanError(f"{file} is a directory: give a file of vectors, or use `sae` for a directory")
             if stat.S_ISREG(mode):
                 found.append((path, name, layer))
     if not found:
@@ -79,7 +79,7 @@ def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
 
 
 def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
-    """The vectors of one file, one set for each tensor."""
+    """The vectors of one file, one set per tensor."""
     meant = readings(text)
     file = open_vectors(meant[0][0])
     path, wanted, layer = next(((p, n, la) for p, n, la in meant if n is None or n in file.names()), meant[-1])
@@ -111,7 +111,7 @@ def file_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
 
 
 def _say_once(path: Path, sets: list[NodeSet]) -> None:
-    """One note on how the arrays of a file were read, instead of one for each."""
+    """Merge the notes on how the arrays of a file were read into one."""
     ways = Counter(note.removeprefix(found.label) for found in sets for note in found.notes)
     if len(sets) <= _WAYS:
         shown = [note.removeprefix(f"{path}:") for found in sets for note in found.notes]
@@ -168,7 +168,7 @@ class FileNodes(NodeSet):
         return self.centre(role, gather(ids, self._run))
 
     def _run(self, run: slice) -> np.ndarray:
-        """Members that follow one another, (n, d, r)."""
+        """Consecutive members, (n, d, r)."""
         if self._axes == 1:
             return self._file.read(self._tensor).reshape(1, self.d_model, 1)
         if self._axes == 2:
@@ -181,7 +181,7 @@ class FileNodes(NodeSet):
 
 
 def gather(ids: np.ndarray, read: Callable[[slice], np.ndarray], gap: int = _ONE_RUN) -> np.ndarray:
-    """Members by their ids, from a function that reads those which follow one another."""
+    """Members by id, using a function that reads consecutive members."""
     parts = [read(run)[ids[where] - run.start] for where, run in runs(ids, gap)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -190,7 +190,7 @@ _STEM = 180  # characters of a file's or tensor's name in the names of its vecto
 
 
 def runs(ids: np.ndarray, gap: int = _ONE_RUN) -> list[tuple[slice, slice]]:
-    """Ids cut where they jump: the part of the list, and the run of members from the first to the last of it.
+    """Split ids at gaps: slices of the list, each with the run of members that it spans.
 
     >>> runs(np.array([3, 4, 6, 90]))
     [(slice(0, 3, None), slice(3, 7, None)), (slice(3, 4, None), slice(90, 91, None))]

@@ -1,8 +1,8 @@
 """Neurons of MLPs as nodes: ``L3:17``, ``L3:5-20``, ``L3:*``, ``L3E5:17`` of an expert, ``L3S:17`` of a shared MLP.
 
-A neuron is one node. It reads the rows of gate and up that belong to it (in a gated MLP two directions, a basis of
-dimension 2; in a plain one a single direction) and writes its column of down. Its name is ``L3N17``, for an
-expert ``L3E5N17``, for the MLP that experts share ``L3SN17``.
+A neuron is one node. It reads its rows of gate and up (two directions, a basis of dimension 2, in a gated MLP; one
+direction in a plain one) and writes its column of down. Its name is ``L3N17``, ``L3E5N17`` in an expert and
+``L3SN17`` in a shared MLP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RUN = re.compile(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?")
 
 
 def parse_indices(text: str, count: int, what: str) -> list[range]:
-    """Runs of whole numbers below ``count`` from ``0,5,10-20`` or ``*``.
+    """Ranges of whole numbers below ``count`` from ``0,5,10-20`` or ``*``.
 
     >>> parse_indices("0,5,10-12", 20, "features")
     [range(0, 1), range(5, 6), range(10, 13)]
@@ -45,7 +45,7 @@ def parse_indices(text: str, count: int, what: str) -> list[range]:
 
 
 def joined(runs: Iterable[range]) -> np.ndarray | range:
-    """The numbers of several runs, each once, in order; one run stays one."""
+    """The sorted distinct numbers of several ranges; a single range is returned unchanged."""
     runs = list(runs)
     if len(runs) == 1:
         return runs[0]
@@ -53,7 +53,7 @@ def joined(runs: Iterable[range]) -> np.ndarray | range:
 
 
 def neuron_sets(weights: AttentionWeights, text: str | Iterable[str]) -> list[NodeSet]:
-    """The neurons that a text names, one set for the dense MLP, the experts or the shared MLP of each layer."""
+    """The neurons named by a text, one set per dense MLP, group of experts or shared MLP."""
     mlps = Mlps(weights)
     items = [part for piece in ([text] if isinstance(text, str) else list(text)) for part in str(piece).split(",")]
     chosen: dict[tuple[int, int], list[range]] = {}
@@ -76,7 +76,7 @@ def neuron_sets(weights: AttentionWeights, text: str | Iterable[str]) -> list[No
 def _choose(
     mlps: Mlps, layer: str, kind: str, expert: str, which: str, chosen: dict[tuple[int, int], list[range]]
 ) -> None:
-    """Add what one item names."""
+    """Add the neurons named by one item."""
     layers = range(mlps.weights.n_layers) if layer == "*" else [int(layer)]
     for number in layers:
         parts = mlps.parts(number)
@@ -108,7 +108,7 @@ def _choose(
 
 
 def _fits(part: Part, kind: str, which: str) -> bool:
-    """Whether an item that names no expert, experts or the shared MLP means a part of a layer."""
+    """Whether an item (without an expert, with experts, or for the shared MLP) refers to this part of a layer."""
     if kind == "S":
         return part.layout.shared
     if kind == "E":
@@ -117,7 +117,7 @@ def _fits(part: Part, kind: str, which: str) -> bool:
 
 
 class Neurons(NodeSet):
-    """Neurons of one layer: of its dense MLP, of its experts, or of the MLP they share."""
+    """Neurons of one layer: of its dense MLP, its experts or its shared MLP."""
 
     def __init__(self, mlps: Mlps, layer: int, part: int, ids: np.ndarray | range) -> None:
         self._mlps, self._layer, self._part = mlps, layer, mlps.parts(layer)[part]

@@ -1,16 +1,16 @@
-"""Nodes: directions and subspaces that read or write the residual stream and are not heads.
+"""Nodes: directions and subspaces, other than heads, that read or write the residual stream.
 
 A `NodeSet` holds nodes of one kind from one source: the vectors of a file, the features of a sparse autoencoder, the
-neurons of a layer, some tokens. All nodes of a set have one position in the stream for what they read (R) and one
-for what they write (W):
+neurons of a layer, some tokens. All nodes of a set have the same position in the stream for reading (R), and the same
+position for writing (W):
 
-* A direction at layer L belongs to the stream as it enters layer L: it reads what everything before layer L
+* A direction at layer L belongs to the stream at the input of layer L: it reads what everything before layer L
   writes, and what it writes is read by the attention of layer L and everything after it. Its R has the position of
-  that attention and its W the position just before it.
+  that attention, and its W the position just before it.
 * Without a layer it reads at the end, where every head may have written, and writes at the start.
-* Neurons, adapters, features and tokens know their own positions.
+* Neurons, adapters, features and tokens have their own positions.
 
-A set is read in pieces and names its nodes one at a time, so that a million of them need no more memory than a few.
+A set is read in pieces and names its nodes lazily, so that a million nodes need no more memory than a few.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headspan.vocabulary.heads import (
     check_node_name,
 )
 
-_USUAL = (1e-15, 1e15)  # sizes of numbers whose squares a float32 holds well
+_USUAL = (1e-15, 1e15)  # magnitudes whose squares float32 represents accurately
 
 
 class Place(NamedTuple):
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def stream_places(layer: int | None, weights: AttentionWeights) -> dict[Role, Place]:
-    """Where a direction reads and writes: at the entrance of a layer, or over the whole stream without one."""
+    """Where a direction reads and writes: at the input of a layer, or over the whole stream if no layer is given."""
     if layer is None:
         return {Role.R: Place(UNEMBEDDING_POSITION, weights.n_layers), Role.W: Place(EMBEDDING_POSITION, -1)}
     whole = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
@@ -59,7 +59,7 @@ def stream_places(layer: int | None, weights: AttentionWeights) -> dict[Role, Pl
 
 
 def centred_writers(weights: AttentionWeights) -> frozenset[Role]:
-    """W where these weights are folded so that everything written to the stream is centred."""
+    """The set with W if folding centres everything that is written to the stream, otherwise empty."""
     return frozenset({Role.W}) if weights.centred else frozenset()
 
 
@@ -68,10 +68,10 @@ class NodeSet(ABC):
 
     kind: "direction", "basis", "feature", "adapter", "neuron", "token" …
     label: their source. notes: messages for the user.
-    places: those of R and W; the nodes do not have a role that is missing here.
-    ids: which of the ``population`` of their kind these are (all vectors of the file, all neurons of the layer); the
-        others are what they can be compared with.
-    strict: a node of length 0 is an error; otherwise the caller handles it.
+    places: the places of R and W; nodes do not have roles that are missing here.
+    ids: the members of the ``population`` (all vectors of the file, all neurons of the layer) that are nodes; the
+        others can serve for comparison.
+    strict: whether a node of length 0 is an error; otherwise the caller handles it.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class NodeSet(ABC):
     population: int
     d_model: int
     strict = False
-    centred_roles: frozenset[Role] = frozenset()  # whose vectors have a mean of 0: they lie in d − 1 dimensions
+    centred_roles: frozenset[Role] = frozenset()  # roles whose vectors have mean 0, so they lie in d − 1 dimensions
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,40 +93,40 @@ class NodeSet(ABC):
 
     @abstractmethod
     def width(self, role: Role) -> int:
-        """r: columns of what `blocks` gives, 1 for directions."""
+        """r: columns of the arrays from `blocks`, 1 for directions."""
 
     @abstractmethod
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
-        """Members of the population, (n, d, r), as they are stored (or folded, where the model is)."""
+        """Members of the population, (n, d, r), as stored (or folded, if the model is)."""
 
     @property
     def stem(self) -> str | None:
-        """What the names of a large set have in common; two such sets with one stem clash where they share ids."""
+        """The common prefix of the names of a large set; two sets with the same stem clash if they share ids."""
         return None
 
     def find(self, name: str) -> int | None:
-        """The id of a node of this set by its name."""
+        """The id of a node of this set, from its name."""
         return next((int(i) for i in self.ids if self.name(int(i)).upper() == name.strip().upper()), None)
 
     def nodes(self, role: Role) -> Sequence[Node]:
-        """The rows of the port table of a role; made when they are looked at."""
+        """The rows of the port table of a role, created on access."""
         return Rows(self, self.places[role]) if role in self.places else ()
 
     def blocks(self, role: Role, size: int) -> Iterator[tuple[slice, np.ndarray]]:
-        """The nodes of a role in runs of at most ``size``: their indices in `nodes`, and (n, d, r) float32."""
+        """The nodes of a role in blocks of at most ``size``: their indices in `nodes`, and (n, d, r) float32."""
         for start in range(0, len(self) if role in self.places else 0, max(1, size)):
             part = slice(start, min(start + max(1, size), len(self)))
             yield part, self.members(role, np.asarray(self.ids[part], dtype=np.int64))
 
     def centre(self, role: Role, vectors: np.ndarray) -> np.ndarray:
-        """Vectors (n, d, r), centred where the role's are."""
+        """Vectors (n, d, r), centred if those of the role are."""
         if role not in self.centred_roles:
             return vectors
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by `members`
+        with np.errstate(over="ignore", invalid="ignore"):  # `members` reports non-finite numbers
             return vectors - vectors.mean(axis=1, keepdims=True, dtype=np.float64)
 
     def members(self, role: Role, ids: np.ndarray) -> np.ndarray:
-        """Some members of the population, (n, d, r) float32; all finite, none of length 0 where that is an error."""
+        """Some members of the population, (n, d, r) float32, checked to be finite and, if ``strict``, not zero."""
         found = np.asarray(self._read(role, ids))
         with np.errstate(over="ignore", invalid="ignore"):
             largest = np.abs(found).max(axis=(1, 2)).astype(np.float64) if found.size else np.zeros(len(found))
@@ -137,13 +137,13 @@ class NodeSet(ABC):
             bad = self.name(int(ids[np.flatnonzero(largest == 0)[0]]))
             raise HeadspanError(f"{bad[:80]} of {self.label} is zero, so it has no direction: leave it out")
         odd = (largest > 0) & ((largest < _USUAL[0]) | (largest > _USUAL[1]))
-        if odd.any():  # only directions matter, and float32 would lose these
+        if odd.any():  # rescale: only directions matter, and float32 would lose these
             found = found / np.where(odd, largest, 1)[:, None, None]
         return np.ascontiguousarray(found, dtype=np.float32)
 
 
 class Rows(Sequence[Node]):
-    """The rows of a port table, each made when it is looked at."""
+    """The rows of a port table, created on access."""
 
     def __init__(self, nodes: NodeSet, place: Place) -> None:
         self._nodes, self._place = nodes, place
@@ -163,10 +163,10 @@ class Rows(Sequence[Node]):
 
 
 class GivenNode:
-    """One node made in Python, as ``headspan.Node``: a direction or a basis, its name and its layer.
+    """One node created in Python with ``headspan.Node``: a direction or a basis, its name and its layer.
 
-    basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace that r vectors span.
-    layer: the node is at the entrance of this layer; without one it reads at the end and writes at the start.
+    basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace spanned by r vectors.
+    layer: the node is at the input of this layer; without a layer it reads at the end and writes at the start.
     reads, writes: which ports it has; a probe reads, a steering vector writes.
 
     >>> GivenNode(np.ones(8), name="refusal", layer=14, reads=True, writes=False)
@@ -199,7 +199,7 @@ class GivenNode:
 
 
 class GivenNodes(NodeSet):
-    """The set of one node that was made in Python."""
+    """The set of one node that was created in Python."""
 
     strict = True
 
@@ -229,7 +229,7 @@ class GivenNodes(NodeSet):
 
 
 def no_layer(first: str, *others: str) -> str:
-    """The note on what was given without a layer.
+    """The note on nodes that were given without a layer.
 
     >>> no_layer("probe", "b", "c")
     'probe and 2 other nodes were given without a layer: they read at the end of the stream and write at its start'
@@ -251,7 +251,7 @@ def oriented(shape: tuple[int, ...], d: int, what: str) -> tuple[bool, str]:
         return False, f"{seen} was read as one vector"
     if len(shape) >= 2 and d in shape[-2:]:
         both = shape[-1] == shape[-2]
-        columns = shape[-1] != d or (both and len(shape) > 2)  # of a matrix rows, of bases columns
+        columns = shape[-1] != d or (both and len(shape) > 2)  # a matrix has vectors in rows, bases in columns
         count = shape[-1] if columns else shape[-2]
         way, other = ("column", "rows") if columns else ("row", "columns")
         bases = f"{shape[0]} bas{'is' if shape[0] == 1 else 'es'} of " if len(shape) > 2 else ""

@@ -1,4 +1,4 @@
-"""The nodes that a command line or a Python call names."""
+"""Open the nodes named by a command line or a Python call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse autoencoders and transcoders as SAELens writes them: a directory with ``cfg.json`` and
+"""Sparse autoencoders and transcoders in SAELens format: a directory with ``cfg.json`` and
 ``sae_weights.safetensors``.
 
 A feature reads its column of W_enc and writes its row of W_dec. Its config names the hook it was trained on, and the
@@ -15,7 +15,7 @@ ln1.hook_normalized L, ln2, mlp.in     the same, after the norm
 hook_attn_out L, hook_mlp_out L        (one output only, not the stream)      with attention, with the MLP
 =====================================  =====================================  =================================
 
-What a hook inside a block sees (hook_z, mlp.hook_post …) is not a vector of the stream and is refused.
+Hooks inside a block (hook_z, mlp.hook_post …) do not see vectors of the stream and are refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import numpy as np
 from headspan.checkpoints.huggingface import LocalFiles
 from headspan.checkpoints.safetensors_file import SafetensorsFile
 from headspan.checkpoints.untrusted import CONFIG_LIMIT, read_json
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp import Mlps, has_parallel_blocks, through
+from headspan.models.folding import FoldedWeights, through
+from headspan.models.mlp import Mlps, has_parallel_blocks
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.files import gather
 from headspan.node_kinds.neurons import joined, parse_indices
@@ -49,7 +49,7 @@ _SEVERAL = ("hook_name", "hook_names", "hook_points", "hooks")  # where a config
 _OLDER_TENSORS = {"W_enc": ("W_enc", "encoder.weight"), "W_dec": ("W_dec", "decoder.weight")}
 _HOOK = re.compile(r"blocks\.(?P<layer>[0-9]{1,6})\.(?P<what>.+)")
 _LAYER_OUTPUT = re.compile(r"(?:\w+\.)*(?:layers|h|blocks)\.(?P<layer>[0-9]{1,6})(?:\.hook_out)?")
-_NEAR = 256  # columns of W_enc that are read over rather than sought
+_NEAR = 256  # gaps of up to this many columns of W_enc are read rather than skipped
 
 
 class Hook(NamedTuple):
@@ -203,7 +203,7 @@ class Features(NodeSet):
             raise HeadspanError(
                 f"{name} of {self.label} has shape {tuple(shape)}, a matrix for each of several positions: crosscoders "
                 "and cross-layer transcoders are not read; save the part of one position, or its vectors "
-                "in a file for --nodes"
+                "in a file for `nodes`"
             )
         if len(shape) != 2 or self.d_model not in shape or 0 in shape:
             raise HeadspanError(
@@ -247,7 +247,7 @@ class Features(NodeSet):
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with its metadata beside its sizes and older names as today's."""
+    """A config with its metadata at the top level and old names replaced by current ones."""
     metadata = config.get("metadata")
     both: dict[str, Any] = dict(metadata) if isinstance(metadata, dict) else {}
     both |= {key: value for key, value in config.items() if key != "metadata"}

@@ -1,15 +1,15 @@
-"""The strongest writers and readers of many nodes at once: blocks of nodes against stacks of ports, the best ones kept.
+"""The strongest writers and readers of many nodes at once: blocks of nodes against stacks of ports.
 
-The orthonormal bases U of many ports are stacked side by side, so a block of nodes against all of them is one matrix
-product; ‖UᵀX‖² of a node's orthonormal basis X, divided by its dimension, is its share. No product is kept, only the
-best k ports of each node and the best k nodes of each port of a head. Nodes of one set share one position, so they are
-compared with nodes of other sets only.
+The orthonormal bases U of many ports are concatenated, so comparing a block of nodes with all of them is one matrix
+product; ‖UᵀX‖² of a node's orthonormal basis X, divided by its dimension, is its share. Only the best k ports of each
+node and the best k nodes of each port of a head are kept. Nodes of one set share one position, so they are compared
+only with nodes of other sets.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -20,19 +20,20 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import NodeSet
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.ordering import Best
+from headspan.system.progress import Update
 from headspan.vocabulary.heads import Port, Role, positions_of
 
-PRODUCT = 2**24  # numbers of one product
-OTHERS = 999  # nodes of a kind that make its empirical null
+PRODUCT = 2**24  # entries of one matrix product
+OTHERS = 999  # most nodes used for the empirical null of a kind
 FEWEST_OTHERS = 19  # with fewer, p cannot be as small as 1/20
 MOST_NODE_PAIRS = 2 * 10**9  # pairs of nodes beyond which nodes are compared with heads only
-MOST_NULL_PARTNERS = 4096  # partners that are nodes, for an empirical null
+MOST_NULL_PARTNERS = 4096  # most nodes among the partners of an empirical null
 _NULL_NUMBERS = 2**28
-_BY_COLUMNS = 8  # dimensions up to which bases are made column by column
-_AT_ONCE = 4096  # columns of one set that are read for one stack
-_TOGETHER = 1024  # columns up to which small sets share a stack
-_NOTHING = -1.0  # the share of what is not compared
-_SMALL = 1e-5  # what is left of a column, against the column, that counts as rounding
+_BY_COLUMNS = 8  # up to this many dimensions, bases are orthonormalised column by column
+_AT_ONCE = 4096  # columns of one set read for one stack
+_TOGETHER = 1024  # small sets share a stack up to this many columns
+_NOTHING = -1.0  # the share of pairs that are not compared
+_SMALL = 1e-5  # a remainder of a column, relative to it, that counts as rounding
 
 
 def unit_bases(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +63,7 @@ def as_rows(bases: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Stack:
-    """Ports side by side: (d, n·m) bases, their ranks, and their positions; ``first`` counts the ports before it."""
+    """Concatenated ports: (d, n·m) bases, their ranks and positions; ``first`` is the number of ports before them."""
 
     ports: Sequence[Port]
     role: Role
@@ -71,11 +72,11 @@ class Stack:
     ranks: np.ndarray
     positions: np.ndarray
     first: int
-    centred: np.ndarray  # which of them lie in d − 1 dimensions
-    owners: np.ndarray | None = None  # the set that each of them is of, where they are nodes
+    centred: np.ndarray  # which ports lie in d − 1 dimensions
+    owners: np.ndarray | None = None  # the set of each port, if they are nodes
 
     def shares(self, rows: np.ndarray, ranks: np.ndarray, part: slice) -> np.ndarray:
-        """What part of each node, (n·r, d) rows, each port of a part can see or make: (n, ports)."""
+        """The share of each node, (n·r, d) rows, that each port of a part reads or writes: (n, ports)."""
         n = len(ranks)
         products = rows @ self.bases[:, part.start * self.width : part.stop * self.width]
         products = products.reshape(len(rows), part.stop - part.start, self.width)
@@ -95,7 +96,7 @@ class _Block(NamedTuple):
 
 
 def _go_together(group: Sequence[_Block], block: _Block) -> bool:
-    """Whether a block may join others in one stack: a file of a thousand arrays is a thousand sets of one node."""
+    """Whether a block may join others in one stack; a file of a thousand arrays is a thousand sets of one node."""
     columns = sum(len(one.ports) for one in (*group, block)) * block.vectors.shape[2]
     same_width = group[0].vectors.shape[2] == block.vectors.shape[2]
     return same_width and group[0].position == block.position and columns <= _TOGETHER
@@ -113,7 +114,7 @@ def _node_stack(role: Role, blocks: Sequence[_Block], first: int) -> Stack:
 
 @dataclass
 class Side:
-    """One direction of the search: who writes what the nodes read, or who reads what they write."""
+    """One direction of the search: writers of what the nodes read, or readers of what they write."""
 
     role: Role  # of the nodes
     name: str
@@ -121,14 +122,14 @@ class Side:
     ports: list[tuple[Sequence[Port], Role]] = field(default_factory=list)
     ranks: list[np.ndarray] = field(default_factory=list)
     centred: list[np.ndarray] = field(default_factory=list)
-    best: dict[int, dict[int, Best]] = field(default_factory=dict)  # set -> first node of a block -> its best ports
+    best: dict[int, dict[int, Best]] = field(default_factory=dict)  # set -> first node of a block -> best ports
     heads: dict[int, Best] = field(default_factory=dict)  # best nodes, by the first port of a stack of heads
     node_ranks: dict[int, np.ndarray] = field(default_factory=dict)
     nulls: dict[int, np.ndarray] = field(default_factory=dict)  # (ports, others), sorted; NaN where not compared
     others: dict[int, np.ndarray] = field(default_factory=dict)
 
     def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-        """Best ports and shares of some nodes of a set, (n, up to k); −1 where there are fewer."""
+        """Best ports and shares of some nodes of a set, (n, up to k), padded with −1."""
         blocks = self.best.get(i, {}).items()
         found = [(start, best) for start, best in blocks if start < part.stop and start + len(best.ids) > part.start]
         wide = max((best.ids.shape[1] for _, best in found), default=0)
@@ -162,11 +163,11 @@ class Side:
 
     @property
     def other(self) -> Role:
-        """The port of nodes that are partners on this side."""
+        """The role of nodes that are partners on this side."""
         return self.role.partner
 
     def compared(self, stack: Stack, position: int) -> slice:
-        """The ports of a stack on the right side of a position; they are in order, so they form one run."""
+        """The ports of a stack on the correct side of a position; they are sorted, so this is one slice."""
         here = stack.positions < position if self.role is Role.R else stack.positions > position
         found = np.flatnonzero(here)
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 0)
@@ -177,7 +178,7 @@ class Search:
 
     def __init__(
         self, weights: AttentionWeights, sets: Sequence[NodeSet], k: int, memory: int, seed: int,
-        progress: Callable[[int, int], None] | None,
+        progress: Update | None,
     ) -> None:  # fmt: skip
         self.weights, self.sets, self.k, self.memory = weights, sets, k, memory
         self.offsets = np.cumsum([0, *map(len, sets)])
@@ -192,7 +193,7 @@ class Search:
     # -- plan ------------------------------------------------------------------------------------------------
 
     def _nodes_are_compared(self) -> bool:
-        """Whether nodes are compared with one another; not where that would be far more than heads."""
+        """Whether nodes are compared with one another; not if there would be too many pairs."""
         readers, writers = (
             sorted((s.places[role].position, len(s) * s.width(role)) for s in self.sets if role in s.places)
             for role in (Role.R, Role.W)
@@ -200,7 +201,7 @@ class Search:
         before = np.cumsum([0, *(columns for _, columns in writers)])
         places = np.searchsorted([position for position, _ in writers], [position for position, _ in readers])
         pairs = sum(int(before[place]) * columns for place, (_, columns) in zip(places, readers, strict=True))
-        pairs -= sum(  # not with those of the own set
+        pairs -= sum(  # nodes are not compared within their own set
             len(s) ** 2 * s.width(Role.R) * s.width(Role.W)
             for s in self.sets
             if {Role.R, Role.W} <= s.places.keys() and s.places[Role.W].position < s.places[Role.R].position
@@ -217,7 +218,7 @@ class Search:
         return heads + (sum(len(s) for s in self.sets if side.other in s.places) if self._with_nodes else 0)
 
     def _choose_others(self, rng: np.random.Generator, ports: int) -> None:
-        """Other nodes of each set's kind; those that were not asked for, where there are enough of them."""
+        """Other nodes of each set's kind for the null, preferably nodes that were not requested."""
         most = int(np.clip(_NULL_NUMBERS // (2 * ports * max(1, len(self.sets))), 99, OTHERS))
         few = 0
         for i, found in enumerate(self.sets):

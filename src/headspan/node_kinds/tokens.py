@@ -1,4 +1,4 @@
-"""Tokens as nodes: what a token's embedding row writes at the start, and what its unembedding row reads at the end."""
+"""Tokens as nodes: the embedding row of a token writes at the start, and its unembedding row reads at the end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
 
 _ID = re.compile(r"<id ([0-9]{1,9})>")
-_LISTED = 4096  # tokens whose names are compared with one another
-_NEAR = 64  # rows of a vocabulary that are read through instead of skipped
+_LISTED = 4096  # up to this many tokens, names are checked for duplicates
+_NEAR = 64  # gaps of up to this many rows are read rather than skipped
 
 
 def token_sets(
     weights: AttentionWeights, tokens: str | Iterable[str] | None, embedding: bool, unembedding: bool
 ) -> list[NodeSet]:
-    """The tokens that are named (with commas between them, blanks kept), and all of them where that is asked for."""
+    """The named tokens (separated by commas, spaces kept), and whole vocabularies if requested."""
     whole = {Role.W: embedding, Role.R: unembedding}
     sets: list[NodeSet] = []
     if embedding or unembedding:
@@ -78,9 +78,9 @@ def token_id(weights: AttentionWeights, word: str) -> int:
 
 
 def _look_up(vocabulary: Vocabulary, word: str) -> list[int]:
-    """The ids of a text; where it is not one token, or the tokenizer's files cannot encode, the token shown like it.
+    """The ids of a text. If it is not one token or cannot be encoded, look for a token that is displayed like it.
 
-    A text that the tokenizer does not know becomes its unknown token, which has another meaning.
+    Text that the tokenizer does not know would become its unknown token, which is not what was asked for.
     """
     try:
         found = vocabulary.encode(word)
@@ -104,7 +104,7 @@ class Tokens(NodeSet):
     ) -> None:
         self._weights, self.d_model = weights, weights.d_model
         for role in roles:
-            _rows(weights, role, slice(0, 1))  # the error message if there is none
+            _rows(weights, role, slice(0, 1))  # raises if there is none
         self.population = weights.vocab_size or 0
         self.ids = range(self.population) if ids is None else np.array(list(dict.fromkeys(ids)), dtype=np.int64)
         self.label = f"the vocabulary of {weights.reference}"
@@ -113,7 +113,7 @@ class Tokens(NodeSet):
         self.places = {role: places[role] for role in roles}
         self._vocabulary, self._all, self._apart = weights.vocabulary(), ids is None, apart
         names = [self._shown(int(i)).upper() for i in self.ids] if len(self.ids) <= _LISTED else []
-        self._twice = {name for name, count in Counter(names).items() if count > 1}  # they differ only in case
+        self._twice = {name for name, count in Counter(names).items() if count > 1}  # names that differ only in case
         folded = weights.folding != "none" and weights.norm_kind == "layer"
         self.centred_roles = centred_writers(weights) | ({Role.R} if folded else set())
 
@@ -129,7 +129,7 @@ class Tokens(NodeSet):
         shown = self._shown(number)
         if shown.upper() in self._twice:
             shown = f"{shown} <id {number}>"
-        if self._apart:  # beside the whole vocabulary of the other port
+        if self._apart:  # together with the whole vocabulary of the other port
             return f"{shown} (embedding)" if Role.W in self.places else f"{shown} (unembedding)"
         return shown
 
@@ -144,4 +144,4 @@ class Tokens(NodeSet):
 
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
         rows = gather(ids, lambda run: _rows(self._weights, role, run), _NEAR)[:, :, None]
-        return self.centre(role, rows) if role is Role.W else rows  # folded unembeddings are centred already
+        return self.centre(role, rows) if role is Role.W else rows  # folded unembeddings are already centred

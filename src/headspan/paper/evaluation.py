@@ -1,4 +1,4 @@
-"""How well similarities find heads that are known to work together.
+"""Evaluate how well similarities find heads that are known to work together.
 
 Detection asks whether the strongest forward pairs lead to labelled heads, classification whether pairs inside a class
 score above all other pairs of the same role. Both come with bootstrap intervals in which the **heads** are
@@ -23,9 +23,10 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
-from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, same_type_mask
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
+from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, parse_pairings, same_type_mask
 
 Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
@@ -37,22 +38,22 @@ def detection(
     labels: Labels,
     metric: str = PK,
     *,
-    pairings: Sequence[str | Pairing] = FLOW_PAIRINGS,
+    pairing: str | Pairing | Sequence[str | Pairing] = FLOW_PAIRINGS,
     measure: Measure = "pr_auc",
     bootstrap: int = 0,
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Estimate]:
-    """How well labelled heads are found by going down the list of forward pairs, both heads of a pair at once.
+    """How well the ranking of forward pairs finds labelled heads, counting both heads of a pair.
 
-    One estimate per pairing and their ``average``, with the value that labels dealt to the heads at random would give
-    on average. A head is found when its highest-scoring pair is reached, so the curve is that of ranking heads by
-    their best forward pair. Pairs with equal scores enter together, whatever their order.
-    measure: ``pr_auc`` is the paper's area by trapezoids without a point (0, 1), so heads that are found at the very
-    first pair add nothing to it; ``average_precision`` has no such gap.
-    The bootstrap draws labelled and unlabelled heads with replacement, each kind as often as there are of it.
+    One estimate per pairing and their ``average``, with the expected value for randomly assigned labels. A head is
+    found when its highest-scoring pair is reached, so the curve ranks heads by their best forward pair. Pairs with
+    equal scores enter together. The bootstrap resamples labelled and unlabelled heads separately, with replacement.
+
+    measure: ``pr_auc`` is the paper's trapezoidal area without a point (0, 1), so heads found at the very first pair
+    add nothing to it; ``average_precision`` has no such gap.
     """
-    parsed = [Pairing.parse(pairing) for pairing in pairings]
+    parsed = parse_pairings(pairing)
     if not parsed:
         raise HeadspanError("detection needs at least one pairing")
     if measure not in _MEASURES:
@@ -69,7 +70,7 @@ _MEASURES = {"pr_auc": "pr", "average_precision": "ap"}
 
 
 def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairing) -> tuple[np.ndarray, np.ndarray]:
-    """The best forward score of every head of a pairing, and which of the heads have a label."""
+    """The best forward score of every head of a pairing, and which heads have a label."""
     matrix = scores[metric, pairing].forward()
     rows, columns, values = matrix.pairs()
     if not len(values):
@@ -87,7 +88,7 @@ def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairi
 
 
 def _detection_areas(ranking: np.ndarray, positive: np.ndarray, area: str, bootstrap: int, seed: int) -> np.ndarray:
-    """(2 + bootstrap,): the area that chance gives, the observed one, and those of heads drawn with replacement."""
+    """(2 + bootstrap,): the area by chance, the observed area, and those of resampled heads."""
     drawn = resampled(positive, bootstrap, seed)
     found = (
         chance_areas(ranking, int(np.count_nonzero(positive)), anchored=False),
@@ -122,24 +123,23 @@ def classification(
     labels: Labels,
     metric: str = PK,
     *,
-    pairings: Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
+    pairing: str | Pairing | Sequence[str | Pairing] = SAME_TYPE_PAIRINGS,
     classes: Sequence[str] | None = None,
     bootstrap: int = 0,
     seed: int = 0,
     level: float = 0.95,
 ) -> Classification:
-    """PR-AUC and ROC-AUC of telling pairs inside a class from all other pairs, per class and same-type pairing.
+    """PR-AUC and ROC-AUC for separating pairs inside a class from all other pairs, per class and same-type pairing.
 
-    Each comes with the average for pairs in random order.
+    Each comes with the mean for pairs in random order.
 
-    The bootstrap draws the heads of the class and the other heads with replacement, each kind as often as there
-    are of it; a pair counts as often as the product of its heads' draws, a head with itself never. Draws that
-    leave only one distinct head of a class are drawn again. With two or three heads in a class the interval
-    therefore says little about other heads of its kind.
+    The bootstrap resamples the heads of the class and the other heads separately, with replacement. The weight of a
+    pair is the product of its heads' counts; a head is never paired with itself. Samples with only one distinct head of
+    a class are redrawn, so with two or three heads in a class the interval says little about other heads of its kind.
     """
     labels = labels.for_model(scores.ports)
     classes = labels.names if classes is None else tuple(classes)
-    parsed = tuple(Pairing.parse(pairing) for pairing in pairings)
+    parsed = parse_pairings(pairing)
     if not classes or not parsed:
         raise HeadspanError("classification needs at least one class and one pairing")
     # (chance, observed, then replicates) per pairing, class and kind: means of replicates are replicates of means.
@@ -159,7 +159,7 @@ def classification(
 
 
 class _ClassPairs(NamedTuple):
-    """The same-type pairs of a pairing: scores, which of them lie inside a class, their heads, its members."""
+    """The same-type pairs of a pairing: scores, which pairs lie inside a class, their heads, and the class members."""
 
     values: np.ndarray
     positive: np.ndarray
@@ -189,7 +189,7 @@ def _class_pairs(scores: Scores, labels: Labels, metric: str, pairing: Pairing, 
 def _class_areas(
     scores: Scores, labels: Labels, metric: str, pairing: Pairing, name: str, bootstrap: int, seed: int
 ) -> np.ndarray:
-    """(2, 2 + bootstrap): PR and ROC areas of one class in one pairing: by chance, observed, and of drawn heads."""
+    """(2, 2 + bootstrap): PR and ROC areas of one class in one pairing: by chance, observed, and resampled."""
     values, positive, rows, columns, member = _class_pairs(scores, labels, metric, pairing, name)
     found = [chance_areas(values, int(np.count_nonzero(positive))), areas_under_curves(values, positive)]
     if bootstrap:
@@ -216,7 +216,7 @@ def near_tie_range(
 
 
 def common_pairs(scores: Scores, pairing: str | Pairing, first: str, second: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two similarities of the forward pairs that both have a score of."""
+    """Two similarities over the forward pairs that both have."""
     x, y = (scores[metric, pairing].forward().values for metric in (first, second))
     present = ~np.isnan(x) & ~np.isnan(y)
     return x[present], y[present]
@@ -227,8 +227,7 @@ def metric_agreement(
 ) -> tuple[float, float]:
     """Spearman correlation of two similarities over all forward pairs, and over those high in either.
 
-    High means at or above the given quantile of that similarity. A similarity that never varies has no
-    correlation: NaN.
+    High means at or above the given quantile of that similarity. NaN if a similarity is constant.
     """
     from scipy.stats import spearmanr
 
@@ -237,7 +236,7 @@ def metric_agreement(
         raise HeadspanError(f"cannot correlate {first} with {second} over {len(x)} pairs of {pairing}")
     high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about inputs that never vary, for which the answer is NaN
+        warnings.simplefilter("ignore")  # about constant inputs, which give NaN
         everywhere, at_the_top = spearmanr(x, y), spearmanr(x[high], y[high])
     return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
 
@@ -301,22 +300,25 @@ class Evaluation(Tabular):
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+@renamed(metrics="metric")
 @checked
 def evaluate(
     scores: ScoresLike,
     labels: Labels | str | os.PathLike[str],
-    metrics: str | Sequence[str] | None = None,
+    metric: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
+    seed: int | None = None,
     progress: Update | None = None,
 ) -> Evaluation:
     """Detection, classification and PK against CS for all similarities of a result (pk and cs of a model).
 
-    Classes with fewer than two heads have no pairs to classify; they are left out, and ``say`` gets a note.
+    Classes with fewer than two heads have no pairs to classify; they are left out, with a warning.
     """
-    wanted = None if metrics is None else parse_metrics(metrics if isinstance(metrics, str) else list(metrics))
+    if not bootstrap:
+        refuse_ignored("without a bootstrap", seed=seed)
+    seed = seed or 0
+    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # report a wrong name before scoring
     scores = given_scores(
@@ -324,27 +326,27 @@ def evaluate(
     )
     names = wanted or scores.metrics
     if not names:
-        raise HeadspanError("this result has no scores to evaluate. Make one with headspan score")
-    checked = given_labels(labels, scores, say)
+        raise HeadspanError("this result has no scores to evaluate. Make one with `hs.score(model)`")
+    checked = given_labels(labels, scores)
     if checked is None:
         raise HeadspanError("evaluation needs labels. Give a name such as gpt2-ioi, or a CSV file")
     labels = checked
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]
     if left_out:
-        say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
+        warn(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
-    for metric in names:
-        found.detection[metric] = detection(scores, labels, metric, bootstrap=bootstrap, seed=seed)
-        found.average_precision[metric] = detection(
-            scores, labels, metric, measure="average_precision", bootstrap=bootstrap, seed=seed
+    for name in names:
+        found.detection[name] = detection(scores, labels, name, bootstrap=bootstrap, seed=seed)
+        found.average_precision[name] = detection(
+            scores, labels, name, measure="average_precision", bootstrap=bootstrap, seed=seed
         )
         if usable:
-            found.classification[metric] = classification(
-                scores, labels, metric, classes=usable, bootstrap=bootstrap, seed=seed
+            found.classification[name] = classification(
+                scores, labels, name, classes=usable, bootstrap=bootstrap, seed=seed
             )
     if {PK, CS} <= set(names):
         pairs = {str(p): metric_agreement(scores, p) for p in FLOW_PAIRINGS}
-        for i, name in enumerate(("all", "top3pct_of_either")):
-            found.spearman[name] = {pairing: rhos[i] for pairing, rhos in pairs.items()}
+        for i, kind in enumerate(("all", "top3pct_of_either")):
+            found.spearman[kind] = {pairing: rhos[i] for pairing, rhos in pairs.items()}
     return found

@@ -30,20 +30,20 @@ from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, METRICS, PK
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
-from headspan.system.progress import progress_bar
+from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
 
 if TYPE_CHECKING:
     import pandas
 
-Progress = Callable[[int, int], None]
 Tree = dict[str, Any]
 
-AGREES, WITHIN_ROOM, DIFFERS, NOT_AVAILABLE = "agrees", "within room", "differs", "not available"
+AGREES, WITHIN_ROOM, DIFFERS, NOT_AVAILABLE = "agrees", "within tolerance", "differs", "not available"
 VERDICTS = (AGREES, WITHIN_ROOM, DIFFERS, NOT_AVAILABLE)
-# Digits after the point that each section was printed with; counts have none.
+# Printed decimals of each section; counts have none.
 DIGITS = {
     "detection_pr_auc": 3,
     "classification_summary": 3,
@@ -118,7 +118,7 @@ class Reproduction:
         """One line: how many agree to the printed digit, agree within tolerance, differ, are not available."""
         counts = Counter(row.verdict for row in self.rows)
         return (
-            f"{counts[AGREES]} agree to the printed digit, {counts[WITHIN_ROOM]} within a stated room, "
+            f"{counts[AGREES]} agree to the printed digit, {counts[WITHIN_ROOM]} within a stated tolerance, "
             f"{counts[DIFFERS]} differ, {counts[NOT_AVAILABLE]} not available"
         )
 
@@ -155,18 +155,19 @@ def published() -> Tree:
     return json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text(encoding="utf-8"))
 
 
+@renamed(weights="model")
 @checked
-def reproduce(weights: WeightsLike, progress: Progress | None = None) -> Reproduction:
-    """Compute every published number that these weights (or this model) of GPT-2 small allow and compare.
+def reproduce(model: WeightsLike, progress: Update | None = None) -> Reproduction:
+    """Compute every published number that a model (GPT-2 small) allows and compare.
 
     Two sections need the unembedding and one needs a forward pass; if the checkpoint lacks what they
     need, their rows say so.
     """
-    with progress_bar("computing", progress) as update, given_weights(weights) as opened:
+    with progress_bar("computing", progress) as update, given_weights(model) as opened:
         return _reproduce(opened, update)
 
 
-def _reproduce(weights: AttentionWeights, progress: Progress) -> Reproduction:
+def _reproduce(weights: AttentionWeights, progress: Update) -> Reproduction:
     _check_is_gpt2_small(weights)
     scores, folded = _all_scores(weights, progress)
     ours, reasons = _from_scores(scores, folded), {}
@@ -199,7 +200,7 @@ def _check_is_gpt2_small(weights: AttentionWeights) -> None:
         )
 
 
-def _all_scores(weights: AttentionWeights, progress: Progress) -> tuple[Scores, Scores]:
+def _all_scores(weights: AttentionWeights, progress: Update) -> tuple[Scores, Scores]:
     """All similarities of the original weights, and those compared after folding."""
     scores = score(weights, DEFAULT_METRICS, "all", progress=progress)
     others = [metric for metric in METRICS if metric not in scores.metrics]
@@ -247,7 +248,7 @@ def _shared_edges(first: Scores, second: Scores, metric: str, pairing: str) -> i
     return len(set.intersection(*tops))
 
 
-def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
+def _from_unembedding(weights: AttentionWeights, progress: Update) -> Tree:
     from headspan.reading.tokens import norm_correlations, unembedding_cosines
 
     correlations = norm_correlations(weights, progress=progress)
@@ -258,7 +259,7 @@ def _from_unembedding(weights: AttentionWeights, progress: Progress) -> Tree:
     }
 
 
-def _from_forward_pass(weights: AttentionWeights, progress: Progress) -> Tree:
+def _from_forward_pass(weights: AttentionWeights, progress: Update) -> Tree:
     from headspan.running.behaviour import behaviour
 
     weights.embedding()  # raises if the checkpoint has no embedding and so cannot be run
@@ -274,9 +275,9 @@ _FROM_EMBEDDING = (
 
 
 def _compare(section: str, ours: Tree | None, reason: str = "", scores: Scores | None = None) -> Iterator[Row]:
-    """One row per published number of a section; ``ours`` is None where it could not be computed, for a reason.
+    """One row per published number of a section; ``ours`` is None if it could not be computed, with a ``reason``.
 
-    scores: what ``ours`` was computed from, for the rooms that depend on them; without them there is no room.
+    scores: the scores behind ``ours``, for tolerances that depend on them; without scores there is no tolerance.
     """
     found = dict(_leaves(ours)) if ours is not None else {}
     digits = DIGITS[section]
@@ -301,7 +302,7 @@ def _compare(section: str, ours: Tree | None, reason: str = "", scores: Scores |
 
 
 class Room(NamedTuple):
-    """The range of a number, for a reason other than the rounding of the printed one."""
+    """The tolerance of a number for a reason other than the rounding of the printed one."""
 
     low: float
     high: float
@@ -309,7 +310,7 @@ class Room(NamedTuple):
 
 
 def _near_tie_room(key: str, value: float, scores: Scores) -> Room:
-    """The area of a single class when float32 errors may reorder nearly tied pairs; means of areas have no room."""
+    """The area of a single class if float32 errors may reorder nearly tied pairs; means have no tolerance."""
     kind, pairing, metric, name = key.split(".")
     if name == "average":
         return Room(value, value, "")
@@ -319,7 +320,7 @@ def _near_tie_room(key: str, value: float, scores: Scores) -> Room:
 
 
 def _kl_room(key: str, value: float, scores: Scores) -> Room:
-    """KL when errors of the scores may put pairs that lie next to the edge of a bin into the neighbouring one."""
+    """KL if score errors may move pairs next to the edge of a bin into the neighbouring bin."""
     name = (PK, Pairing.parse(key))
     values = scores.arrays[name].astype(np.float64)
     errors = np.linspace(-_PK_ERROR, _PK_ERROR, 5)
@@ -342,11 +343,11 @@ ROOMS: dict[str, Callable[[str, float, Scores], Room]] = {
     "outlet_top10": _sum_room,
     "head_scores_top10": _sequence_room,
 }
-"""Why a number of a section may differ from the printed one, apart from rounding."""
+"""Why a number of a section may differ from the printed one, besides rounding."""
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """(dotted key, (head, number)) of every number; head is empty but for the lists of heads with a score."""
+    """(dotted key, (head, number)) of every number; head is empty except in lists of heads with scores."""
     if isinstance(tree, dict):
         for name, branch in tree.items():
             yield from _leaves(branch, (*path, name))

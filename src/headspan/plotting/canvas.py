@@ -1,4 +1,4 @@
-"""Figures without global state: the theme, making a figure, writing it to a file."""
+"""Figures without global state: the theme, creating a figure, writing it to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 160
-MAX_PIXELS = 12_000  # on the longer side of a PNG: viewers refuse much larger ones
+MAX_PIXELS = 12_000  # on the longer side of a PNG; many viewers cannot open larger images
 
 # Fonts with East Asian scripts, in case a token needs one; only those installed are used.
 _WIDE_FONTS = (
@@ -51,7 +51,7 @@ def _theme() -> dict[str, Any]:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "text.color": style.INK,
-        "text.parse_math": False,  # a token or a model name may hold a dollar sign
+        "text.parse_math": False,  # a token or a model name may contain a dollar sign
         "xtick.color": style.MUTED,
         "ytick.color": style.MUTED,
         "xtick.labelcolor": style.INK,
@@ -61,7 +61,7 @@ def _theme() -> dict[str, Any]:
         "legend.fontsize": 8,
         "legend.frameon": False,
         "savefig.facecolor": style.PAPER,
-        "pdf.fonttype": 42,  # text stays text, as publishers ask
+        "pdf.fonttype": 42,  # keep text as text, as publishers ask
         "svg.fonttype": "none",
         "svg.hashsalt": "headspan",  # the same figure gives the same bytes
     }
@@ -69,7 +69,7 @@ def _theme() -> dict[str, Any]:
 
 @contextmanager
 def theme() -> Iterator[None]:
-    """Our look inside the block, whatever the caller's matplotlib settings are."""
+    """Apply headspan's theme inside the block, independent of the caller's matplotlib settings."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -79,16 +79,16 @@ def theme() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, **layout: Any) -> Figure:
-    """A figure of that size in inches, outside pyplot: nothing to close, safe in threads."""
+    """A figure of this size in inches, created without pyplot: nothing to close, safe in threads."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), **layout)
 
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: float = DPI, *, force: bool = False) -> None:
-    """Write a figure in the format its name ends with; the file appears only when complete.
+    """Write a figure in the format given by the file name; the file appears only when complete.
 
-    force: replace a file that is not such a figure.
+    force: replace a file that is not a headspan figure.
     """
     suffix = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
     if suffix not in FORMATS:
@@ -103,10 +103,10 @@ def to_svg(figure: Figure) -> str:
 
 
 def _drawn(figure: Figure, suffix: str, dpi: float) -> bytes:
-    """The bytes of the file: drawn in memory, so that headspan, not matplotlib, reports a full disk."""
+    """The bytes of the file, rendered in memory so that headspan rather than matplotlib reports a full disk."""
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):  # names may contain bytes that are not text, which fonts cannot draw
+    for text in figure.findobj(Text):  # names may contain undecodable bytes, which fonts cannot draw
         shown = text.get_text()
         if not shown.isprintable():
             text.set_text("\n".join(map(visible, shown.split("\n"))))
@@ -126,7 +126,7 @@ def _options(figure: Figure, suffix: str, dpi: float) -> dict[str, Any]:
 
 
 def heat_map(axes: Axes, values: Any, **options: Any) -> AxesImage:
-    """A matrix as even cells in the shared colour scale."""
+    """A matrix as equal cells in the shared colour scale."""
     image = axes.imshow(values, cmap=style.SEQUENTIAL, interpolation="nearest", **options)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -134,7 +134,7 @@ def heat_map(axes: Axes, values: Any, **options: Any) -> AxesImage:
 
 
 def thinned(count: int, most: int = 16) -> list[int]:
-    """At most about ``most`` evenly spaced positions of ``count``, for tick labels that do not touch.
+    """At most about ``most`` evenly spaced positions of ``count``, for tick labels that do not overlap.
 
     >>> thinned(6), thinned(32)
     ([0, 1, 2, 3, 4, 5], [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30])

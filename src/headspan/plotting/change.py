@@ -1,29 +1,32 @@
-"""Figures of change: the drift of every head and role as a heat map, and a training run as small multiples."""
+"""Change figures: drift of every head and role as a heat map, a training run, original against folded weights."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headspan.change.compare import PairingComparison
 from headspan.change.diff import Diff
 from headspan.change.series import Series
 from headspan.plotting import style
 from headspan.plotting.canvas import heat_map, new_figure, save, theme, thinned
 from headspan.results.head_scores import KIND_TITLES
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Role
+from headspan.subspaces.metrics import metric_of
+from headspan.vocabulary.heads import FLOW_PAIRINGS, PAIRINGS, ROLES, Role
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BOLD = 4  # edges of a panel that get a colour of their own and a name
+BOLD = 4  # edges per panel drawn in colour and named
 
 
 def save_change(change: Diff | Series, path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Draw a comparison or a series in the format that the name ends with."""
+    """Draw a comparison or a series in the format given by the file name."""
     with theme():
         save(drift_figure(change) if isinstance(change, Diff) else series_figure(change), path, force=force)
 
@@ -32,7 +35,7 @@ def save_change(change: Diff | Series, path: str | os.PathLike[str], *, force: b
 
 
 def drift_figure(change: Diff) -> Figure:
-    """Heads in rows, roles in columns of one heat map a layer; what is no more than rounding stays empty."""
+    """One heat map per layer, heads in rows and roles in columns. Drift within rounding is left empty."""
     layers = sorted({line.head.layer for line in change.drift})
     rows = max(line.head.index for line in change.drift) + 1
     columns = min(len(layers), 12)
@@ -70,8 +73,8 @@ def drift_figure(change: Diff) -> Figure:
 def _moved(change: Diff) -> str:
     moved, count = sum(line.moved for line in change.drift), len(change.drift)
     if any(math.isnan(line.floor) for line in change.drift):
-        return f"{moved} of {count} weights moved; how much of it is rounding is not known"
-    return f"{moved} of {count} weights moved farther than rounding" + ("; the others stay empty" * (moved < count))
+        return f"{moved} of {count} weights moved; the share due to rounding is unknown"
+    return f"{moved} of {count} weights moved by more than rounding" + ("; the others are left empty" * (moved < count))
 
 
 def _layer_grid(change: Diff, layer: int, rows: int) -> np.ndarray:
@@ -91,7 +94,7 @@ def _short(*names: str) -> str:
 
 
 def series_figure(series: Series) -> Figure:
-    """Small multiples over steps: edges of each pairing, drift by role, and head scores where they were measured."""
+    """Small multiples over steps: edges by pairing, drift by role, and head scores if measured."""
     kinds = [kind for kind in ("previous_token", "induction") if kind in series.head_scores]
     panels = len(FLOW_PAIRINGS) + 1 + len(kinds)
     columns = 3 if panels > 4 else 2
@@ -115,7 +118,7 @@ def series_figure(series: Series) -> Figure:
 
 
 def _edges(axes: Axes, series: Series, pairing: str) -> None:
-    """PK of the edges of one pairing: the strongest at the end in colour and with their names."""
+    """PK of the edges of one pairing; the strongest at the last step are coloured and named."""
     mine = [i for i, edge in enumerate(series.edges) if str(edge.pairing) == pairing]
     order = sorted(mine, key=lambda i: -np.nan_to_num(series.scores[-1, i], nan=-1.0))
     colour = style.ROLE_COLOURS[Role(pairing[1])]
@@ -126,25 +129,25 @@ def _edges(axes: Axes, series: Series, pairing: str) -> None:
         line.set_gid(f"edge:{series.edges[i].source}-{series.edges[i].target}:{pairing}")
     names = "\n".join(f"{series.edges[i].source} → {series.edges[i].target}" for i in order[:BOLD])
     axes.text(0.03, 0.97, names, transform=axes.transAxes, va="top", fontsize=6.5, color=style.INK)
-    axes.set_title(f"{pairing}: edges ever among the top {series.k}", loc="left", fontsize=9)
+    axes.set_title(f"{pairing}: edges in the top {series.k} at some step", loc="left", fontsize=9)
     axes.set_ylabel("PK")
 
 
 def _drift(axes: Axes, series: Series) -> None:
-    """How far heads of each role stand from where they end, on average and for the middle half of them."""
+    """Drift of each role's heads from the last step: mean and interquartile range."""
     for role in ROLES:
         values = series.from_last[role]
         low, high = np.nanpercentile(values, [25, 75], axis=1)
         axes.fill_between(series.numbers, low, high, color=style.ROLE_COLOURS[role], alpha=0.15, lw=0)
         axes.plot(series.numbers, np.nanmean(values, axis=1), color=style.ROLE_COLOURS[role], lw=1.4, label=str(role))
     axes.legend(loc="upper right", ncols=2)
-    axes.set_title("drift from the last step: mean, middle half", loc="left", fontsize=9)
+    axes.set_title("drift from the last step: mean, interquartile range", loc="left", fontsize=9)
     axes.set_ylabel("1 − PK/rank")
     axes.set_ylim(bottom=0)
 
 
 def _head_scores(axes: Axes, series: Series, kind: str) -> None:
-    """One kind of head score: the best heads at the end in ink and with their names."""
+    """One kind of head score; the best heads at the last step are highlighted and named."""
     values = series.head_scores[kind]
     order = np.argsort(-values[-1], kind="stable")
     for place, i in reversed(list(enumerate(order))):
@@ -156,3 +159,29 @@ def _head_scores(axes: Axes, series: Series, kind: str) -> None:
     axes.set_title(f"{KIND_TITLES.get(kind, kind)} scores", loc="left", fontsize=9)
     axes.set_ylabel("mean attention")
     axes.set_ylim(0, 1)
+
+
+# -- original and folded weights -----------------------------------------------------------------------------
+
+
+def mse_figure(lines: Sequence[PairingComparison]) -> Figure:
+    """Bars of the mean squared difference between original and folded weights, by pairing and similarity."""
+    metrics = dict.fromkeys(line.metric for line in lines)
+    errors = {metric: {line.pairing: line.mse for line in lines if line.metric == metric} for metric in metrics}
+    colours = style.GROUP_COLOURS["first only"], style.GROUP_COLOURS["second only"]
+    figure = new_figure(8.4, 3.1)
+    axes = figure.add_axes((0.085, 0.12, 0.9, 0.7))
+    width = 0.8 / len(errors)
+    for i, (metric, by_pairing) in enumerate(errors.items()):
+        name = style.metric_short(metric) + (" / d_head" if metric_of(metric).grows_with_rank else "")
+        x = np.arange(len(PAIRINGS)) + (i - (len(errors) - 1) / 2) * width
+        bars = axes.bar(x, [by_pairing[p] for p in PAIRINGS], width * 0.92, color=colours[i % 2], label=name)
+        for pairing, bar in zip(PAIRINGS, bars, strict=True):
+            bar.set_gid(f"bar:{metric}:{pairing}")
+    axes.set_xticks(range(len(PAIRINGS)), [str(pairing) for pairing in PAIRINGS])
+    axes.tick_params(axis="x", length=0)
+    axes.set(ylabel="mean squared difference", xlim=(-0.6, len(PAIRINGS) - 0.4))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axes.set_title("Original against folded weights, forward pairs", loc="left")
+    axes.legend()
+    return figure

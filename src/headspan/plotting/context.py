@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from headspan.graphs.selection import wiring
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import usual_dimension
 from headspan.subspaces.metrics import DEFAULT_METRICS
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
 
@@ -26,11 +26,11 @@ SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. The
 
 @dataclass
 class Context:
-    """Inputs of the figures. What takes time is made when a figure first asks for it, and once.
+    """Inputs of the figures. Slow parts are computed once, when a figure first needs them.
 
-    ``weights`` are those that ``scores`` came from; ``text`` is the sentence for attention patterns; ``model`` is
-    what to run for them (the weights' own reference when not given); ``run`` allows to run it for head scores
-    too, which takes longer. ``notes`` collects what was left out of the figures and why.
+    ``weights`` are those that ``scores`` came from. ``text`` is the sentence for attention patterns, and ``model`` is
+    the model to run on it (by default the weights' own reference). ``run`` also allows running it for head scores,
+    which takes longer. ``notes`` collects what was left out of the figures and why.
     """
 
     scores: Scores
@@ -40,12 +40,12 @@ class Context:
     text: str = SENTENCE
     model: Any = None
     run: bool = False
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Update = lambda done, total: None
     notes: list[str] = field(default_factory=list)
 
     @property
     def flow(self) -> tuple[Pairing, ...]:
-        """Those of OQ, OK and OV that have been scored."""
+        """The scored pairings among OQ, OK and OV."""
         present = tuple(pairing for pairing in FLOW_PAIRINGS if pairing in self.scores.pairings)
         if not present:
             raise HeadspanError("it needs OQ, OK or OV, and this result has none of them")
@@ -53,9 +53,9 @@ class Context:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The similarities that pictures compare: PK and CS, or what there is."""
+        """The similarities that figures compare: PK and CS, or whatever was scored."""
         if not self.scores.metrics:
-            raise HeadspanError("this result has no scores. Make one with headspan score")
+            raise HeadspanError("this result has no scores. Make one with `hs.score(model)`")
         return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
 
     def need_metrics(self, *metrics: str) -> None:
@@ -70,18 +70,18 @@ class Context:
 
     def need_weights(self) -> AttentionWeights:
         if self.weights is None:
-            raise HeadspanError("the weights are needed. Give the model itself, or the result and --weights MODEL")
+            raise HeadspanError("the weights are needed. Give the model itself, or the result and `model`")
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
-        """The paper's wiring: the k best of OQ, OK and OV, and of what nodes write and read where there are some."""
+        """The paper's wiring: the k best edges of OQ, OK and OV, and of the pairings of nodes if there are any."""
         scores = self.scores if scores is None else scores
         nodes = [pairing for pairing in NODE_PAIRINGS if (metric, pairing) in scores]
         return wiring(scores, [*self.flow, *nodes], metric, self.k if k is None else k, labels=self.labels)
 
     @cached_property
     def folded_scores(self) -> Scores:
-        """PK and CS of the folded weights, in all sixteen pairings."""
+        """PK and CS of the folded weights, for all sixteen pairings."""
         from headspan.models.folding import fold
         from headspan.scoring.run import score
 
@@ -94,7 +94,7 @@ class Context:
 
     @cached_property
     def behaviour(self) -> BehaviourScores:
-        """Head scores kept with the result, or measured now where that is allowed."""
+        """Head scores stored in the result, or measured now if allowed."""
         from headspan.results.head_scores import BehaviourScores
         from headspan.running.behaviour import behaviour
 
@@ -103,11 +103,13 @@ class Context:
             return BehaviourScores.from_dict(kept)
         if self.run:
             return behaviour(self._running, progress=self.progress)
-        raise HeadspanError("this result has no head scores. Measure them with headspan behaviour, or add --run")
+        raise HeadspanError(
+            "this result has no head scores. Measure them with `hs.behaviour(model)`, or add `run=True`"
+        )
 
     @cached_property
     def patterns(self) -> AttentionPatterns:
-        """Attention of every head on the sentence; an error where the model cannot be run."""
+        """Attention of every head on the sentence; an error if the model cannot be run."""
         from headspan.running.behaviour import attention_patterns
 
         return attention_patterns(self._running, self.text)
@@ -118,7 +120,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> dict[Head, list[str]]:
-        """The ten tokens nearest to what each head writes; empty where the model has no unembedding."""
+        """The ten tokens nearest to what each head writes; empty if the model has no unembedding."""
         from headspan.reading.tokens import all_tokens
 
         try:
@@ -129,6 +131,6 @@ class Context:
         return {entry.head: [token.token for token in entry.tokens] for entry in found}
 
     def dimensions(self) -> tuple[int, int]:
-        """The dimensions in which heads' outputs meet, and the commonest subspace dimension of them."""
+        """The ambient dimension of the heads' outputs, and their most common subspace dimension."""
         ranks = self.scores.ranks(Role.O).tolist()
         return usual_dimension(self.scores, Pairing(Role.O, Role.O)), max(set(ranks), key=ranks.count)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def kl_figure(scores: Scores) -> Figure:
     """KL(random ‖ observed) of all pairings, and the pairings farthest from and nearest to chance.
 
-    Beside each KL stands the shift of the mean in random standard deviations, which says how far when KL cannot:
-    with few pairs KL leaves out most of the random mass. It is not shown then, and the shift chooses the histograms.
+    Each KL is accompanied by the shift of the mean in random standard deviations. With few pairs the KL leaves out most
+    of the random mass; it is then not shown, and the shift selects the histograms.
     """
     found = {line.pairing: line for line in summarise(scores, kl=True)}
     figure = new_figure(8.6, 3.9)
@@ -75,7 +75,7 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     ranks, ranks2 = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
     d = dimension_at(scores, pairing, rows, columns)
     mean, variance = (float(np.mean(moment)) for moment in moments(d, ranks, ranks2))
-    # The bins of the KL divergence, so that the picture shows what the number measures.
+    # Use the bins of the KL divergence, so that the histogram shows what the number measures.
     bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256).tolist()
     axes.hist(
         values,
@@ -154,5 +154,5 @@ def _normal(x: np.ndarray, mean: float, variance: float) -> np.ndarray:
 
 
 def _scaled_chi(y: np.ndarray, d: int) -> np.ndarray:
-    """Density of a squared standard normal number divided by d."""
+    """Density of a squared standard normal variable divided by d."""
     return np.sqrt(d / (2 * np.pi * y)) * np.exp(-d * y / 2)

@@ -22,7 +22,7 @@ class DrawnWiring(Wiring):
         return wiring_svg(self) if self.edges else None
 
     def _repr_html_(self) -> str | None:
-        """In place of an empty drawing, what would not be empty."""
+        """A message with what to try instead of an empty drawing."""
         return None if self.edges else "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 

@@ -74,7 +74,7 @@ def _draw(axes: Axes, wiring: Wiring, layout: EllipseLayout, colours: Mapping[st
         letters = 6.2 if len(str(node.head)) < 6 else 5.4
         draw_name(axes, node, layout.places[node.head], letters if isinstance(node.head, Head) else 4.8)
     for edge, strength in by_strength(wiring):
-        # Parallel edges of different pairings bend by different amounts, so that each can be seen.
+        # Parallel edges of different pairings bend by different amounts, so that all are visible.
         bend = 0.07 + 0.1 * wiring.pairings.index(edge.pairing) if len(wiring.pairings) <= 4 else 0.1
         axes.add_patch(
             FancyArrowPatch(

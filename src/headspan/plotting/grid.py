@@ -1,8 +1,8 @@
 """The wiring on the layer × head grid, each head with its class and its tokens (figure 6 of the paper).
 
-Layers go from left to right, as information does; heads go down, shared key/value heads below the query heads. Nodes
-other than heads are drawn between the layers, where they read and write: before the first layer what comes with
-the embedding, after the last what the unembedding reads.
+Layers run from left to right, heads from top to bottom, with shared key/value heads below the query heads. Other nodes
+are drawn between the layers, where they read and write: nodes of the embedding before the first layer, nodes that the
+unembedding reads after the last.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tokens = Mapping[Head, Sequence[str]]
-_MANY = 16  # more layers or heads than this, and cells get smaller
-_TOO_MANY = 500  # more cells than this, and boxes with tokens would make the names unreadably small
+_MANY = 16  # with more layers or heads than this, cells get smaller
+_TOO_MANY = 500  # with more cells than this, boxes with tokens would make the names too small to read
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Cells:
     wiring: Wiring
     layers: tuple[int, ...]
     columns: tuple[float, ...]  # the layers, and the gaps between them for nodes: 2.5 is after layer 2
-    rows: tuple[Head, ...]  # one head per row, layer 0: only index and kv count
+    rows: tuple[Head, ...]  # one head per row, as a head of layer 0: only index and kv matter
     levels: Mapping[Node, float]  # the row of every node in its gap
     cell: Point
     box: Point
@@ -89,7 +89,7 @@ class _Cells:
         return self.columns.index(head.layer) * self.cell[0], -row * self.cell[1]
 
     def box_of(self, node: Wired, tokens: Tokens) -> Point:
-        """Heads without tokens get a low box even where others have some."""
+        """Heads without tokens get a low box even if others have tokens."""
         return self.box if not tokens or (isinstance(node.head, Head) and node.head in tokens) else (self.box[0], 0.27)
 
     @property
@@ -98,7 +98,7 @@ class _Cells:
         return len(self.columns) * self.cell[0], max(len(self.rows) + self.apart, deepest) * self.cell[1]
 
     def unwired(self) -> list[Point]:
-        """Places of the heads that are on the grid but on no edge."""
+        """Positions of the heads on the grid that have no edge."""
         table = self.wiring.scores.ports
         wired = {node.head for node in self.wiring.nodes}
         rest = [head for head in table.heads if head not in wired]
@@ -116,9 +116,9 @@ def _row(head: Head) -> Head:
 
 
 def gap_of(node: Node, layers: Collection[int]) -> float:
-    """Between which layers a node is drawn: half a layer behind the last one whose attention it follows.
+    """The position between layers where a node is drawn: half a layer after the last attention that precedes it.
 
-    A node at the entrance of a layer has the position of its attention (reading) or the one before (writing).
+    A node at the input of a layer has the position of its attention (reading) or the one before (writing).
 
     >>> [gap_of(Node(position, 0, "n"), range(3)) for position in (-1, 0, 1, 2, 3, 2**31)]
     [-0.5, -0.5, 0.5, 0.5, 1.5, 2.5]
@@ -128,7 +128,7 @@ def gap_of(node: Node, layers: Collection[int]) -> float:
 
 
 def _levels(nodes: Sequence[Node], wiring: Wiring, layers: Collection[int], rows: Sequence[Head]) -> dict[Node, float]:
-    """A row for every node: those of one gap below each other in the middle, in the order of the heads they lead to."""
+    """A row for every node: the nodes of one gap are stacked in the middle, in the order of the heads they lead to."""
     heights: dict[Node, list[int]] = {node: [] for node in nodes}
     place = {row: i for i, row in enumerate(rows)}
     for edge in wiring.edges:
@@ -171,7 +171,7 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
 
 
 def _frame(axes: Axes, cells: _Cells) -> None:
-    """Limits, names of layers and heads along the sides, and a dot for every head without an edge."""
+    """Axis limits, names of layers and heads along the sides, and a dot for every head without an edge."""
     (cell_x, cell_y), (width, height) = cells.cell, cells.size
     axes.set(xlim=(-cell_x / 2, width - cell_x / 2), ylim=(cell_y / 2 - height, cell_y / 2))
     axes.spines[:].set_visible(False)
@@ -220,7 +220,7 @@ def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: 
     x1, y1 = x1 - cells.box[0] / 2, y1 + port * heights[edge.target]
     reach = max((x1 - x0) * 0.45, 0.14)
     bow = 0.0
-    if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # would run behind the heads between them
+    if abs(y1 - y0) < cells.cell[1] / 2 and x1 - x0 > cells.cell[0]:  # a straight line would run behind heads
         bow = 0.72 * cells.cell[1] * (1 if port >= 0 else -1)
     curve = Path(
         [(x0, y0), (x0 + reach, y0 + bow), (x1 - reach, y1 + bow), (x1, y1)],

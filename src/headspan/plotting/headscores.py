@@ -1,4 +1,4 @@
-"""Head scores as heat maps, each with the attention of its best head (figure 7 of the paper, and later ones)."""
+"""Head scores as heat maps, each with the attention of its best head (figure 7 of the paper and following)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def head_score_figure(scores: BehaviourScores, kinds: Sequence[str], patterns: AttentionPatterns | None) -> Figure:
-    """One row per kind: all heads on the left, the attention of the best one on the right where it is known."""
+    """One row per kind: all heads on the left, the attention of the best one on the right if known."""
     columns = 1 if patterns is None else 2
     figure = new_figure(4.6 * columns + 0.2, 4.1 * len(kinds))
     height = figure.get_figheight()

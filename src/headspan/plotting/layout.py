@@ -1,7 +1,7 @@
-"""Where heads go in the ellipse diagram: labelled ones inside, the rest around, time from left to right.
+"""Positions of heads in the ellipse diagram: labelled heads inside, the rest around, layers from left to right.
 
-Places are fixed first, evenly spread; heads take them in layer order; then pairs of heads trade places as long as
-that lowers a cost made of crossings, edges that run over heads, edge length and disorder of layers.
+First a set of evenly spread places is fixed, and heads take them in layer order. Then pairs of heads swap places as
+long as this lowers a cost made of crossings, edges that run over heads, edge length and disorder of layers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from headspan.graphs.graph import Wiring
 from headspan.vocabulary.heads import Port, positions_of
 
 ASPECT = 1.5  # width over height of the ellipse
-_TRIALS = 6000  # trades tried at most, and
-_MOST_EDGES = 400  # beyond this none: keeps a drawing with hundreds of heads within seconds
+_TRIALS = 6000  # most swaps tried
+_MOST_EDGES = 400  # no swaps beyond this, so that drawing hundreds of heads takes seconds
 _PER_RING = 36  # boxes around the ellipse before a second ring begins
 _CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 3.0, 0.45, 0.35
 
 
 @dataclass(frozen=True)
 class EllipseLayout:
-    """Centre of every head, and the half axes of the ellipse (0 without labels); the unit is the width of a box."""
+    """Centre of every head, and the half axes of the ellipse (0 without labels), in units of the box width."""
 
     places: dict[Port, tuple[float, float]]
     half_axes: tuple[float, float]
@@ -37,7 +37,7 @@ class EllipseLayout:
 
 
 def ellipse_layout(wiring: Wiring) -> EllipseLayout:
-    """Places for all heads of a wiring."""
+    """Positions of all heads of a wiring."""
     labelled = [node.head for node in wiring.nodes if node.labels]
     inside = labelled or [node.head for node in wiring.nodes]  # without labels there is no outside
     outside = [node.head for node in wiring.nodes if not node.labels] if labelled else []
@@ -55,7 +55,7 @@ def ellipse_layout(wiring: Wiring) -> EllipseLayout:
 
 
 def _half_axes(inside: int, outside: int) -> tuple[float, float]:
-    """An ellipse with room for the boxes inside, whose rings have room for those outside."""
+    """Half axes of an ellipse with room for the boxes inside and for those on the rings around it."""
     height = max(2.0, np.sqrt(inside * 1.75 / (np.pi * ASPECT)))
     while sum(room[-1] for _, room in _rings(outside, (height * ASPECT, height))) < outside:
         height *= 1.03
@@ -76,18 +76,18 @@ def _fill(count: int, half: tuple[float, float]) -> np.ndarray:
         here = float(np.interp((first + last) / 2 / count, area, x)) * 0.92
         reach = np.sqrt(1 - here**2) * 0.9
         heights = (np.arange(last - first) + 0.5) / (last - first) * 2 - 1 if last > first + 1 else np.zeros(1)
-        shift = 0.1 * (-1) ** len(places)  # so that heads of neighbouring columns do not line up
+        shift = 0.1 * (-1) ** len(places)  # keeps heads of neighbouring columns from lining up
         places += [(here * half[0], float(h * reach * half[1]) + shift) for h in heights[: last - first]]
     return np.array(places)
 
 
 def _rings(count: int, half: tuple[float, float]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """One ring around the ellipse, or several for many boxes: its points, and how many boxes fit up to each point."""
+    """One or more rings around the ellipse: their points, and how many boxes fit up to each point."""
     angle = np.linspace(0, 2 * np.pi, 2001)
     rings = []
     for i in range(-(-count // _PER_RING)):
         path = np.column_stack([(half[0] + 0.85 + 1.5 * i) * np.cos(angle), (half[1] + 0.62 + i) * np.sin(angle)])
-        # A box is wider than it is high: neighbours side by side need more room, with an arrow between them.
+        # A box is wider than high, so neighbours side by side need more room, with an arrow between them.
         steps = np.hypot(*(np.diff(path, axis=0) / (1.45, 1.05)).T)
         rings.append((path, np.concatenate([[0], np.cumsum(steps)])))
     return rings
@@ -107,7 +107,7 @@ def _ring(count: int, half: tuple[float, float]) -> np.ndarray:
 
 
 def _trade(places: np.ndarray, ends: np.ndarray, layers: np.ndarray, inside: int) -> np.ndarray:
-    """Which place every head takes, after trades inside each of the two groups."""
+    """The place of every head after swaps within each of the two groups."""
     count = len(places)
     taken = np.arange(count)
     if count < 2 or len(ends) == 0 or len(ends) > _MOST_EDGES:
@@ -133,7 +133,7 @@ def _trade(places: np.ndarray, ends: np.ndarray, layers: np.ndarray, inside: int
 
 
 def _layer_columns(places: np.ndarray, layers: np.ndarray) -> np.ndarray:
-    """The x that each head would have if layers alone decided, from left to right."""
+    """The x that each head would have if only layers mattered."""
     reach = np.abs(places[:, 0]).max()
     order = np.sort(layers)
     below, upto = np.searchsorted(order, layers, side="left"), np.searchsorted(order, layers, side="right")
@@ -141,12 +141,12 @@ def _layer_columns(places: np.ndarray, layers: np.ndarray) -> np.ndarray:
 
 
 def _cost(points: np.ndarray, ends: np.ndarray, wanted: np.ndarray, heads: np.ndarray, touched: np.ndarray) -> float:
-    """That part of the cost which depends on where some heads, and with them the touched edges, are."""
+    """The part of the cost that depends on the positions of some heads and their edges (``touched``)."""
     start, stop = points[ends[:, 0]], points[ends[:, 1]]
     cross = _cross(start[touched], stop[touched], start, stop)
     over = _overruns(points, ends[touched], np.arange(len(points))) + _overruns(points, ends[~touched], heads)
     return (
-        _CROSSING * float(cross.sum() - cross[:, touched].sum() / 2)  # a pair of touched edges was seen twice
+        _CROSSING * float(cross.sum() - cross[:, touched].sum() / 2)  # pairs of touched edges are counted twice
         + _OVERRUN * over
         + _LENGTH * float(np.hypot(*(stop - start)[touched].T).sum())
         + _DISORDER * float(np.abs(points[heads, 0] - wanted[heads]).sum())
@@ -170,7 +170,7 @@ def _side(p: np.ndarray, q: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 
 def _overruns(points: np.ndarray, ends: np.ndarray, heads: np.ndarray) -> int:
-    """How many times an edge runs over the box of one of these heads that it does not belong to."""
+    """How often an edge runs over the box of one of these heads that is not one of its ends."""
     start, stop = points[ends[:, 0]], points[ends[:, 1]]
     along = stop - start
     offset = points[heads][None] - start[:, None]

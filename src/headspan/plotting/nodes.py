@@ -1,4 +1,4 @@
-"""What the wiring diagrams share: a head as a box in its label colours, an edge as an arrow, and the legend."""
+"""Shared by the wiring diagrams: a head as a box in its label colours, an edge as an arrow, and the legend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-FAINTEST, DARKER = 0.14, 1.05  # the opacity of an edge at chance, and how it grows with its strength: as on the page
+FAINTEST, DARKER = 0.14, 1.05  # opacity of an edge at chance, and its slope with strength; the same as on the page
 Point = tuple[float, float]
 
 
 def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> Patch:
-    """A rounded box, striped if a head has several labels; other nodes have the outline of their kind."""
+    """A rounded box, striped if a head has several labels. Other nodes have the outline of their kind."""
     from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
     (x, y), (width, height) = centre, size
@@ -51,7 +51,7 @@ def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mappin
 
 
 def draw_name(axes: Axes, node: Node, where: Point, fontsize: float, **options: Any) -> None:
-    """The head's name, bold when it carries a label; of another node as much of its name as has room."""
+    """The head's name, bold if it has a label. Names of other nodes are cut to fit."""
     options = {"ha": "center", "va": "center_baseline", **options}
     weight = "bold" if node.labels else "normal"
     text = str(node.head) if isinstance(node.head, Head) else shortened(str(node.head))
@@ -60,7 +60,7 @@ def draw_name(axes: Axes, node: Node, where: Point, fontsize: float, **options: 
 
 
 def node_shape(kind: str) -> Sequence[Point]:
-    """The outline of a kind of node, in a box from −½ to ½; the neuron of an expert looks like any neuron."""
+    """The outline of a kind of node, in a box from −½ to ½. Neurons of experts look like other neurons."""
     return style.NODE_SHAPES.get(kind.rpartition(" ")[2], style.OTHER_SHAPE)
 
 
@@ -85,7 +85,7 @@ def kind_handles(*wirings: Wiring) -> list[Artist]:
 
 
 def edge_look(edge: Edge, strength: float) -> dict[str, Any]:
-    """Colour, dashes, opacity and identity of an edge; ``strength`` from `Wiring.strengths`."""
+    """Colour, dashes, opacity and id of an edge; ``strength`` comes from `Wiring.strengths`."""
     return {
         "color": style.pairing_colour(edge.pairing),
         "linestyle": style.SOURCE_DASHES[edge.pairing.source],
@@ -95,7 +95,7 @@ def edge_look(edge: Edge, strength: float) -> dict[str, Any]:
 
 
 def by_strength(wiring: Wiring) -> Iterator[tuple[Edge, float]]:
-    """Edges with their strengths, the strongest last, so that they lie on top."""
+    """Edges with their strengths, the strongest last so that they are drawn on top."""
     return iter(sorted(zip(wiring.edges, wiring.strengths(), strict=True), key=lambda pair: pair[1]))
 
 
@@ -116,7 +116,7 @@ def pairing_handles(pairings: Sequence[Pairing]) -> list[Artist]:
 
 
 def label_handles(names: Sequence[str], colours: Mapping[str, str]) -> list[Artist]:
-    """Legend entries for head classes, and one for heads in none."""
+    """Legend entries for head classes, and one for heads without a class."""
     from matplotlib.patches import Patch
 
     handles: list[Artist] = [
@@ -129,6 +129,6 @@ def label_handles(names: Sequence[str], colours: Mapping[str, str]) -> list[Arti
 
 
 def shown_labels(*wirings: Wiring) -> list[str]:
-    """The labels that at least one head of these wirings carries, in their own order."""
+    """The labels that at least one head of these wirings has, in their usual order."""
     present = {name for wiring in wirings for node in wiring.nodes for name in node.labels}
     return [name for name in dict.fromkeys(n for wiring in wirings for n in wiring.label_names) if name in present]

@@ -1,8 +1,8 @@
-"""The one palette: colours of roles, pairings, labels and groups, safe for colour-blind readers.
+"""The palette of all figures and pages: colours of roles, pairings, labels and groups, safe for colour-blind readers.
 
-Roles and groups use the Okabe–Ito colours, which stay apart under every common colour deficiency, as lines and points.
-Labels have light fills for black text, far from every colour of a role and apart from each other in the same way.
-No matplotlib here, so that the report can take its colours from the same place.
+Roles and groups use the Okabe–Ito colours, which remain distinct under every common colour deficiency, as lines and
+as points. Labels have light fills for black text, distinct from each other and from the role colours in the same way.
+This module does not import matplotlib, so that the report can use the same colours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headspan.vocabulary.heads import Pairing, Role
 ROLE_COLOURS: dict[Role, str] = {
     Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "#009E73", Role.O: "#CC79A7", Role.R: "#663311", Role.W: "#7711DD",
 }  # fmt: skip
-# The colour of an edge says what the target reads; its dashes say what the source is compared with.
+# The colour of an edge shows what the target reads; its dashes show which weight of the source is compared.
 SOURCE_DASHES: dict[Role, Any] = {
     Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-.", Role.W: (0, (3.2, 1.2)), Role.R: (0, (3, 1, 1, 1, 1, 1)),
 }  # fmt: skip
@@ -37,7 +37,7 @@ OTHER_SHAPE = (
 )  # fmt: skip
 NODE_FILL = "#FFFFFF"
 
-# A class has its colour by its name, in every figure and page; names that are not known share the other colours.
+# A class has the same colour in every figure and page. Unknown names share the remaining colours.
 CLASS_COLOURS = {
     "previous_token": "#DDDD77",
     "induction": "#BB99FF",
@@ -53,7 +53,7 @@ UNLABELLED = "#F4F4F4"
 INK, MUTED, FAINT, GROUND, PAPER = "#1A1A1A", "#5F6368", "#D9DCE0", "#FBFAF5", "#FFFFFF"
 
 GROUP_COLOURS = {"both": "#CC79A7", "first only": "#0072B2", "second only": "#D55E00", "neither": "#B8BCC2"}
-SEQUENTIAL = "cividis"  # perceptually even, and the same for readers with and without colour deficiency
+SEQUENTIAL = "cividis"  # perceptually uniform, also for readers with a colour deficiency
 HISTOGRAM, DENSITY, SECOND_DENSITY = "#A9C4DE", "#D55E00", "#1A1A1A"
 
 
@@ -67,10 +67,10 @@ def pairing_colour(pairing: Pairing) -> str:
 
 
 def label_colours(names: Sequence[str]) -> dict[str, str]:
-    """A fill for every label: by its name alone, unless another label of the list has that colour already.
+    """A fill for every label, determined by its name unless another label of the list already has that colour.
 
-    A name that is not in the table begins with a place that its letters give and takes the next free colour; after
-    the tenth label the colours come round again. The order of the list changes nothing.
+    A name that is not in the table starts at a position derived from its letters and takes the next free colour; after
+    the tenth label colours repeat. The order of the list does not matter.
 
     >>> label_colours(["induction", "poetry"])["induction"] == label_colours(["induction"])["induction"]
     True
@@ -86,7 +86,7 @@ def label_colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def label_title(name: str) -> str:
-    """A label as people write it.
+    """A label as a readable title.
 
     >>> label_title("backup_name_mover")
     'Backup name mover'

@@ -25,11 +25,11 @@ _SHADE = {0: "previous_token", 1: "induction"}
 
 
 def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, seed: int = 0) -> float:
-    """Mean score between ``pairs``² pairs of heads whose weights are standard normal numbers."""
+    """Mean score over ``pairs``² pairs of heads with standard normal weights."""
     from headspan.scoring.run import score
 
     random = np.random.default_rng(seed)
-    # Roles that the result does not compare are there only to make a model: any width will do.
+    # Roles that the result does not compare are needed only to build a model, so any width will do.
     known = scores.role_ranks
     widths = {role: max(int(max(known.get(r, [1]))) for r in (role, role.partner)) for role in ROLES}
     d = usual_dimension(scores, pairing)
@@ -78,7 +78,7 @@ def _layers(scores: Scores) -> list[int]:
 
 
 def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
-    """The two best previous-token heads of the first layer and induction heads of the second, with their scores."""
+    """The two best previous-token heads of layer one and induction heads of layer two, with their scores."""
     if behaviour is None:
         return {}
     layers = sorted({head.layer for head in behaviour.heads})
@@ -90,7 +90,7 @@ def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
 
 
 def _draw(axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Mapping[Head, float]) -> None:
-    """The heads of the first layer below, those of the second above, and a line for every pair above chance."""
+    """Heads of the first layer below, of the second above, and a line for every pair above chance."""
     strength = strengths(scores, metric, pairing)
     sides = zip(pairing, _layers(scores), strict=True)
     rows = [[head for head in scores.heads(role) if head.layer == layer] for role, layer in sides]

@@ -1,1 +1,1 @@
-"""What single heads, pairs and nodes have in them: tokens, shared directions, overlaps."""
+"""The content of single heads, pairs and nodes: tokens, shared directions, overlaps."""

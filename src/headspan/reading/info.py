@@ -1,4 +1,4 @@
-"""A model's architecture, the tensors headspan would read, and the rank of every head."""
+"""A model's architecture, the tensors that headspan would read, and the rank of every head."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _PLACES = {
 }
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
 FOLD_ADVICE = {
-    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
+    ("rms", "pre"): "advised for RMSNorm: folded scores follow effects a little better (one model measured)",
     (
         "rms",
         "sandwich",
     ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
     ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
-_SHOWN = 8  # lines of a list before it is cut short
+_SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
 
 
 class Info(dict[str, Any]):
-    """The facts about a model by name, as JSON-able values; printed, they read as ``headspan info`` shows them."""
+    """The facts about a model by name, as JSON values; its text is the output of ``headspan info``."""
 
     def lines(self) -> list[str]:
         """The facts as text."""
@@ -47,7 +47,7 @@ class Info(dict[str, Any]):
         lines = [f"{name:<14}{value}" for name, value in rows.items()]
         lines += [f"{'':<14}{t['name']}  {_bytes(t['bytes'])}" for t in self["tensors"][:_SHOWN]]
         if len(self["tensors"]) > _SHOWN:
-            lines.append(f"{'':<14}… and {len(self['tensors']) - _SHOWN} more (--json lists all)")
+            lines.append(f"{'':<14}… and {len(self['tensors']) - _SHOWN} more")
         lines += [f"{'note':<14}{note}" for note in self["notes"]]
         if "fingerprint" in self:
             lines.append(f"{'fingerprint':<14}{self['fingerprint']}")
@@ -185,13 +185,13 @@ def _check_lines(check: dict[str, Any]) -> Iterator[str]:
         yield f"{'rank of ' + role:<14}{ranks} of {seen['full']}, {seen['heads']} heads"
     short = check["rank_deficient"]
     for head in short[:_SHOWN]:
-        yield f"{'':<14}{head['head']} has rank {head['rank']} only"
+        yield f"{'':<14}{head['head']} has only rank {head['rank']}"
     if len(short) > _SHOWN:
-        yield f"{'':<14}… and {len(short) - _SHOWN} more (--json lists all)"
+        yield f"{'':<14}… and {len(short) - _SHOWN} more"
 
 
 def _bytes(size: int) -> str:
-    """A size as people write it.
+    """A human-readable size.
 
     >>> _bytes(512), _bytes(117_000_000)
     ('512 B', '117.0 MB')

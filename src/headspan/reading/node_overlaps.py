@@ -1,13 +1,14 @@
 """Which heads write a direction, and which read it: probes, features, adapters, neurons, tokens.
 
-The share of a direction u in a head's port is ‖Uᵀu‖²/‖u‖², U an orthonormal basis of the port: the part of u that the
-head can write (O) or read (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers compare it with chance:
+The share of a direction u in a head's port is ‖Uᵀu‖²/‖u‖², where U is an orthonormal basis of the port: the part of u
+that the head can write (O) or read (Q, K, V). For a subspace of r dimensions it is PK/r. Three numbers compare it with
+chance:
 
-* p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, m the rank of the port; for
-  subspaces see :func:`headspan.subspaces.random_subspaces.random_law`. Trained directions are not uniform, so a small p
-  alone is weak evidence.
+* p: for a uniformly random direction the share follows Beta(m/2, (d − m)/2) exactly, where m is the rank of the port;
+  for subspaces see :func:`headspan.subspaces.random_subspaces.random_law`. Trained directions are not uniform, so a
+  small p alone is weak evidence.
 * z: PK against random subspaces, in their standard deviations.
-* p_kind: the fraction of other nodes of its kind with as large a share in the same port, (1 + those)/(1 + all others).
+* p_kind: the fraction of other nodes of its kind with at least this share in the same port, (1 + count)/(1 + others).
 
 Each is for one pair. The smallest p among N ports is about 1/N by chance.
 """
@@ -15,7 +16,7 @@ Each is for one pair. The smallest p among N ports is about 1/N by chance.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,12 @@ from headspan.statistics.dimension import dimension_between
 from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 
 COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
-_AT_ONCE = 1024  # nodes whose rows are made together
-MOST_ROWS = 50_000  # rows node by node; beyond them a result is listed head by head
+_AT_ONCE = 1024  # nodes whose rows are computed together
+MOST_ROWS = 50_000  # most rows listed by node; larger results are listed by head
 
 Several = str | os.PathLike[str] | list[Any] | tuple[Any, ...]
 
@@ -53,7 +55,7 @@ def nodes(
     k: int = 10,
     seed: int = 0,
     memory: int | str = 2**30,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Update | None = None,
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
@@ -78,8 +80,8 @@ def nodes(
     sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or "
-            "unembedding"
+            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
+            "`unembedding`"
         )
     search = Search(weights, sets, k, budget, seed, progress)
     search.run()
@@ -89,7 +91,7 @@ def nodes(
 class NodeReport(Tabular):
     """The strongest writers and readers of nodes, and the nodes that each head writes and reads most.
 
-    rows: node by node, or head by head where there are too many nodes for a list; by_node and by_head say which.
+    rows: by node, or by head if there are too many nodes to list; by_node and by_head choose explicitly.
     """
 
     def __init__(self, search: Search) -> None:
@@ -100,7 +102,7 @@ class NodeReport(Tabular):
         self.notes = [*dict.fromkeys(note for found in self._sets for note in found.notes), *search.notes]
         lost = sum(int(np.count_nonzero(ranks == 0)) for side in self._sides for ranks in side.node_ranks.values())
         if lost:
-            self.notes.append(f"{lost} ports of nodes have the length 0, so they have no direction and are left out")
+            self.notes.append(f"{lost} ports of nodes have length 0, so they have no direction and are left out")
         self.count = int(self._offsets[-1])
         self.ports = sum(len(ports) for side in self._sides for ports, _ in side.ports)
 
@@ -111,11 +113,11 @@ class NodeReport(Tabular):
 
     @property
     def listed_by_node(self) -> bool:
-        """Whether `rows` go node by node."""
+        """Whether `rows` are listed by node."""
         return self.count * 2 * self.k <= MOST_ROWS
 
     def rows(self) -> list[dict[str, Any]]:
-        """node, kind, side, rank, partner, share, p, z, p_kind of each pair that was kept."""
+        """node, kind, side, rank, partner, share, p, z, p_kind of each kept pair."""
         return list(self.by_node() if self.listed_by_node else self.by_head())
 
     def of(self, name: str) -> list[dict[str, Any]]:
@@ -129,7 +131,7 @@ class NodeReport(Tabular):
         raise HeadspanError(f"there is no node {str(name)[:80]!r} in this result")
 
     def by_node(self) -> Iterator[dict[str, Any]]:
-        """Node by node: its writers, then its readers, strongest first."""
+        """By node: its writers, then its readers, strongest first."""
         for i, found in enumerate(self._sets):
             for start in range(0, len(found), _AT_ONCE):
                 part = range(start, min(start + _AT_ONCE, len(found)))
@@ -138,7 +140,7 @@ class NodeReport(Tabular):
                     yield from (row for of_side in of_node for row in of_side)
 
     def by_head(self) -> Iterator[dict[str, Any]]:
-        """Port by port of the heads: the nodes that it writes or reads most; rank counts nodes then."""
+        """By port of a head: the nodes that it writes or reads most; rank then counts nodes."""
         for side in self._sides:
             for first, best in sorted(side.heads.items()):
                 ports = first + np.arange(len(best.ids))[:, None] + np.zeros_like(best.ids)
@@ -153,7 +155,7 @@ class NodeReport(Tabular):
                 yield from (kept[key] for key in sorted(kept))
 
     def _node_rows(self, side: Side, i: int, part: range) -> list[list[dict[str, Any]]]:
-        """The rows of some nodes of a set on one side, a list for each."""
+        """The rows of some nodes of a set on one side, one list per node."""
         ids, scores = side.kept(i, part)
         found: list[list[dict[str, Any]]] = [[] for _ in part]
         here = np.argwhere(scores >= 0)
@@ -211,13 +213,13 @@ def random_z(pk: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike) -> np.ndar
 
 
 def _kind_p(side: Side, i: int, numbers: np.ndarray, ports: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """(1 + others with as large a share)/(1 + others), from other nodes of the kind in the same port; NaN without."""
+    """(1 + others with at least this share)/(1 + others), over other nodes of the kind; NaN without others."""
     nulls, others = side.nulls.get(i), side.others.get(i)
     found = np.full(len(ports), np.nan)
     if nulls is None or others is None:
         return found
     itself = np.isin(numbers, others)
-    # A rounding in the last digit must not hide a node from itself.
+    # Tolerate rounding in the last digit, so that equal shares count as equal.
     least = shares.astype(np.float32) * np.float32(1 - 1e-6)
     for port in np.unique(ports[ports < len(nulls)]):
         here = ports == port

@@ -1,4 +1,4 @@
-"""What two heads share: principal angles, the number of shared directions, and the tokens along them."""
+"""What two heads share: principal angles, shared directions, and the tokens along them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 from headspan.models.weights import AttentionWeights
 
 SHARED_LEVEL = 0.99
-# Quantile of the Tracy–Widom law of order 1 at SHARED_LEVEL.
+# Quantile of the Tracy–Widom distribution of order 1 at SHARED_LEVEL.
 _TRACY_WIDOM = 2.0234
-# Neighbouring cosines closer than this count as equal: small changes of the weights then turn their directions.
+# Neighbouring cosines closer than this count as equal: small changes in the weights would rotate their directions.
 DEGENERATE_GAP = 0.01
 LATENT_NOTE = (
-    "both weights come through the latent of one layer: chance is that of random subspaces of the latent, not of the "
-    "stream"
+    "both weights share the latent of one layer: chance is that of random subspaces of the latent, not of the stream"
 )
 CENTRED_NOTE = "folding has centred both weights: chance is that of random subspaces of {} dimensions"
 DEGENERATE_NOTE = (
@@ -52,7 +51,7 @@ class SignedTokens(NamedTuple):
 class SharedDirection:
     """One pair of principal directions.
 
-    rank: 1 for the smallest angle. block: ranks of the directions with nearly the same cosine, itself included.
+    rank: 1 for the smallest angle. block: ranks of the directions with nearly the same cosine, including this one.
     writes: tokens along the source's direction, through final norm and unembedding; reads: tokens along the target's
     direction, through the embedding. None where the checkpoint has no such matrix.
     """
@@ -74,9 +73,9 @@ class PairReport:
     """The relation of the subspaces of two weights; see :func:`pair`.
 
     principal_angles: radians, ascending. random_mean, random_sd, z: PK against independent random subspaces of the
-    same dimensions (z None where random subspaces cannot vary), in d − 1 dimensions where both are centred and in d
-    otherwise. shared_directions: how many cos² are above
-    shared_threshold; forced_directions: those any two subspaces of these dimensions must share, not counted.
+    same dimensions (z is None if PK is constant), in d − 1 dimensions if both are centred and in d otherwise.
+    shared_directions: how many cos² are above shared_threshold, without forced_directions, which any two subspaces of
+    these dimensions must share.
     """
 
     source: str
@@ -129,19 +128,20 @@ class PairReport:
         return plain
 
 
+@renamed(weights="model", top="k")
 @checked
 def pair(
-    weights: WeightsLike,
+    model: WeightsLike,
     source: HeadRole | str,
     target: HeadRole | str,
-    top: int = 10,
+    k: int = 10,
     tokens: int = 5,
     preprocess: str = "centre-normalise",
 ) -> PairReport:
     """Compare two weights of a model, written ``"L4H11.O"`` and ``"L5H1.K"``.
 
-    weights: opened weights or a model reference.
-    top: number of leading directions to show, with ``tokens`` for each sign.
+    model: opened weights or a model reference.
+    k: number of leading directions to show, with ``tokens`` for each sign.
 
     >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None]
@@ -149,11 +149,11 @@ def pair(
     >>> pair(weights, "L0H0.O", "L0H0.K").pk
     1.0
     """
-    return PairReader(given_weights(weights), preprocess).compare(source, target, top, tokens)
+    return PairReader(given_weights(model), preprocess).compare(source, target, k, tokens)
 
 
 class PairReader:
-    """Compares many pairs of one model: its vocabulary is read once."""
+    """Compares many pairs of one model, reading its vocabulary once."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class PairReader:
             return None
 
     def compare(self, source: HeadRole | str, target: HeadRole | str, top: int = 10, tokens: int = 5) -> PairReport:
-        """One pair, as :func:`pair` reports it."""
+        """The report of :func:`pair` for one pair."""
         check_count(top)
         check_count(tokens)
         first, second = (_basis(self.weights, name) for name in (source, target))
@@ -223,7 +223,7 @@ class PairReader:
     def directions_of(
         self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], top: int, tokens: int
     ) -> list[list[SharedDirection]]:
-        """The leading directions of many pairs of bases, with their tokens: one pass over the vocabulary for all."""
+        """The leading directions of many pairs of bases with their tokens, in one pass over the vocabulary."""
         turned = [_leading(first, second, top) for first, second in pairs]
         written = through_norm(self.weights.final_norm(), np.hstack([t[0] for t in turned]))
         read = np.hstack([t[1] for t in turned])
@@ -241,14 +241,14 @@ class PairReader:
         return found
 
     def _latent_chance(self, source: HeadRole | str, target: HeadRole | str, ranks: tuple[int, int]) -> Chance | None:
-        """PK by chance where both weights come through the latent of one layer."""
+        """PK by chance if both weights share the latent of one layer; otherwise None."""
         (first, role), (second, role2) = HeadRole.parse(source), HeadRole.parse(target)
         if first.layer != second.layer or "KR" in (first.kind, second.kind):
             return None
         return self.weights.same_layer_chance(role, role2, first.layer, ranks)
 
     def _shared(self, *names: HeadRole | str) -> list[str]:
-        """A note for each name that means the KV head of a query head."""
+        """A note for each query head whose name refers to its KV head here."""
         parsed = [head for name in names if (head := HeadRole.parse(name)).head.kind != "QR"]
         found = [self.weights.ports.note(head, role) for head, role in parsed]
         return [sentence for sentence in found if sentence is not None]
@@ -256,7 +256,7 @@ class PairReader:
     def _tokens_along(
         self, rows: VocabularyRows | None, directions: np.ndarray, k: int
     ) -> list[SignedTokens] | list[None]:
-        """Tokens with the largest and the smallest f(e)·direction, for each direction (d, n) made a unit vector."""
+        """Tokens with the largest and the smallest f(e)·direction, for each normalised direction (d, n)."""
         n = directions.shape[1]
         if rows is None:
             return [None] * n
@@ -290,7 +290,7 @@ def _described(
 
 
 def participation_ratio(squares: np.ndarray) -> float:
-    """(Σcos²)² / Σcos⁴: how many equally shared directions would spread PK as these do; 0 if nothing is shared.
+    """(Σcos²)² / Σcos⁴: the effective number of shared directions; 0 if nothing is shared.
 
     >>> participation_ratio(np.array([0.5, 0.5, 0.0]))
     2.0
@@ -303,9 +303,9 @@ def largest_random_square(d: int, m: int, m2: int) -> float:
     """The 99 % quantile of the largest cos² between uniform random m- and m2-dimensional subspaces of R^d.
 
     The squared cosines are the roots of a Jacobi (double Wishart) ensemble; the logit of the largest one follows the
-    Tracy–Widom law of order 1 with the centring and scale of Johnstone (2008, Annals of Statistics 36, 2638). One
-    dimension against several is a Beta law. If m + m2 > d, the directions that must be shared (cos² = 1) are set
-    aside: the remaining cosines are those between the two orthogonal complements.
+    Tracy–Widom distribution of order 1 with the centring and scale of Johnstone (2008, Annals of Statistics 36, 2638).
+    For a single dimension it is a Beta distribution. If m + m2 > d, the directions that must be shared (cos² = 1) are
+    excluded: the remaining cosines are those between the two orthogonal complements.
 
     >>> round(largest_random_square(768, 64, 64), 3)
     0.324
@@ -320,8 +320,8 @@ def largest_random_square(d: int, m: int, m2: int) -> float:
 
         return float(betaincinv(large / 2, (d - large) / 2, SHARED_LEVEL))
     if m + m2 == d:
-        # The largest cosine has no room below 1: its sine follows the law of the smallest singular value of a square
-        # random matrix, P(√(m·m2)·sin θ > y) = exp(−y − y²/2) (Edelman 1988).
+        # The largest cosine is close to 1: its sine is distributed like the smallest singular value of a square random
+        # matrix, P(√(m·m2)·sin θ > y) = exp(−y − y²/2) (Edelman 1988).
         y = np.sqrt(1 - 2 * np.log(SHARED_LEVEL)) - 1
         return float(1 - y**2 / (m * m2))
     gamma, phi = (2 * np.arcsin(np.sqrt((k - 0.5) / (d - 1))) for k in (small, large))
@@ -331,7 +331,7 @@ def largest_random_square(d: int, m: int, m2: int) -> float:
 
 
 def degenerate_blocks(cosines: np.ndarray, gap: float = DEGENERATE_GAP) -> list[tuple[int, ...]]:
-    """For each direction the ranks (from 1) of its block of nearly equal cosines.
+    """For each direction, the ranks (from 1) of its block of nearly equal cosines.
 
     >>> degenerate_blocks(np.array([0.9, 0.5, 0.495, 0.1]))
     [(1,), (2, 3), (2, 3), (4,)]
@@ -351,10 +351,7 @@ def _basis(weights: AttentionWeights, name: HeadRole | str) -> np.ndarray:
 
 
 def _fix_signs(sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of a pair turned so that the source's largest entry is positive: the same on every machine."""
+    """Both directions of a pair with the source's largest entry positive, so that signs agree on all machines."""
     largest = np.abs(sources).argmax(axis=0)
     signs = np.sign(sources[largest, np.arange(sources.shape[1])])
     return sources * signs, targets * signs
-
-
-__getattr__ = renamed(__name__, {"compare_pair": "pair"})

@@ -1,7 +1,7 @@
-"""From unembedding vectors to lengths inside the subspaces of heads, in bounded memory.
+"""Lengths of unembedding vectors inside the subspaces of heads, in bounded memory.
 
-The orthonormal bases U of many heads stand side by side, so that a block of the vocabulary against all of them is
-one large matrix product; ‖Uᵀf(e)‖ then equals ‖P̃f(e)‖, the length of the projection.
+The orthonormal bases U of many heads are concatenated, so that comparing a block of the vocabulary with all of them is
+one large matrix product; ‖Uᵀf(e)‖ equals ‖P̃f(e)‖, the length of the projection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 PREPROCESSINGS = ("identity", "centre", "normalise", "centre-normalise")
 DEFAULT_MEMORY = 2**30
-MAX_BLOCK = 2048  # tokens a product takes at once: more does not make it faster
+MAX_BLOCK = 2048  # tokens per product; more is not faster
 _MIN_BLOCK = 64
-_BASIS_ENTRIES = 2**23  # entries of the float64 weights that are factorised together
+_BASIS_ENTRIES = 2**23  # entries of float64 weights factorised together
 
 
 def parse_preprocess(name: str) -> tuple[bool, bool]:
-    """(centre, normalise) of a preprocessing; ``_`` and ``-`` are the same.
+    """(centre, normalise) of a preprocessing; ``_`` and ``-`` are equivalent.
 
     >>> parse_preprocess("centre_normalise")
     (True, True)
@@ -42,7 +42,7 @@ def parse_preprocess(name: str) -> tuple[bool, bool]:
 
 
 def apply_norm(norm: Norm | None, columns: np.ndarray) -> np.ndarray:
-    """A norm applied to each column of (…, d, m), float64: as the model applies it to a vector of the stream."""
+    """Apply a norm to each column of (…, d, m) in float64, as the model does to a vector of the stream."""
     columns = np.asarray(columns, dtype=np.float64)
     if norm is None:
         return columns
@@ -54,7 +54,7 @@ def apply_norm(norm: Norm | None, columns: np.ndarray) -> np.ndarray:
 
 
 def through_norm(norm: Norm | None, directions: np.ndarray) -> np.ndarray:
-    """What a norm does to directions (d, n), their length and its bias left aside: γ⊙u, of u centred for LayerNorm."""
+    """Directions (d, n) after a norm, ignoring length and bias: γ⊙u, with u centred first for LayerNorm."""
     directions = np.asarray(directions, dtype=np.float64)
     if norm is None:
         return directions
@@ -73,7 +73,7 @@ class VocabularyRows:
 
     @classmethod
     def unembedding(cls, weights: AttentionWeights, keep: int = DEFAULT_MEMORY // 2) -> VocabularyRows:
-        first = weights.unembedding_rows(0, 1)  # raises the sentence that says that there is none
+        first = weights.unembedding_rows(0, 1)  # raises if there is none
         size = weights.vocab_size
         if size is None or not len(first):
             raise HeadspanError(f"the unembedding of {weights.reference} has no rows, so there are no tokens to rank")
@@ -83,7 +83,7 @@ class VocabularyRows:
 
     @classmethod
     def embedding(cls, weights: AttentionWeights, unembedding: VocabularyRows | None = None) -> VocabularyRows:
-        """Those of the embedding; of a tied one they are the rows that were read already."""
+        """The rows of the embedding; a tied embedding reuses those of the unembedding."""
         if unembedding is not None and weights.tied_embedding:
             return unembedding
         return cls.of(weights.embedding(), "embedding")
@@ -105,7 +105,7 @@ class VocabularyRows:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """ē, the mean over all rows (padding included, as the checkpoint has them), (d,) float64."""
+        """ē, the mean over all rows of the checkpoint (including padding), (d,) float64."""
         sums = [block.sum(axis=0, dtype=np.float64) for _, block in self.blocks(MAX_BLOCK)]
         return np.sum(sums, axis=0) / self.size
 
@@ -130,7 +130,7 @@ def reciprocal(norms: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Stack:
-    """Orthonormal bases of W̃ of several heads of one role, side by side: (d, n·m) float32."""
+    """Concatenated orthonormal bases of W̃ of several heads of one role: (d, n·m) float32."""
 
     heads: tuple[Head, ...]
     role: Role
@@ -138,7 +138,7 @@ class Stack:
     width: int
 
     def block_rows(self, memory: int) -> int:
-        """Tokens to take at once so that the product stays within the memory."""
+        """Number of tokens per product that fits into memory."""
         return int(np.clip(memory // (4 * self.bases.shape[1]), _MIN_BLOCK, MAX_BLOCK))
 
     def squared_norms(self, projected: np.ndarray) -> np.ndarray:
@@ -148,13 +148,13 @@ class Stack:
 
 
 def head_stack(weights: AttentionWeights, head: Head, role: Role) -> Stack:
-    """A stack of one."""
+    """A stack of one head."""
     weight = weights.read_head(HeadRole(head, role))[None]
     return Stack((head,), role, _bases(weights, role, head.layer, weight), weight.shape[2])
 
 
 def _bases(weights: AttentionWeights, role: Role, layer: int, heads: np.ndarray) -> np.ndarray:
-    """Bases of W̃ of (n, d, m) weights side by side, (d, n·m) float32; columns beyond a head's rank are zero."""
+    """Concatenated bases of W̃ of (n, d, m) weights, (d, n·m) float32; columns beyond a head's rank are zero."""
     n, d, m = heads.shape
     norm = weights.final_norm()
     side_by_side = np.empty((d, n, m), dtype=np.float32)
@@ -167,7 +167,7 @@ def _bases(weights: AttentionWeights, role: Role, layer: int, heads: np.ndarray)
 
 
 def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: int) -> Iterator[Stack]:
-    """The heads of each role in stacks of as many whole layers as the memory holds."""
+    """The heads of each role in stacks of whole layers, as many as fit into memory."""
     for role in map(Role, roles):
         there = weights.layers_with(role)
         per_layer = max(len(weights.heads_in(role, layer)) for layer in there)
@@ -179,11 +179,11 @@ def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: 
             yield Stack(heads, role, np.concatenate(bases, axis=1), weights.d_head(role))
 
 
-_STACK_COLUMNS = 4096  # of bases that are multiplied with a block of the vocabulary at once
+_STACK_COLUMNS = 4096  # columns of bases multiplied with a block of the vocabulary at once
 
 
 def chosen_stacks(weights: AttentionWeights, ports: Sequence[HeadRole]) -> list[Stack]:
-    """Some weights of some heads in stacks: one for every role, or several where they are many."""
+    """Some weights of some heads in stacks: one per role, or several if there are many."""
     stacks: list[Stack] = []
     for role in dict.fromkeys(port.role for port in ports):
         wanted = {port.head for port in ports if port.role is role}

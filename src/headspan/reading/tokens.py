@@ -1,8 +1,8 @@
 """The tokens of a head: how much of each token's unembedding vector lies in the head's subspace.
 
-W̃ = LN_final applied to each column of a head's d×m weight; the score of token t is ‖P̃ f(e_t)‖, P̃ the projector on
-the span of W̃ and f one of four preprocessings. With an orthonormal basis U of that span the score is ‖Uᵀ f(e_t)‖,
-so the bases of many heads side by side turn a block of the vocabulary into one large matrix product.
+W̃ is LN_final applied to each column of a head's d×m weight. The score of token t is ‖P̃ f(e_t)‖, where P̃ projects on
+the span of W̃ and f is one of four preprocessings. With an orthonormal basis U of that span the score is ‖Uᵀ f(e_t)‖,
+so concatenating the bases of many heads turns a block of the vocabulary into one large matrix product.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.ordering import Best
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
-Progress = Callable[[int, int], None]
 Readable = Callable[[int], str]
 
 _TABLE_ROWS = ("identity", "centre", "normalise", "centre_normalise")
@@ -56,7 +56,7 @@ class TokenList(Tabular, list[Token]):
     """Tokens, best first."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """rank, id, token, score of each."""
+        """rank, id, token, score of each token."""
         return [{"rank": rank, **token._asdict()} for rank, token in enumerate(self, start=1)]
 
     def _headline(self) -> str:
@@ -71,9 +71,10 @@ class HeadTokens(NamedTuple):
     tokens: list[Token]
 
 
+@renamed(weights="model")
 @checked
 def tokens(
-    weights: WeightsLike,
+    model: WeightsLike,
     head: Head | str,
     role: Role | str | None = None,
     k: int = 10,
@@ -81,7 +82,7 @@ def tokens(
 ) -> TokenList:
     """The k tokens whose preprocessed unembedding vectors lie most in the subspace of one head.
 
-    weights: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
+    model: opened weights or a model reference. head: ``"L10H6"``, or ``"L10H6.K"`` with its role (O by default).
 
     >>> from headspan.models.opening import open
     >>> axes = np.eye(6)[None, None, :, 1:3]
@@ -90,7 +91,7 @@ def tokens(
     [1, 2]
     """
     head, role = head_and_role(head, role)
-    opened = given_weights(weights)
+    opened = given_weights(model)
     found = opened.ports.resolve(head, role)
     search = _Search(VocabularyRows.unembedding(opened), k, preprocess)
     return TokenList(search.best(head_stack(opened, found, role), reader(opened))[0].tokens)
@@ -110,11 +111,11 @@ def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role
 
 @checked
 def all_tokens(
-    weights: WeightsLike,
+    model: WeightsLike,
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
     memory: int | str = DEFAULT_MEMORY,
 ) -> list[HeadTokens]:
     """The same for every head of some roles: role by role, heads in layer order.
@@ -123,7 +124,7 @@ def all_tokens(
     taken a few layers at a time. ``progress(done, total)`` counts products of a head with a token.
     """
     budget = parse_memory(memory)
-    weights = given_weights(weights)
+    weights = given_weights(model)
     roles = [parse_role(role) for role in roles]
     rows = VocabularyRows.unembedding(weights, budget // 2)
     search = _Search(rows, k, preprocess, budget // 4, progress, sum(len(weights.heads(role)) for role in roles))
@@ -137,9 +138,9 @@ def tokens_of(
     rows: VocabularyRows,
     k: int = 10,
     preprocess: str = "centre-normalise",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> list[HeadTokens]:
-    """The best tokens of some weights of some heads: the vocabulary is read and preprocessed once for all of them."""
+    """The best tokens of some weights of some heads, with one pass over the vocabulary."""
     stacks = chosen_stacks(weights, ports)
     best = [Best(len(stack.heads), check_count(k)) for stack in stacks]
     readable, done = reader(weights), 0
@@ -158,10 +159,10 @@ def tokens_of(
 
 
 def random_best(d: int, m: int, n_tokens: int) -> float:
-    """The score that the best of n independent tokens of length 1 has in a random m-dimensional subspace (median).
+    """The median score of the best of n independent unit vectors in a random m-dimensional subspace.
 
-    The squared length of the projection of a unit vector follows Beta(m/2, (d − m)/2). A head whose best tokens score
-    no more than this tells nothing by them.
+    The squared length of the projection of a unit vector follows Beta(m/2, (d − m)/2). If a head's best tokens score no
+    more than this, they are not informative.
 
     >>> round(random_best(576, 64, 49_152), 2)
     0.45
@@ -174,12 +175,12 @@ def random_best(d: int, m: int, n_tokens: int) -> float:
 
 
 def norm_correlations(
-    weights: AttentionWeights, progress: Progress | None = None, memory: int | str = DEFAULT_MEMORY
+    weights: AttentionWeights, progress: Update | None = None, memory: int | str = DEFAULT_MEMORY
 ) -> NormTable:
     """Spearman ρ over tokens between the length of a token's vector and the length of its projection on a head.
 
     For each preprocessing, role (and "all"): mean and standard deviation over heads (numpy's, ddof = 0). The length
-    is ‖e_t‖, or ‖e_t − ē‖ where the preprocessing centres. All four come from one product UᵀE: centring is linear
+    is ‖e_t‖, or ‖e_t − ē‖ if the preprocessing centres. All four come from one product UᵀE, because centring is linear
     and normalising only divides.
     """
     budget = parse_memory(memory)
@@ -205,8 +206,8 @@ def norm_correlations(
 def unembedding_cosines(weights: AttentionWeights) -> dict[str, float | None]:
     """Mean cosine of the unembedding vectors with their mean and with the bias of the final norm.
 
-    Keys ``e_with_mean``, ``e_with_beta_final``, ``mean_with_beta_final``; the last two are None where the final
-    norm has no bias (or one that is 0). Vectors of length 0 have no direction and are left out.
+    Keys ``e_with_mean``, ``e_with_beta_final``, ``mean_with_beta_final``; the last two are None if the final
+    norm has no bias or a zero bias. Vectors of length 0 have no direction and are left out.
     """
     rows = VocabularyRows.unembedding(weights)
     norm = weights.final_norm()
@@ -232,13 +233,13 @@ def parse_role(role: Role | str) -> Role:
 
 
 def reader(weights: AttentionWeights) -> Readable:
-    """The function from a token id to readable text, or to ``<id N>`` where there is no tokenizer."""
+    """A function from token ids to readable text, or to ``<id N>`` without a tokenizer."""
     vocabulary = weights.vocabulary()
     return "<id {}>".format if vocabulary is None else vocabulary.readable
 
 
 class _Search:
-    """The best tokens of one stack of heads after another, with one progress count over all of them."""
+    """The best tokens of successive stacks of heads, with one progress count."""
 
     def __init__(
         self,
@@ -246,10 +247,10 @@ class _Search:
         k: int,
         preprocess: str,
         memory: int = DEFAULT_MEMORY // 4,
-        progress: Progress | None = None,
+        progress: Update | None = None,
         n_heads: int = 1,
     ) -> None:
-        parse_preprocess(preprocess)  # a bad name should not wait for the first block
+        parse_preprocess(preprocess)  # report a bad name before reading anything
         self.rows, self.k, self.preprocess, self.memory = rows, check_count(k), preprocess, memory
         self._progress, self._done, self._total = progress, 0, rows.size * n_heads
 
@@ -284,8 +285,8 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 
 def _stack_memory(weights: AttentionWeights, tokens: int, memory: int) -> int:
-    """Bytes of bases such that bases and the scores of their heads for all tokens stay within the memory."""
-    # Per head 4·d·m bytes of basis; 2·4 of scores and, while ranking one head, little more per token.
+    """Bytes available for bases, so that bases and the scores of all tokens fit into memory."""
+    # Per head, 4·d·m bytes for the basis and 8 bytes of scores per token; ranking one head at a time adds little.
     widest = max(weights.d_head(role) for role in ROLES)
     basis = 4 * weights.d_model * widest
     return int(memory * basis / (basis + 8 * tokens))
@@ -326,10 +327,7 @@ def _centred_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation of centred ranks, which is Spearman's ρ; NaN where one of them does not vary."""
-    # einsum rather than @: handing so short a product to many BLAS threads costs more than the product.
+    """Pearson correlation of centred ranks, which is Spearman's ρ; NaN if one of them is constant."""
+    # einsum rather than @: starting BLAS threads would cost more than such a short product.
     both, one, other = (np.einsum("t,t->", a, b) for a, b in ((first, second), (first, first), (second, second)))
     return float(both / np.sqrt(one * other)) if one * other > 0 else float("nan")
-
-
-__getattr__ = renamed(__name__, {"head_tokens": "tokens"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,8 @@ from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     import pandas
+
+    from headspan.results.labels import Labels
 
 
 class Edge(NamedTuple):
@@ -37,11 +40,18 @@ def edge_row(edge: Edge) -> dict[str, Any]:
 
 
 class Edges(Tabular, list[Edge]):
-    """A list of edges that a notebook shows as a table."""
+    """A list of edges that a notebook shows as a table; with ``labels``, the classes of both heads are columns."""
+
+    def __init__(self, edges: Iterable[Edge] = (), labels: Labels | None = None) -> None:
+        super().__init__(edges)
+        self.labels = labels
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per edge: metric, pairing, rank, source, target, score."""
-        return [edge_row(edge) for edge in self]
+        """One flat record per edge: metric, pairing, rank, source, target, score; source_labels, target_labels."""
+        rows, labels = [edge_row(edge) for edge in self], self.labels
+        if labels is not None:
+            rows = [row | {f"{end}_labels": labels.joined(row[end]) for end in ("source", "target")} for row in rows]
+        return rows
 
     def _headline(self) -> str:
         return f"{len(self)} edges"

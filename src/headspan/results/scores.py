@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.results import strongest
+from headspan.results.choices import given_pairings
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.scores_file import is_result, read_result, write_result
 from headspan.results.strongest import Around
 from headspan.results.tabular import data_frame
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError, WrongArgument, missing_extra, visible
 from headspan.vocabulary.heads import Head, HeadRole, Pairing, Port, Role
 from headspan.vocabulary.ports import PortTable
@@ -94,8 +96,8 @@ class Scores:
         """Refuse a screened result where all pairs are needed, since the strongest alone would mislead."""
         if self.screened:
             raise HeadspanError(
-                f"this result holds only the strongest pairs of every pairing (--screen), but {what} needs all of "
-                "them: make it without --screen"
+                f"this result holds only the strongest pairs of every pairing (`screen`), but {what} needs all of "
+                "them: make it without `screen`"
             )
 
     @property
@@ -115,20 +117,31 @@ class Scores:
                 here, pairings = metric, ", ".join(str(p) for m, p in self.arrays if m == metric)
             raise HeadspanError(
                 f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
-                "choose one of these (--metric, --pairing), or run headspan score again with what you need"
+                "choose one of these (`metric`, `pairing`), or score the model again with what you need"
             )
         values = self.arrays[metric, pairing]
         return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)
 
+    @renamed(pairings="pairing")
     def top(
-        self, pairings: str | Pairing | Iterable[str | Pairing] = "flow", k: int = 20, metric: str = PK, **only: Any
+        self,
+        pairing: str | Pairing | Iterable[str | Pairing] = "flow",
+        k: int = 20,
+        metric: str | Iterable[str] = PK,
+        **only: Any,
     ) -> Edges:
         """The k largest scores of every pairing; ``layer=``, ``label=`` and ``labels=`` as in :func:`headspan.top`."""
-        return strongest.top(self, pairings, k, metric, **only)
+        return strongest.top(self, pairing, k, metric, **only)
 
-    def around(self, head: Port | HeadRole | str, k: int = 10, metric: str = PK) -> Around:
-        """The strongest inputs and outputs of a head, over all pairings; see :func:`headspan.around`."""
-        return strongest.around(self, head, k, metric)
+    def around(
+        self,
+        head: Port | HeadRole | str,
+        k: int = 10,
+        metric: str | Iterable[str] = PK,
+        pairing: str | Pairing | Iterable[str | Pairing] | None = None,
+    ) -> Around:
+        """The strongest inputs and outputs of a head, over all pairings by default; see :func:`headspan.around`."""
+        return strongest.around(self, head, k, metric, pairing)
 
     # ------------------------------------------------------------------ files
 
@@ -169,8 +182,11 @@ class Scores:
 
         return pandas.concat(frames, ignore_index=True) if frames else data_frame([])
 
+    @renamed(pairings="pairing")
     @checked
-    def to_networkx(self, metric: str = PK, pairings: Sequence[str | Pairing] | None = None) -> networkx.MultiDiGraph:
+    def to_networkx(
+        self, metric: str | Iterable[str] = PK, pairing: str | Pairing | Iterable[str | Pairing] | None = None
+    ) -> networkx.MultiDiGraph:
         """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
 
         A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and
@@ -180,9 +196,10 @@ class Scores:
             import networkx
         except ImportError:
             raise missing_extra("networkx", "graph", "a graph") from None
+        metric = one_metric(metric)
         graph = networkx.MultiDiGraph(metric=metric, model=str(self.provenance.get("reference", "")))
-        for pairing in pairings if pairings is not None else self.pairings:
-            matrix = self[metric, pairing]
+        for one in self.pairings if pairing is None else given_pairings(pairing, self, metric):
+            matrix = self[metric, one]
             for head in (*matrix.sources, *matrix.targets):
                 graph.add_node(str(head), layer=head.layer, kind=head.kind, position=head.position)
             for i, j, value in zip(*matrix.pairs(), strict=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.results.choices import given_labels, given_pairings
+from headspan.results.choices import given_labels, given_metrics, given_pairings
+from headspan.results.labels import Labels
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
@@ -29,9 +31,6 @@ from headspan.vocabulary.heads import (
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
-    import os
-
-    from headspan.results.labels import Labels
     from headspan.results.scores import Scores
 
 
@@ -73,8 +72,8 @@ def around(
     scores: Scores,
     head: Port | HeadRole | str,
     k: int = 10,
-    metric: str = PK,
-    pairings: str | Pairing | Iterable[str | Pairing] | None = None,
+    metric: str | Iterable[str] = PK,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
 ) -> Around:
     """The strongest inputs and outputs of a head: the k largest forward pairs of every pairing on each side.
 
@@ -85,9 +84,7 @@ def around(
     Under GQA a query head reads through the key/value head of its group, and a key/value head writes through the query
     heads of its group: their pairs are included.
     """
-    chosen = FLOW_PAIRINGS if pairings is None else parse_pairings(pairings)
-    if pairings is None:
-        chosen = tuple(p for p in scores.pairings if p.flow and (metric, p) in scores) or chosen
+    chosen = _chosen_around(scores, given_metrics(metric, scores), pairing)
     table = scores.ports
     wanted, role = table.ask(head)
     asked, roles = (wanted, tuple(Role)) if role is None else (HeadRole(wanted, role), (role,))
@@ -96,31 +93,40 @@ def around(
             f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
             + (f", its shared ones from {table.kv[0]} to {table.kv[-1]}" if table.shared else "")
         )
-    if role is not None and not any(role in pairing for pairing in chosen):
+    if role is not None and not any(role in one for _, one in chosen):
         like = f"{role}K" if role.writes else f"O{role}"
-        raise HeadspanError(
-            f"{asked} is not part of {', '.join(map(str, chosen))}: choose a pairing with {role}, for example {like}"
-        )
+        named = ", ".join(dict.fromkeys(str(one) for _, one in chosen))
+        raise HeadspanError(f"{asked} is not part of {named}: choose a pairing with {role}, for example {like}")
     incoming, outgoing = Edges(), Edges()
-    for pairing in chosen:
-        matrix = scores[metric, pairing].forward()
-        ends = (_acts_as(table, wanted, pairing.source), _acts_as(table, wanted, pairing.target))
+    for name, one in chosen:
+        matrix = scores[name, one].forward()
+        ends = (_acts_as(table, wanted, one.source), _acts_as(table, wanted, one.target))
         shape = matrix.values.shape
-        if pairing.source in roles:
+        if one.source in roles:
             outgoing += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.sources), _ids(ends[0]))[:, None], shape), k)
-        if pairing.target in roles:
+        if one.target in roles:
             incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
     reads = _acts_as(table, wanted, Role.K)
     shared = next((role for role in roles if role.shared and isinstance(wanted, Head) and not wanted.kv), None)
     return Around(asked, incoming, outgoing, reads, None if shared is None else table.note(wanted, shared))
 
 
+def _chosen_around(
+    scores: Scores, metrics: Iterable[str], pairing: str | Pairing | Iterable[str | Pairing] | None
+) -> list[tuple[str, Pairing]]:
+    """The matrices to look into: without a pairing, all that go from a writer to a reader."""
+    if pairing is not None:
+        return [(metric, one) for metric in metrics for one in parse_pairings(pairing)]
+    held = [(metric, one) for metric in metrics for one in scores.pairings if one.flow and (metric, one) in scores]
+    return held or [(metric, one) for metric in metrics for one in FLOW_PAIRINGS]
+
+
 @checked
 def top(
     scores: Scores,
-    pairings: str | Pairing | Iterable[str | Pairing] = "flow",
+    pairing: str | Pairing | Iterable[str | Pairing] = "flow",
     k: int = 20,
-    metric: str = PK,
+    metric: str | Iterable[str] = PK,
     *,
     layer: int | None = None,
     label: str | None = None,
@@ -128,23 +134,23 @@ def top(
 ) -> Edges:
     """The k largest scores of every pairing; ranks count all pairs of the pairing.
 
-    layer: only pairs with a head of this layer. label: only pairs with a head of this class of ``labels``.
+    layer: only pairs with a head of this layer. labels: head classes, or the name or CSV file of some; they become
+    columns of the rows. label: only pairs with a head of this class.
     """
-    chosen = given_pairings(pairings, scores, metric)
+    classes = given_labels(labels, scores)
     members: tuple[Head, ...] | None = None
     if label is not None:
-        classes = given_labels(labels, scores)
         if classes is None:
-            raise HeadspanError(f"the class {label!r} needs labels: give labels as well")
+            raise HeadspanError(f"the class {label!r} needs labels: give `labels` as well")
         members = classes.heads(label)
     if layer is not None and layer not in {port.layer for port in (*scores.ports.heads, *scores.ports.nodes)}:
         layers = sorted({head.layer for head in scores.ports.query})
         raise HeadspanError(
             f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
         )
-    edges = Edges()
-    for pairing in chosen:
-        matrix = scores[metric, pairing]
+    edges = Edges(labels=classes)
+    names = given_metrics(metric, scores)
+    for matrix in (scores[name, one] for name in names for one in given_pairings(pairing, scores, name)):
         keep = np.ones(matrix.values.shape, dtype=bool)
         if layer is not None:
             keep &= (layers_of(matrix.sources) == layer)[:, None] | (layers_of(matrix.targets) == layer)[None, :]

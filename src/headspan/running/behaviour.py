@@ -17,82 +17,133 @@ occurrence counts only if it is before the current position).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.head_scores import KINDS, BehaviourScores
-from headspan.running.opening import RunningModel, head_names, running
+from headspan.results.identity import same_model
+from headspan.results.scores import Scores
+from headspan.running.opening import RunningModel, head_names, identity_of, running
 from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
-from headspan.system.progress import progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
 from headspan.vocabulary.heads import Head
 
 if TYPE_CHECKING:
     import torch
 
 
+SEQUENCES, LENGTH, VOCABULARY = 128, 100, 20_000  # of the random sequences
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 
-Progress = Callable[[int, int], None]
 
-
+@renamed(ref="model", texts="text")
 @checked
 def behaviour(
-    ref: Any,
+    model: Any,
     *,
-    sequences: int = 128,
-    length: int = 100,
-    vocab_limit: int = 20_000,
-    seed: int = 0,
+    sequences: int | None = None,
+    length: int | None = None,
+    vocab_limit: int | None = None,
+    seed: int | None = None,
     batch: int | None = None,
-    texts: Sequence[str] | None = None,
+    text: str | Sequence[str] | None = None,
     special_ids: Collection[int] | None = None,
     bos: str = "auto",
+    into: str | os.PathLike[str] | None = None,
     device: str | None = None,
     dtype: str = "float32",
-    progress: Progress | None = None,
+    progress: Update | None = None,
 ) -> BehaviourScores:
     """Run a model and score every query head by what it attends to.
 
     Parameters
     ----------
-    ref : model reference, opened weights, live transformers model, or a `RunningModel`.
-    sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
-        0…``vocab_limit`` and each sequence is repeated twice. A smaller vocabulary is used whole, without its special
-        tokens, and a note reports this.
+    model : model reference, opened weights, live transformers model, or a `RunningModel`.
+    sequences, length, vocab_limit, seed : ``sequences`` (128) times ``length`` (100) ids are drawn uniformly from
+        0…``vocab_limit`` (20,000) and each sequence is repeated twice. A smaller vocabulary is used whole, without
+        its special tokens, and a note reports this.
     batch : sequences per batch; by default as many as keep the attention maps within 512 MiB.
-    texts : measure on these texts instead of on random tokens.
+    text : measure on this text, or these, instead of on random tokens.
     special_ids : ids not to draw from a small vocabulary; by default those named by the tokenizer or config.
     bos : prepend the beginning-of-sequence token: ``"auto"`` if the tokenizer does so, ``"yes"`` or ``"no"``.
+    into : a result file of this model (``headspan.score``) to store the head scores in.
     device : device for a model that is loaded here.
     dtype : type to compute in: ``"float32"`` (for any stored type), ``"bfloat16"``, ``"float16"``, or
         ``"stored"``.
     progress : called with (sequences done, all sequences); by default a bar in a terminal or notebook.
     """
-    ready = running(_runnable(ref), device=device, dtype=dtype)
-    with progress_bar("running the model", progress) as update, ready as model:
-        notes = list(model.notes)
-        start = model.start_token(bos)
-        if texts is not None:
-            samples = text_samples(model, texts, notes, start)
+    if text is not None:
+        drawn = {"sequences": sequences, "length": length, "vocab_limit": vocab_limit, "seed": seed}
+        refuse_ignored("with a text", **drawn, special_ids=special_ids)
+    store = None if into is None else _result_of(into, model)
+    ready = running(_runnable(model), device=device, dtype=dtype)
+    with progress_bar("running the model", progress) as update, ready as opened:
+        notes = list(opened.notes)
+        start = opened.start_token(bos)
+        if text is not None:
+            texts = [text] if isinstance(text, str) else text
+            samples = text_samples(opened, texts, notes, start)
             protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
         else:
-            pool = token_pool(model, vocab_limit, special_ids, notes)
-            samples = random_samples(model, pool, sequences, length, seed, start)
+            sequences, length = (b if a is None else a for a, b in ((sequences, SEQUENCES), (length, LENGTH)))
+            seed = seed or 0
+            pool = token_pool(opened, VOCABULARY if vocab_limit is None else vocab_limit, special_ids, notes)
+            samples = random_samples(opened, pool, sequences, length, seed, start)
             protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
         if start is not None:
             protocol["bos"] = start
-        heads, values = _measure(model, samples, batch, update)
+        heads, values = _measure(opened, samples, batch, update)
     for kind in KINDS:
         if np.isnan(values[kind]).all():
             notes.append(f"no token occurs twice in the text, so {kind} could not be measured")
-    return BehaviourScores(heads, values, protocol, notes, model.identity)
+    found = BehaviourScores(heads, values, protocol, notes, opened.identity)
+    if store is not None and into is not None:
+        _keep(found, store, into)
+    return found
+
+
+def _result_of(into: str | os.PathLike[str], model: Any) -> Scores:
+    """The result that will hold the head scores, checked before the long run: it must belong to this model."""
+    store = Scores.load(into)
+    if doubt := same_model(store.provenance, identity_of(model), str(into), "this model"):
+        warn(doubt)
+    try:
+        with open(model) as weights:
+            _check_heads(weights.ports.query, store)
+    except HeadspanError as error:
+        if isinstance(error, _OtherHeads):
+            raise
+    return store  # a model can be runnable although headspan cannot read its weights
+
+
+class _OtherHeads(HeadspanError):
+    """A result of another model."""
+
+
+def _check_heads(heads: Sequence[Head], store: Scores) -> None:
+    if set(heads) != set(store.ports.query):
+        raise _OtherHeads(
+            f"this is a result of another model: it has {len(store.ports.query)} query heads, the model has "
+            f"{len(heads)}, or their names differ. Give the model that it was made from"
+        )
+
+
+def _keep(found: BehaviourScores, store: Scores, into: str | os.PathLike[str]) -> None:
+    """Add head scores to a result of the same model and save it."""
+    _check_heads(found.heads, store)
+    found.doubt(store)  # the model may have changed since the first check
+    store.annotations["behaviour"] = found.to_annotation()
+    store.annotations["behaviour_protocol"] = found.protocol
+    store.save(into)
 
 
 def _runnable(ref: Any) -> Any:
@@ -108,7 +159,7 @@ def _runnable(ref: Any) -> Any:
 
 
 def _measure(
-    model: RunningModel, samples: list[Sample], batch: int | None, progress: Progress | None
+    model: RunningModel, samples: list[Sample], batch: int | None, progress: Update | None
 ) -> tuple[tuple[Head, ...], dict[str, np.ndarray]]:
     """Mean attention on the positions of every kind, with one batch of attention maps in memory at a time."""
     totals: dict[str, np.ndarray] = {}
@@ -183,6 +234,3 @@ def attention_patterns(
     if unknown:
         raise HeadspanError(f"no such heads: {', '.join(unknown)}; this model has {present[0]} to {present[-1]}")
     return AttentionPatterns(tokens, {h: attentions[h.layer][0, h.index].float().cpu().numpy() for h in wanted})
-
-
-__getattr__ = renamed(__name__, {"head_scores": "behaviour"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +14,7 @@ from headspan.running.port_inputs import Receiver
 from headspan.running.replay import LayerRecord
 from headspan.running.samples import Sample
 from headspan.running.swapped_modules import widened
+from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, Role
 from headspan.vocabulary.ports import PortTable
@@ -21,7 +22,6 @@ from headspan.vocabulary.ports import PortTable
 if TYPE_CHECKING:
     import torch
 
-Progress = Callable[[int, int], None]
 Rows: TypeAlias = "slice | np.ndarray"
 
 
@@ -50,7 +50,7 @@ class Measuring:
         shared: SharedDirections | None = None,
         turn: np.ndarray | None = None,
         memory: int = 2**30,
-        progress: Progress | None = None,
+        progress: Update | None = None,
     ) -> None:
         """``wanted[receiver]`` is (source heads, layers): which heads to measure into which target layers.
 

@@ -17,13 +17,15 @@ comparison there are two baselines that do not use the target: layer distance, a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.results.effects import Effects
-from headspan.subspaces.metrics import PK
+from headspan.scoring.inputs import given_weights
+from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
+from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
@@ -45,6 +47,31 @@ class EffectsSummary:
     differences: list[dict[str, Any]]
     k: int
     notes: list[str] = field(default_factory=list)
+
+
+@checked
+def effects_summary(
+    model: Any,
+    effects: Effects,
+    metric: str | Sequence[str] = DEFAULT_METRICS,
+    *,
+    k: int = 20,
+    resamples: int = 400,
+    seed: int = 0,
+) -> EffectsSummary:
+    """How well similarities of a model's weights predict its measured effects; ``headspan effects --summary``.
+
+    Parameters
+    ----------
+    model : the model that was run (``headspan.effects``), raw and, where possible, folded.
+    effects : its measured effects.
+    metric : similarities to compare: pk and cs by default.
+    k : edges with the highest scores in which ``hits`` are counted. resamples, seed : of the bootstrap.
+    """
+    with given_weights(model) as weights:
+        notes = [] if weights.foldable else [f"raw weights only: {weights.not_foldable_reason}"]
+        predictors = predictors_of(weights, parse_metrics(metric), effects.pairings)
+    return replace(summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed), notes=notes)
 
 
 def summarise_effects(

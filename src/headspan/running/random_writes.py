@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from headspan.running.edge_effects import EdgeReader
 from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
 from headspan.running.port_inputs import Receiver
 from headspan.running.samples import Sample
+from headspan.system.progress import Update
 from headspan.vocabulary.heads import Pairing, Role, forward_mask
-
-Progress = Callable[[int, int], None]
 
 
 class RandomWrites:
@@ -41,7 +40,7 @@ class RandomWrites:
         return {"floors": floors, "random_writes": self.draws, "least_ratio": LEAST_RATIO}
 
     def on(
-        self, material: str, samples: Sequence[Sample], measured: EdgeMeasures, progress: Sequence[Progress]
+        self, material: str, samples: Sequence[Sample], measured: EdgeMeasures, progress: Sequence[Update]
     ) -> dict[tuple[str, Pairing], np.ndarray]:
         """By (``random_turned`` …, pairing): effects of random outputs, NaN for edges below their floor."""
         with np.errstate(invalid="ignore"):

@@ -26,7 +26,7 @@ class Sample:
     places: Mapping[str, tuple[np.ndarray, np.ndarray]]
     counts: Mapping[str, int]
 
-    def behind(self, start: int | None) -> Sample:
+    def after(self, start: int | None) -> Sample:
         """The same with a beginning-of-sequence token prepended, which is never a query; unchanged for None."""
         if start is None:
             return self
@@ -60,7 +60,7 @@ def random_samples(
     for kind, offset in offsets.items():
         queries = np.arange(offset, 2 * length)
         places[kind], counts[kind] = (queries, queries - offset), len(queries)
-    return [Sample(np.concatenate([ids, ids]), places, counts).behind(start) for ids in drawn]
+    return [Sample(np.concatenate([ids, ids]), places, counts).after(start) for ids in drawn]
 
 
 def token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
@@ -86,7 +86,7 @@ def text_samples(model: RunningModel, texts: Sequence[str], notes: list[str], st
         windows += [ids[first : first + window] for first in range(0, len(ids), window)]
         if len(ids) > window:
             notes.append(f"a text of {len(ids):,} tokens is measured in windows of {window}")
-    samples = [text_sample(np.array(ids)).behind(start) for ids in windows if len(ids) > 1]
+    samples = [text_sample(np.array(ids)).after(start) for ids in windows if len(ids) > 1]
     if not samples:
         raise HeadspanError("the text has fewer than two tokens. Give a longer text")
     return samples

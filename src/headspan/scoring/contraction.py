@@ -3,9 +3,9 @@
 *Direct*: multiply the factors, square, and sum each block: 2·p·q·q' operations per pair for factors of p×q and p×q'.
 
 *Gram*: ‖F_AᵀF_B‖_F² = ⟨F_AF_Aᵀ, F_BF_Bᵀ⟩, so all pairs are one matrix product of flattened Gram matrices. They are
-symmetric, so half of each is enough: p² operations per pair, and q·p² to make one. They are never held whole: one block
-of entries of all of them is made, multiplied, added and discarded while another core does the next block. Blocks
-on the diagonal count once, those above it twice.
+symmetric, so half of each is enough: p² operations per pair, and q·p² to compute one. They are never stored completely:
+one block of entries of all of them is computed, multiplied, added and discarded while another core does the next block.
+Blocks on the diagonal count once, those above it twice.
 
 Factors are stored transposed, (n, q, p): BLAS makes Gram matrices fastest this way, and the direct route copies none.
 
@@ -38,7 +38,7 @@ _BLOCK = 256, 256  # largest block of Gram entries, rows and columns; larger one
 _PADDING = 16  # numbers between heads: rows at a power-of-two distance evict each other from the cache
 _FEWEST_ROWS = 8
 _DIAGONAL = 48  # rows of a square on the diagonal, whose lower half is not needed
-_BLOCKS_A_CORE = 4  # at least so many rows of blocks, so that the cores finish at about the same time
+_BLOCKS_A_CORE = 4  # at least this many rows of blocks, so that the cores finish at about the same time
 _SMALL_KERNEL = 1e-5  # above it, an error of 6e-8 in a kernel is an error of at most 1e-5 in its square root
 _HEADS_AT_ONCE, _COLUMNS_AT_ONCE = 16, 192  # heads per task of the direct route
 

@@ -170,7 +170,7 @@ def _result(future: Any, address: str) -> dict[str, np.ndarray]:
     except KilledWorker as error:
         raise HeadspanError(
             f"several workers died on one tile, the last at {error.last_worker.address}; they may have too little "
-            f"memory (see --memory). {_KEPT}"
+            f"memory (see `memory`). {_KEPT}"
         ) from None
     except (CancelledError, TimeoutError, OSError):
         raise _lost(address) from None
@@ -202,13 +202,13 @@ class _Pulse:
         """What the scheduler reports about its workers; nothing if it does not answer."""
         try:
             found = self._client.sync(self._client.scheduler.identity, callback_timeout=_PATIENCE / 3)["workers"]
-        except Exception:  # many kinds of exception, all of which mean that nobody answered
+        except Exception:  # many kinds of exception, all of which mean that there was no answer
             return {}
         self.threads = sum(worker.get("nthreads", 1) for worker in found.values()) or 1
         return found
 
     def check(self) -> None:
-        """Raise if nobody has answered for too long."""
+        """Raise if there has been no answer for too long."""
         if self._client.status not in ("running", "connecting"):
             raise _lost(self._address)
         found = self.workers()

@@ -1,4 +1,4 @@
-"""Factors of a model's weights, each made once if memory allows.
+"""Factors of a model's weights, each computed once if memory allows.
 
 A tensor is read once for all factors made from it: for all similarities and roles if the factors of a
 whole run fit into memory, otherwise for those of one tile. Layers are read one after the other, all roles of a

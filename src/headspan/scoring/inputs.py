@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from headspan.results.scores import Scores
+from headspan.results.scores import Scores, is_result
 from headspan.subspaces.metrics import DEFAULT_METRICS
 from headspan.vocabulary.heads import Pairing
 
@@ -44,12 +44,11 @@ def _scores(
 ) -> Scores:
     if isinstance(scores, Scores):
         return scores
-    from headspan.models.opening import open
-    from headspan.results.scores import is_result
-    from headspan.scoring.run import score
-
     if isinstance(scores, (str, os.PathLike)) and is_result(scores):
         return Scores.load(scores)
+    from headspan.models.opening import open
+    from headspan.scoring.run import score  # a saved result needs nothing of the engine
+
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
@@ -57,8 +56,11 @@ def _scores(
 
 def given_weights(weights: WeightsLike, fold: bool = False, download: bool = False) -> AttentionWeights:
     """Weights as given, or those of a model reference; ``download`` fetches whole files from the hub."""
-    from headspan.models.folding import fold as folded
     from headspan.models.opening import open
 
     opened = open(weights, download=download)
-    return folded(opened) if fold else opened
+    if not fold:
+        return opened
+    from headspan.models.folding import fold as folded
+
+    return folded(opened)

@@ -27,6 +27,7 @@ from headspan.scoring.plan import result_bytes
 from headspan.subspaces.bases import lower_inverse, orthonormal_bases
 from headspan.subspaces.metrics import PK
 from headspan.subspaces.sketches import estimates, gaussian_sketch, sketched_bases, sketched_spans, upper_bounds
+from headspan.system.progress import Update
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, PairSet, Role, pair_mask
@@ -66,7 +67,7 @@ def screen(
     seed: int | None = None,
     size: int | None = None,
     exact: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Update = lambda done, total: None,
 ) -> Scores:
     """The k largest Projection Kernels of every pairing, exact, with a certificate in the provenance.
 
@@ -313,11 +314,11 @@ def _check_memory(
     if needed > memory:
         raise HeadspanError(
             f"{memory / 1e9:.2f} GB is too little memory to screen this model: it needs about {needed / 1e9:.2f} GB. "
-            "Allow more with --memory, or choose fewer pairings"
+            "Allow more with `memory`, or choose fewer pairings"
         )
 
 
-def _ticks(progress: Callable[[int, int], None], total: int) -> Tick:
+def _ticks(progress: Update, total: int) -> Tick:
     done = 0
 
     def tick() -> None:

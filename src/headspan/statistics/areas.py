@@ -1,4 +1,4 @@
-"""Areas under precision–recall and ROC curves for many weightings at once, and bootstrap intervals made of them."""
+"""Areas under precision–recall and ROC curves for many weightings at once, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def areas_under_curves(
 ) -> Areas:
     """Areas for one ranking of n items under b weightings: scores (n,), positive (n,), weights (n, b).
 
-    Items with equal scores enter together, so that their order cannot matter. The trapezoid rule joins the points;
+    Items with equal scores enter together, so their order does not matter. The trapezoid rule joins the points;
     ``anchored`` adds the point (recall 0, precision 1) as ``sklearn.metrics.precision_recall_curve`` does.
-    An item of weight 2 counts as two equal items, one of weight 0 as none.
+    An item of weight 2 counts as two equal items, and one of weight 0 is ignored.
 
     >>> areas_under_curves(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])).roc
     array([0.5])
     """
     weights = np.ones((len(scores), 1)) if weights is None else weights
     order = np.argsort(-scores, kind="stable")
-    # Both curves gain area only where a positive enters: at the groups of equal scores that hold one.
+    # Both curves gain area only where a positive enters: at groups of equal scores that contain one.
     starts = _group_starts(scores[order])
     group = np.searchsorted(starts, np.flatnonzero(positive[order]), side="right") - 1
     first, last = starts[np.unique(group)], np.append(starts, len(scores))[np.unique(group) + 1]
@@ -57,21 +57,21 @@ def areas_under_curves(
     step = gained / true[-1]
     precision = true / np.where(after > 0, after, 1.0)
     precision_before = (true - gained) / np.where(before > 0, before, 1.0)
-    # Where nothing has entered before, the curve begins: at (0, 1), or with this very point.
+    # The curve starts at (0, 1), or at its first point.
     height = np.where(before > 0, (precision_before + precision) / 2, (1 + precision) / 2 if anchored else 0.0)
     false = entered[-1] - true[-1]
-    passed = (before - (true - gained) + after - true) / 2  # negatives above, those in the same group by half
+    passed = (before - (true - gained) + after - true) / 2  # negatives above, counting those in the same group as half
     with np.errstate(divide="ignore", invalid="ignore"):
         roc = (step * (1 - passed / false)).sum(axis=0)
     return Areas((step * height).sum(axis=0), roc, (step * precision).sum(axis=0))
 
 
 def chance_areas(scores: np.ndarray, positives: int, *, anchored: bool = True) -> Areas:
-    """What ``areas_under_curves`` gives on average when that many positives are dealt to the items at random.
+    """The mean of ``areas_under_curves`` when that many positives are assigned to the items at random.
 
-    Exact, for this ranking with its ties. A group of g items of which b lie above gains t positives, where
+    Exact for this ranking with its ties. A group of g items with b items above it gains t positives, where
     E[t] = g·P/n, E[t·T] = g·b·P(P−1)/n(n−1) for the T positives above, E[t²] = E[t] + g(g−1)·P(P−1)/n(n−1).
-    With many positives both precision areas are near the share of positives; with few they are well above it.
+    With many positives both precision areas are close to the share of positives; with few they are well above it.
 
     >>> [round(float(area[0]), 3) for area in chance_areas(np.arange(100.0), 1)]
     [0.031, 0.5, 0.052]
@@ -91,12 +91,12 @@ def chance_areas(scores: np.ndarray, positives: int, *, anchored: bool = True) -
 
 
 def _group_starts(ranked: np.ndarray) -> np.ndarray:
-    """Where each group of equal scores begins."""
+    """The start of each group of equal scores."""
     return np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
 
 
 def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) -> np.ndarray:
-    """How often each item was drawn, (n, times): positives and the rest apart, with replacement, as many as there are.
+    """How often each item was drawn, (n, times): a bootstrap of the positives and of the rest separately.
 
     At least ``distinct`` different positives are drawn each time.
     """
@@ -118,7 +118,7 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
 
 
 def estimate_from(replicates: np.ndarray, level: float, chance: float = float("nan")) -> Estimate:
-    """The observed value, which comes first, with the percentile interval of the replicates after it."""
+    """The observed value (the first entry) with the percentile interval of the replicates (the others)."""
     if not 0 < level < 1:
         raise HeadspanError(f"the confidence level must be between 0 and 1, not {level}")
     value = float(replicates[0])

@@ -1,6 +1,6 @@
 """Compare the Projection Kernels of a model with chance: one row per pairing, and the paper's KL divergence.
 
-The three nulls are those of :mod:`headspan.statistics.significance`, which has the numbers of single pairs.
+The three nulls are those of :mod:`headspan.statistics.significance`, which tests single pairs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PAIRINGS, Pairing
 
-_LEAST_SEEN = 0.5  # of the random mass, for a KL to be shown
+_LEAST_SEEN = 0.5  # least share of the random mass for which a KL is shown
 
 
 class Divergence(NamedTuple):
-    """KL(random ‖ observed), and how much of the random mass lies in the bins that it is summed over."""
+    """KL(random ‖ observed), and the share of the random mass in the bins that it is summed over."""
 
     kl: float
     seen: float
 
     @property
     def shown(self) -> float:
-        """The KL, or NaN where most of the random mass was left out: it would be small, or 0, far from chance."""
+        """The KL, or NaN if most of the random mass was left out: it could then be 0 even far from chance."""
         return self.kl if self.seen >= _LEAST_SEEN else float("nan")
 
 
@@ -42,15 +42,15 @@ class Divergence(NamedTuple):
 def kl_divergence(scores: Scores, pairing: str | Pairing) -> float:
     """KL(random ‖ observed) of the PK of forward pairs, over 255 bins between 0 and the largest possible PK.
 
-    Bins empty on either side are left out, as in the paper, so a small value does not mean that the two agree: with
-    few pairs it can be 0 for the pairing farthest from chance. ``summarise`` has distances that cannot mislead so.
-    Where subspace dimensions differ between heads, the random mass is the average over the pairs.
+    Bins that are empty on either side are left out, as in the paper. A small value therefore does not imply agreement:
+    with few pairs it can be 0 for the pairing farthest from chance. The distances of ``summarise`` avoid this.
+    If subspace dimensions differ between heads, the random mass is the average over the pairs.
     """
     return divergence(scores, pairing).kl
 
 
 def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
-    """The KL of ``kl_divergence`` with what it rests on."""
+    """The KL of ``kl_divergence`` with the share of the random mass that it covers."""
     from scipy.special import ndtr
 
     matrix = scores[PK, pairing].forward()
@@ -75,14 +75,14 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
 
 
 class PairingSummary(NamedTuple):
-    """One pairing against all nulls; what rests on reversed pairs is None where there are none.
+    """One pairing against all nulls; values that need reversed pairs are None if there are none.
 
     shift: mean distance of a pair from the random mean of its dimensions, in random standard deviations.
     above: share of pairs above the 99.9 % point of random subspaces; by chance 0.001.
-    within_significant: pairs that stand out among the heads of their two layers, None where layers have too few heads.
-    both_significant: pairs above the reversed ones that also stand out among the heads of their two layers.
-    direction_p: chance of forward layer means so far above the reversed ones, None with too few layers to tell.
-    kl: the paper's divergence, NaN unless asked for and where it leaves out most of the random mass.
+    within_significant: pairs that stand out among the heads of their two layers; None if layers have too few heads.
+    both_significant: pairs above the reversed pairs that also stand out among the heads of their two layers.
+    direction_p: probability of forward layer means this far above the reversed ones; None with too few layers.
+    kl: the paper's divergence; NaN if not requested or if it leaves out most of the random mass.
     """
 
     pairing: Pairing
@@ -102,21 +102,21 @@ class PairingSummary(NamedTuple):
 
     @property
     def directed(self) -> bool:
-        """Whether whole layers score more forwards than reversed, so that the reversed null promises too much."""
+        """Whether whole layers score higher forwards than reversed, which makes the reversed null too optimistic."""
         return self.direction_p is not None and self.direction_p <= DIRECTED
 
 
 def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> list[PairingSummary]:
     """One line per pairing with PK scores: observed and random moments over forward pairs, discoveries at q.
 
-    ``random_sd`` is the spread to expect over all pairs, the differences between subspace dimensions included.
-    Pairings of nodes come last; no line of heads depends on them.
+    ``random_sd`` is the expected spread over all pairs, including differences between subspace dimensions.
+    Pairings of nodes come last and do not affect the rows of heads.
     """
     scores.check_all_pairs("a comparison with chance")
     nodes = [pairing for pairing in given_pairings("all", scores, PK) if pairing.of_nodes]
     found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if (PK, pairing) in scores]
     if not found:
-        raise HeadspanError("the random baseline needs pk scores, which this result lacks. Run headspan score again")
+        raise HeadspanError("the random baseline needs pk scores, which this result lacks. Score the model again")
     return found
 
 
@@ -138,7 +138,7 @@ def summary_of(
     d = dimension_at(scores, pairing, rows, columns)
     random = moments(d, ranks, ranks2)
     against_random = random_null or significance(scores, pairing)
-    # PK that cannot vary is computed with rounding: it must not count as above its own value.
+    # Where PK is constant, rounding must not make it count as above its own value.
     above = (values > random_quantile(d, ranks, ranks2)) & (random.variance > 0)
     if reversed_null is None and has_reverse(scores, PK, pairing):
         reversed_null = significance(scores, pairing, null="reversed")
@@ -160,7 +160,7 @@ def summary_of(
 def _against_controls(
     reversed_null: Significance | None, q: float
 ) -> tuple[int | None, int | None, int | None, float | None]:
-    """What the reversed pairs say: reversed_significant, within_significant, both_significant and direction_p."""
+    """The results from reversed pairs: reversed_significant, within_significant, both_significant, direction_p."""
     if reversed_null is None or reversed_null.q_within is None or reversed_null.direction is None:
         return None, None, None, None
     shared, p = reversed_null.shared(q), reversed_null.direction.forward
@@ -170,7 +170,7 @@ def _against_controls(
 
 
 def remarks(summaries: list[PairingSummary]) -> list[str]:
-    """Where the reversed null and the null within layers disagree, and where the reversed one cannot be trusted."""
+    """Notes on where the reversed null and the null within layers disagree, or the reversed null is unreliable."""
     found = [
         agreement(line.pairing, line.reversed_significant, line.both_significant)
         for line in summaries
@@ -179,8 +179,8 @@ def remarks(summaries: list[PairingSummary]) -> list[str]:
     directed = [str(line.pairing) for line in summaries if line.directed]
     if directed:
         found.append(
-            f"whole layers score more forwards than reversed in {', '.join(directed)}: there, pairs may stand above "
-            "the reversed ones without being wired"
+            f"whole layers score higher forwards than reversed in {', '.join(directed)}, so pairs there may exceed "
+            "the reversed pairs without being connected"
         )
     return found
 
@@ -191,7 +191,7 @@ class Baseline(Tabular, list[PairingSummary]):
     with_kl = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per pairing; without ``kl`` where it was not asked for."""
+        """One record per pairing; ``kl`` only if requested."""
         records = [line._asdict() | {"pairing": str(line.pairing)} for line in self]
         return records if self.with_kl else [{n: v for n, v in record.items() if n != "kl"} for record in records]
 

@@ -13,7 +13,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, Port, parse_pairings
@@ -21,7 +21,7 @@ from headspan.vocabulary.ports import PortTable
 
 
 class HubHead(NamedTuple):
-    """One line of a hub list."""
+    """One row of a hub list."""
 
     rank: int
     head: Any  # a Head, or a Node
@@ -30,7 +30,7 @@ class HubHead(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class HubScores(Tabular):
-    """One number per head; NaN for heads that no other head could choose (the first layer has no inlets).
+    """One value per head; NaN for heads that no other head can choose (the first layer has no inlets).
 
     kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
     """
@@ -44,12 +44,12 @@ class HubScores(Tabular):
     ports: PortTable | None = None  # knows which query heads a shared head serves
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per head with a value, best first: kind, pairing, rank, head, score (and whom it serves)."""
+        """One record per head with a value, best first: kind, pairing, rank, head, score (and ``serves`` under GQA)."""
         about = {"kind": self.kind, "pairing": str(self.pairing)}
         return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
 
     def named(self, head: Port) -> dict[str, str]:
-        """A head's name, and under GQA the query heads that a shared one serves."""
+        """A head's name and, under GQA, the query heads that a shared head serves."""
         if self.ports is None or not self.ports.shared:
             return {"head": str(head)}
         return {"head": str(head), "serves": ";".join(map(str, self.ports.group_of(str(head)))) if head.kv else ""}
@@ -74,14 +74,14 @@ class HubScores(Tabular):
 
     @checked
     def rank_of(self, head: Port | str) -> int:
-        """The place of a head in the list, 1 for the strongest hub; equal values (as 0, for many) share one."""
+        """The rank of a head, 1 for the strongest hub; equal values (often 0) share a rank."""
         index = self._find(head)
         if np.isnan(self.values[index]):
             raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
         return self._rank(index)
 
     def _rank(self, index: int) -> int:
-        """One more than there are larger values."""
+        """One plus the number of larger values."""
         return int(np.count_nonzero(self.values > self.values[index])) + 1
 
     def _order(self) -> np.ndarray:
@@ -128,30 +128,32 @@ class HubLists(Tabular, dict[str, Hubs]):
 
 
 @overload
-def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str = PK) -> Hubs: ...
+def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str | Iterable[str] = PK) -> Hubs: ...
 @overload
-def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str = PK) -> HubLists: ...
+def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str | Iterable[str] = PK) -> HubLists: ...
 @overload
-def hubs(scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str = PK) -> Any: ...
+def hubs(
+    scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK
+) -> Any: ...
 @checked
 def hubs(
-    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str = PK
+    scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK
 ) -> Hubs | HubLists:
     """Inlet and outlet scores over the forward pairs of a pairing; of several pairings (a list, "flow") by pairing.
 
-    inlet(h) adds up the scores of those sources whose best later target is h; outlet(h) those of the targets whose
-    best earlier source is h. Where several are equally best, each gets the score.
+    inlet(h) is the sum of the scores of the sources whose best later target is h; outlet(h) is the same for the targets
+    whose best earlier source is h. If several are tied for best, each gets the score.
 
-    The corrected values are z-scores under the null that every chooser picks a random candidate: the sum of h,
-    minus its expectation, over the standard deviation. A sum grows with the number of choosers and
-    with how few rivals h has, and so depends on the layer; this does not. Dividing by the number of choosers
+    The corrected values are z-scores under the null that every chooser picks a random candidate: the sum of h minus
+    its expectation, divided by its standard deviation. The plain sum grows with the number of choosers and is larger
+    if h has few rivals, so it depends on the layer; the z-score does not. Dividing by the number of choosers
     instead would keep the second bias and let single choices decide in layers with few choosers.
 
     >>> hubs("demo", "OK").outlet.top(1)[0].head, list(hubs("demo", ["OQ", "OK"]))
     (Head(layer=0, index=3, kind='H'), ['OQ', 'OK'])
     """
     one = isinstance(pairing, Pairing) or (isinstance(pairing, str) and len(pairing.strip()) == 2)
-    chosen = parse_pairings(pairing)
+    chosen, metric = parse_pairings(pairing), one_metric(metric)
     scores = given_scores(scores, [metric], chosen, whole="finding hubs")
     if one:
         return _hubs(scores, chosen[0], metric)
@@ -178,7 +180,7 @@ def _scores_of(kind: str, corrected: bool, matrix: ScoreMatrix, values: np.ndarr
 
 
 def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and z-score per column of what the rows give to their best column; (choosers, candidates) in."""
+    """Sum and z-score per column when every row gives its best score to its best column; (choosers, candidates)."""
     values = np.asarray(values, dtype=np.float64)
     candidate = ~np.isnan(values)
     choosers = candidate.any(axis=1)
@@ -191,6 +193,6 @@ def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     variance = (best**2 * chance * (1 - chance)).sum(axis=0)
     total[~candidate.any(axis=0)] = np.nan
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A head that is the only candidate of all its choosers gets everything whatever happens: no z-score.
+        # A head that is the only candidate of all its choosers has a constant sum, so no z-score.
         z = np.where(variance > 0, (total - expected) / np.sqrt(variance), np.nan)
     return total, z

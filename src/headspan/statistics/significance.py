@@ -1,23 +1,23 @@
-"""Which pairs score more than chance: z, p and q of each, against random subspaces and against impossible pairs.
+"""Which pairs score more than chance: z, p and q against random subspaces and against impossible pairs.
 
 Three nulls, for three questions:
 
 ``random``
-    Both subspaces are uniform and independent, in d dimensions, or in d − 1 where folding has centred both. Moments are
-    exact and p-values come from a beta distribution with the exact first three, which is the law itself for single
-    directions. Trained weights are never like this (all heads share a few directions), so nearly every pair looks
-    significant.
+    Both subspaces are uniform and independent in d dimensions, or in d − 1 if folding has centred both. Moments are
+    exact, and p-values come from a beta distribution with the exact first three moments, which is the exact
+    distribution for single directions. Trained weights are never like this (all heads share a few directions), so
+    nearly every pair looks significant.
 ``reversed``
     A head cannot write into what an *earlier* head reads. Pairs in that impossible direction have the same heads,
     the same shared directions and the same distances between layers, but no information can flow along them.
-    The p-value of a forward pair is its rank among them, and beyond the largest 5 % of them the tail of a generalised
-    Pareto distribution where one fits. If whole layers score more forwards than backwards, so do their pairs: the
-    note says whether they do.
+    The p-value of a forward pair is its rank among them; beyond the largest 5 % of them it comes from a generalised
+    Pareto tail where one fits. If whole layers score higher forwards than backwards, so do their pairs: the note
+    says whether this is the case.
 ``within``
-    Does this pair stand out among the heads of its own two layers? What the two layers, the source and the target
-    have in common with others is taken away first (:mod:`headspan.statistics.within_layers`), from forward and
-    reversed pairs alike, and the residual of a forward pair is ranked among those of the reversed ones. A trend of
-    whole layers drops out, so this is evidence about two heads.
+    Does this pair stand out among the heads of its own two layers? The effects of the two layers, the source and the
+    target are removed first (:mod:`headspan.statistics.within_layers`), from forward and reversed pairs alike, and
+    the residual of a forward pair is ranked among those of the reversed pairs. A trend of whole layers drops out, so
+    this is evidence about two heads.
 
 See docs/statistics.md for assumptions and calibration.
 """
@@ -35,31 +35,31 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
-from headspan.statistics.dimension import pair_dimension
+from headspan.statistics.dimension import few, pair_dimension
 from headspan.statistics.tails import Tail, fit_tail, p_among
 from headspan.statistics.within_layers import Direction, direction_of, residual_z
-from headspan.subspaces.metrics import METRICS, PK, metric_of
+from headspan.subspaces.metrics import METRICS, PK, metric_of, one_metric
 from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Pairing, layers_of, pair_mask
+from headspan.vocabulary.heads import Pairing, layers_of, one_pairing, pair_mask
 
 Null = Literal["random", "reversed", "within"]
 
 _ROUNDING = 1e-6
-DISCOVERY_RATE = 0.05  # the q that counts as significant wherever no other is asked for
+DISCOVERY_RATE = 0.05  # the default q at which pairs count as significant
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Significance(Tabular):
-    """z, p and q of every pair of one pairing; arrays shaped like ``matrix.values``, NaN where there is no pair.
+    """z, p and q of every pair of one pairing: arrays shaped like ``matrix.values``, NaN where there is no pair.
 
-    z: distance from the null mean in null standard deviations; under ``within`` that of the residual.
-    p: chance of a score at least this large under the null (one-sided).
+    z: distance from the null mean in null standard deviations; under ``within``, of the residual.
+    p: probability of a score at least this large under the null (one-sided).
     q: Benjamini–Hochberg adjusted p over the pairs of this pairing.
-    tail: the fit that gave the smallest p-values of a control group, None where they were counted.
-    note: where the p-values of a control group come from, and whether its assumption holds.
+    tail: the fitted tail that gave the smallest p-values of a control group; None if they were counted.
+    note: how the p-values of a control group were obtained, and whether its assumption holds.
     q_within: with the reversed null, the q of every pair under ``within``.
     direction: with the reversed null, the test of its assumption on whole layers.
     """
@@ -107,13 +107,13 @@ class Significance(Tabular):
 
     @property
     def smallest_q(self) -> float:
-        """The least false-discovery rate at which a pair is significant; NaN without pairs."""
+        """The smallest false-discovery rate at which any pair is significant; NaN without pairs."""
         present = self.q[~np.isnan(self.q)]
         return float(present.min()) if present.size else float("nan")
 
     @checked
     def nothing(self, q: float) -> str:
-        """The sentence for a choice of q that leaves no pair: what would not be empty."""
+        """The message for a q that no pair reaches, with the smallest q that has pairs."""
         pairing, least = self.matrix.pairing, self.smallest_q
         if np.isnan(least):
             return f"{pairing} has no {'forward pairs' if not len(self.matrix.pairs()[2]) else _NO_EVIDENCE}"
@@ -124,7 +124,7 @@ class Significance(Tabular):
 
     @checked
     def shared(self, q: float = DISCOVERY_RATE) -> int | None:
-        """How many of the pairs above the reversed ones also stand out within their two layers; None if untestable."""
+        """How many of the pairs above the reversed pairs also stand out within their two layers; None if untestable."""
         if self.q_within is None or np.isnan(self.q_within).all():
             return None
         with np.errstate(invalid="ignore"):
@@ -132,7 +132,7 @@ class Significance(Tabular):
 
     @checked
     def agreement(self, q: float = DISCOVERY_RATE) -> str:
-        """How far the reversed null and the null within layers agree, as a sentence; empty for the other nulls."""
+        """A message on how far the reversed null and the null within layers agree; empty for other nulls."""
         if self.q_within is None:
             return ""
         return agreement(self.matrix.pairing, self.count(q), self.shared(q))
@@ -142,8 +142,8 @@ _NO_EVIDENCE = "head-specific evidence, because a layer has too few heads to com
 
 
 def agreement(pairing: Pairing, above: int, shared: int | None) -> str:
-    """The sentence of ``Significance.agreement`` from its counts."""
-    start = f"{pairing}: {_pairs(above, 'stands', 'stand')} above the reversed pairs"
+    """The message of ``Significance.agreement`` from its counts."""
+    start = f"{pairing}: {_pairs(above, 'is', 'are')} above the reversed pairs"
     if shared is None:
         return f"{start}; there is no {_NO_EVIDENCE}"
     if not above:
@@ -165,31 +165,31 @@ def _pairs(count: int, one: str = "has", more: str = "have") -> str:
 @checked
 def significance(
     scores: ScoresLike,
-    pairing: str | Pairing,
+    pairing: str | Pairing | Iterable[str | Pairing],
     *,
     null: Null = "random",
-    metric: str = PK,
-    approximation: Approximation = "tight",
+    metric: str | Iterable[str] = PK,
+    approximation: Approximation | None = None,
 ) -> Significance:
     """z, p and q for the pairs of one pairing under one of the three nulls.
 
     ``random`` is for ``pk`` only, over the paper's pair set; its p-values come from the beta distribution of
-    `random_law`. With the approximation ``loose`` they are the tail of a normal distribution with the loose variance,
-    which is there for comparison. ``reversed`` and ``within`` take any similarity and need the scores of the reversed
-    pairing (KO for OK) too; the four same-type pairings have no reverse. Under ``within`` pairs have NaN where a layer
-    has too few heads to compare.
+    `random_law`. The approximation ``loose``, kept for comparison, uses a normal distribution with the loose variance
+    instead. ``reversed`` and ``within`` work for any similarity and also need the scores of the reversed pairing (KO
+    for OK); the four same-type pairings have no reverse. Under ``within``, pairs are NaN if a layer has too few heads
+    to compare.
     """
-    if not isinstance(scores, Scores):
-        one = Pairing.parse(pairing)
-        scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)])
-    scores.check_all_pairs("a false-discovery rate")
-    matrix = scores[metric, pairing]
+    one, metric = one_pairing(pairing), one_metric(metric)
+    if approximation is not None and null != "random":
+        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out `approximation`")
+    scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)], whole="a false-discovery rate")
+    matrix = scores[metric, one]
     if null != "random":
         return (_against_reversed if null == "reversed" else _within_layers)(*_both_directions(matrix, scores, null))
     if not metric_of(metric).random_null:
         known = ", ".join(name for name, known in METRICS.items() if known.random_null)
         raise HeadspanError(f"the random null is known for {known} only, not for {metric}. Choose the reversed null")
-    return _against_random(matrix, scores, approximation)
+    return _against_random(matrix, scores, approximation or "tight")
 
 
 def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approximation) -> Significance:
@@ -199,13 +199,13 @@ def _against_random(matrix: ScoreMatrix, scores: Scores, approximation: Approxim
     p = np.full(z.shape, np.nan)
     for part, random, law in chances:
         tail = law.upper_tail(matrix.values[part]) if approximation == "tight" else p_values(z[part])
-        # PK that cannot vary always reaches its mean.
+        # Where PK is constant it always reaches its mean.
         p[part] = np.where((random.variance > 0) | np.isnan(tail), tail, 1.0)
     return Significance("random", matrix, z, p, benjamini_hochberg(p))
 
 
 def z_scores(scores: Scores, pairing: str | Pairing, approximation: Approximation = "tight") -> np.ndarray:
-    """Distance of every PK from its mean between random subspaces, in standard deviations; NaN where no pair."""
+    """Distance of every PK from its mean for random subspaces, in standard deviations; NaN where there is no pair."""
     matrix = _compared(scores[PK, pairing])
     return _random_z(matrix, _chances(scores, matrix, approximation))
 
@@ -229,11 +229,11 @@ def _random_z(matrix: ScoreMatrix, chances: Iterable[_Chance]) -> np.ndarray:
 
 
 def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) -> Iterator[_Chance]:
-    """Parts of a matrix with moments and law of PK by chance: the whole, then pairs in one latent, which replace them.
+    """Parts of a matrix with the moments and distribution of PK by chance: first all pairs, then overrides for latents.
 
-    Heads of one layer under latent attention have a mean and a spread of their own, and no more is known of them.
+    Pairs of heads in one layer under latent attention have their own mean and spread; nothing else is known about them.
     """
-    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
+    ranks, ranks2 = (few(scores.ranks(role)) for role in matrix.pairing)
     dimensions = pair_dimension(scores, matrix.pairing), ranks[:, None], ranks2[None, :]
     yield (slice(None), slice(None)), moments(*dimensions, approximation), random_law(*dimensions)
     ranks, ranks2 = (scores.ranks(role) for role in matrix.pairing)
@@ -246,11 +246,6 @@ def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) 
         yield part, random, bounded_law(0.0, high, random.mean, random.variance)
 
 
-def _few(ranks: np.ndarray) -> np.ndarray:
-    """One number for all heads where all span as many dimensions: what is computed of it stays small."""
-    return ranks[:1] if ranks.size and (ranks == ranks[0]).all() else ranks
-
-
 def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[float, float]]:
     """Mean and standard deviation by chance of pairs in one latent, by layer."""
     try:
@@ -258,12 +253,12 @@ def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[floa
         known = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
     except (AttributeError, TypeError, ValueError):
         raise HeadspanError("the result's chance levels of one layer are damaged. Score the model again") from None
-    # Heads that fill their latent always have one PK; what is drawn of it varies by rounding alone.
+    # Heads that fill their latent always have the same PK; samples of it differ only by rounding.
     return {layer: (mean, sd if sd > _ROUNDING * mean else 0.0) for layer, (mean, sd) in known.items()}
 
 
 def p_values(z: ArrayLike) -> np.ndarray:
-    """Upper tail of the normal distribution: the chance of a z at least this large, with the loose variance.
+    """Upper tail of the normal distribution: the probability of a z at least this large, for the loose variance.
 
     >>> p_values([0.0, 1.6448536])
     array([0.5 , 0.05])
@@ -283,7 +278,7 @@ def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
     q = np.full(p.shape, np.nan)
     present = ~np.isnan(p)
     values = p[present]
-    order = np.argsort(values)[::-1]  # largest p first, so that minima accumulate downwards; equal ones get one q
+    order = np.argsort(values)[::-1]  # largest p first, so that minima accumulate downwards; equal p share one q
     adjusted = values[order] * len(values) / np.arange(len(values), 0, -1)
     sorted_back = np.empty_like(values)
     sorted_back[order] = np.minimum(np.minimum.accumulate(adjusted), 1.0)
@@ -292,12 +287,12 @@ def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
 
 
 def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
-    """Whether a result holds what the reversed null of a pairing needs."""
+    """Whether a result has the scores that the reversed null of a pairing needs."""
     return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
 
 
 def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[ScoreMatrix, np.ndarray]:
-    """The forward pairs, and the reversed ones in the same places: sources as rows, targets as columns."""
+    """The forward pairs, and the reversed pairs in the same layout: sources as rows, targets as columns."""
     pairing = matrix.pairing
     if pairing.same_type:
         raise HeadspanError(
@@ -308,9 +303,9 @@ def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[S
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
             f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks. "
-            f"Score again with --pairing {pairing} --pairing {back}"
+            f"Score again with both pairings: {pairing} and {back}"
         )
-    # Every similarity here is symmetric: XY with the source after the target is YX with the source before it.
+    # All similarities are symmetric: XY with the source after the target equals YX with the source before it.
     backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
     if np.count_nonzero(~np.isnan(backward)) < 2:
         raise HeadspanError(f"the {null} null needs heads in at least two layers, and this result has only one")
@@ -331,7 +326,7 @@ def _against_reversed(matrix: ScoreMatrix, backward: np.ndarray) -> Significance
 
 
 def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
-    """Rank of the residual of every forward pair within its two layers among those of the reversed pairs."""
+    """Rank of every forward pair's residual within its two layers, among the residuals of the reversed pairs."""
     z = residual_z(_joined(matrix.values, backward), matrix.sources, matrix.targets)
     forward, control = (z[~np.isnan(z) & ~np.isnan(pairs)] for pairs in (matrix.values, backward))
     z = np.where(np.isnan(matrix.values), np.nan, z)
@@ -348,5 +343,5 @@ def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
 
 
 def _joined(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Both directions in one matrix; NaN only between heads of one layer."""
+    """Both directions in one matrix; NaN only between heads of the same layer."""
     return np.where(np.isnan(forward), backward, forward.astype(np.float64))

@@ -1,16 +1,16 @@
 """The upper tail of a control group as a generalised Pareto distribution, for p-values beyond its largest member.
 
-Counting how many controls reach a score gives no p-value below 1 / (1 + number of controls). Above a high threshold
-the excesses of almost every distribution are close to generalised Pareto (Balkema & de Haan 1974, Pickands 1975), and
-this can be followed further than the controls go (Knijnenburg et al. 2009 do it for permutation tests).
+Counting how many controls reach a score cannot give a p-value below 1 / (1 + number of controls). Above a high
+threshold the excesses of almost every distribution are close to generalised Pareto (Balkema & de Haan 1974, Pickands
+1975), which extrapolates beyond the largest control (as Knijnenburg et al. 2009 do for permutation tests).
 
 Conservative choices:
 
 * Threshold: the largest 5 % of the controls are the tail, at least 50 and at most 500 of them.
-* Fit: by L-moments (Hosking & Wallis 1987), which is closed and steady in small samples. The shape is never
-  negative: that would claim a largest possible score, and give p = 0 beyond it. The exponential takes its place.
+* Fit: by L-moments (Hosking & Wallis 1987), which have a closed form and are stable in small samples. The shape is
+  never negative: that would imply a largest possible score, and p = 0 beyond it. The exponential is used instead.
 * Check: Anderson–Darling against refitted draws from the fit itself. Below ``LEAST_FIT`` the fit is not used. A caller
-  may accept an exponential that fails because the controls have a lighter tail (``lighter``): it errs towards caution.
+  may accept an exponential that fails because the controls have a lighter tail (``lighter``), which is conservative.
 * Uncertainty: the tail probability is averaged over the fits to those draws (the bootstrap predictive distribution,
   Harris 1989). A single fit to 50 values gives p-values that are too small far out.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TAIL_SHARE, LEAST_TAIL, MOST_TAIL = 0.05, 50, 500
-LEAST_CONTROLS = 4 * LEAST_TAIL  # the tail of fewer would be their upper half
+LEAST_CONTROLS = 4 * LEAST_TAIL  # with fewer, LEAST_TAIL values would no longer be a tail
 LEAST_FIT = 0.05
 _DRAWS = 200
 _SEED = 0  # makes p-values reproducible
@@ -45,7 +45,7 @@ class Tail:
     scales: np.ndarray
 
     def p_values(self, values: np.ndarray) -> np.ndarray:
-        """Chance of a control at least as large, for values above the threshold."""
+        """Probability of a control at least this large, for values above the threshold."""
         from scipy.stats import genpareto
 
         excess = np.asarray(values, dtype=np.float64)[:, None] - self.threshold
@@ -77,7 +77,7 @@ def fit_tail(controls: np.ndarray, *, lighter: bool = False) -> Tail | str:
     draws = genpareto.ppf(np.sort(uniform, axis=1), shape, scale=scale)
     shapes, scales = _l_moment_fit(draws)
     distance = _anderson_darling(excess, shape, scale)
-    # The fit itself counts as one of the draws, so that the p-value is never 0.
+    # Count the fit itself as one of the draws, so that the p-value is never 0.
     fit = float((1 + np.count_nonzero(_anderson_darling(draws, shapes, scales) >= distance)) / (1 + _DRAWS))
     if fit < LEAST_FIT and not (lighter and shape == 0):
         return (
@@ -102,7 +102,7 @@ def _l_moment_fit(excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _anderson_darling(excess: np.ndarray, shape: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Distance between ascending excesses and a distribution, along the last axis; it weights the far tail."""
+    """Anderson–Darling distance between ascending excesses and a distribution, weighted towards the far tail."""
     from scipy.stats import genpareto
 
     n = excess.shape[-1]
@@ -115,16 +115,17 @@ def _anderson_darling(excess: np.ndarray, shape: np.ndarray, scale: np.ndarray) 
 def p_among(
     control: np.ndarray, values: np.ndarray, fitted: Tail | str, what: str
 ) -> tuple[np.ndarray, Tail | None, str]:
-    """p-values from ascending controls, in the shape of the values; the tail that gave the smallest, and a note.
+    """p-values from ascending controls, shaped like the values; the tail that gave the smallest, and a note.
 
-    Counted, and beyond the threshold of a fitted tail from it; ``what`` is the word for the values in the note.
+    They are counted up to the threshold of the fitted tail and come from the tail beyond it. ``what`` names the values
+    in the note.
     """
     present = ~np.isnan(values)
     p = np.full(values.shape, np.nan)
-    # A control of the same size has reached the value: ties count against it.
+    # Ties count against the value.
     p[present] = (1 + _reached(control, values[present])) / (1 + len(control))
     if isinstance(fitted, str):
-        return p, None, f"{fitted}: p-values are counted, and none can be below {1 / (1 + len(control)):.2g}"
+        return p, None, f"{fitted}: p-values are counted and cannot be below {1 / (1 + len(control)):.2g}"
     with np.errstate(invalid="ignore"):
         beyond = values > fitted.threshold
     p[beyond] = fitted.p_values(values[beyond])
@@ -136,7 +137,7 @@ def p_among(
 
 
 def _reached(control: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How many of the ascending controls are at least as large as each value; in order of size they are found fast."""
+    """How many of the ascending controls are at least as large as each value. Sorted lookups are faster."""
     order = np.argsort(values)
     found = np.empty(len(values), dtype=np.int64)
     found[order] = len(control) - np.searchsorted(control, values[order], side="left")

@@ -1,18 +1,18 @@
 """Residuals of scores after removing the effects of the two heads and the two layers, and a test of layer direction.
 
-A block is all pairs of one source layer with one target layer. Where heads are exchangeable within a layer, a block has
-a level, its sources and its targets differ in how much they score with everything, and the rest is pair by pair.
-``residual_z`` is this rest in robust standard deviations:
+A block is all pairs of one source layer with one target layer. If heads are exchangeable within a layer, the scores of
+a block are a common level plus an effect of each source, an effect of each target, and a residual for each pair.
+``residual_z`` is this residual in robust standard deviations:
 
-* Centre: median polish (Tukey 1977) takes away the level, the sources and the targets of every block. A few wired heads
-  do not move a median, where they would hide each other behind a mean. A side of fewer than four heads is centred by
-  its mean: the median of three is always one of them.
-* Spread: the median absolute residual of the block, drawn towards that of blocks of similar level (``_NEIGHBOURS``
-  residuals' worth: a block of few heads knows its own spread badly), and never less than that of its source or
-  target. Heads that follow the directions common to all heads more closely than others make large residuals with
-  each other, in all their pairs.
-* Scale: Student's t with the residual degrees of freedom, turned into a normal deviate, so that blocks of different
-  sizes compare.
+* Centre: median polish (Tukey 1977) removes the level and the source and target effects of every block. A few
+  connected heads do not move a median, while they would hide each other with a mean. A side with fewer than four heads
+  is centred by its mean, because the median of three is always one of them.
+* Spread: the median absolute residual of the block, shrunk towards that of blocks of similar level (with a weight of
+  ``_NEIGHBOURS`` residuals, since a block of few heads estimates its own spread poorly), and never less than that of
+  its source or target. Heads that follow the common directions of all heads unusually closely have large residuals
+  with each other, in all their pairs.
+* Scale: Student's t with the residual degrees of freedom, converted to a normal deviate, so that blocks of different
+  sizes are comparable.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ import numpy as np
 
 from headspan.vocabulary.heads import Port, positions_of
 
-LEAST_FREE = 3  # residual degrees of freedom of a block: in 2×2 and 2×3 heads one large pair makes others look large
-LEAST_LAYERS = 4  # with three, the order of the layers is one of six and can never be surprising
-DIRECTED = 0.05  # the p from which the two directions of whole layers count as different
-_ROBUST = 4  # from so many values on, their median resists one of them
+LEAST_FREE = 3  # residual degrees of freedom of a block; in 2×2 and 2×3 heads one large pair makes others look large
+LEAST_LAYERS = 4  # three layers have only six orders, too few for a small p
+DIRECTED = 0.05  # the p below which whole layers count as different in the two directions
+_ROBUST = 4  # with at least this many values, a median is robust to one outlier
 _POLISHES = 4
 _NEIGHBOURS = 16
-_SIDE = 4  # what draws the spread of a source or target towards that of its block, as so many heads would
+_SIDE = 4  # shrinkage of a source's or target's spread towards its block's, in heads
 _MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-_ROUNDING = 1e-6  # of the largest score: residuals below this are float32 rounding
+_ROUNDING = 1e-6  # relative to the largest score; smaller residuals are float32 rounding
 _DRAWS = 999
 _SEED = 0  # makes p-values reproducible
 
 
 def residual_z(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
-    """Residual of every pair within its two layers as a normal deviate; NaN where a layer has too few heads.
+    """Residual of every pair within its two layers as a normal deviate; NaN if a layer has too few heads.
 
     ``values`` has the scores of both directions. Heads of another kind, such as the shared rotary key of latent
-    attention, count as a layer of their own.
+    attention, count as a separate layer.
     """
     z = np.full(values.shape, np.nan)
     least = _ROUNDING * np.nanmax(np.abs(values), initial=0.0)
@@ -67,7 +67,7 @@ def residual_z(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Po
 
 
 def _by_size(ports: Sequence[Port]) -> list[np.ndarray]:
-    """Indices of the ports, layers of equal size together: one array (layers, heads) per size."""
+    """Indices of the ports, grouped by layer size: one array (layers, heads) per size."""
     keys: dict[tuple[int, str], list[int]] = {}
     for i, port in enumerate(ports):
         keys.setdefault((port.position, port.kind), []).append(i)
@@ -76,7 +76,7 @@ def _by_size(ports: Sequence[Port]) -> list[np.ndarray]:
 
 
 class _Blocks:
-    """Blocks of one size, polished: arrays of shape (source layers, target layers, sources, targets)."""
+    """Blocks of one size after median polish: arrays (source layers, target layers, sources, targets)."""
 
     def __init__(self, values: np.ndarray, rows: np.ndarray, columns: np.ndarray, least: float) -> None:
         shape = (*rows.shape, *columns.shape)
@@ -87,7 +87,7 @@ class _Blocks:
             rest -= _centre(rest, 3)
             rest -= _centre(rest, 2)
         self.free = (n - 1) * (m - 1)
-        # Centring takes spread away from residuals, more of it in small blocks.
+        # Centring reduces the spread of residuals, more so in small blocks.
         self.rest = rest / np.sqrt((1 - 1 / n) * (1 - 1 / m))
         self.spread = np.maximum(np.median(np.abs(self.rest), axis=(2, 3)), least)
 
@@ -96,7 +96,7 @@ class _Blocks:
         return self.level.ravel(), np.log(self.spread.ravel())
 
     def z(self, similar: np.ndarray, least: float) -> np.ndarray:
-        """Residuals over their spread, as normal deviates, laid out as the scores are."""
+        """Residuals over their spread as normal deviates, in the layout of the scores."""
         free = self.free + _NEIGHBOURS
         spread = np.exp((self.free * np.log(self.spread) + _NEIGHBOURS * similar) / free)[..., None, None]
         widest = spread
@@ -106,7 +106,7 @@ class _Blocks:
                 own = np.median(np.abs(self.rest), axis=axis, keepdims=True)
                 widest = np.maximum(widest, (heads * own + _SIDE * spread) / (heads + _SIDE))
         t = self.rest / (_MAD * np.maximum(widest, least))
-        # Wallace's normal deviate of Student's t: closed, monotone, and finite however large t is.
+        # Wallace's normal deviate of Student's t: closed form, monotone, and finite for any t.
         z = np.sign(t) * (8 * free + 1) / (8 * free + 3) * np.sqrt(free * np.log1p(t**2 / free))
         layers, layers2, n, m = z.shape
         return z.transpose(0, 2, 1, 3).reshape(layers * n, layers2 * m)
@@ -118,9 +118,9 @@ def _centre(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _of_similar_level(level: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """The running median of the spread over blocks in order of their level; NaN where a block has no level.
+    """The running median of the spread over blocks sorted by level; NaN if a block has no level.
 
-    Larger scores spread more widely, so where layers have trends, blocks of another level would be a bad guide.
+    Larger scores spread more widely, so blocks of a different level would be a poor guide.
     """
     found = np.full(level.shape, np.nan)
     present = np.flatnonzero(~np.isnan(level))
@@ -135,10 +135,10 @@ def _of_similar_level(level: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 class Direction(NamedTuple):
-    """Forward against reversed pairs, layer pair by layer pair: the assumption of the reversed null.
+    """Forward against reversed pairs by pairs of layers: a test of the assumption of the reversed null.
 
     difference: mean over pairs of layers of (mean forward score − mean reversed score).
-    forward, backward: chance of a difference at least this large, or this small, if the layers came in any order;
+    forward, backward: probability of a difference at least this large, or this small, under random layer orders;
     NaN with fewer than ``LEAST_LAYERS`` layers.
     """
 
@@ -148,32 +148,32 @@ class Direction(NamedTuple):
 
     @property
     def favours_forward(self) -> bool:
-        """Whether whole layers score more forwards, so that pairs do without being wired."""
+        """Whether whole layers score higher forwards, so that pairs do so without being connected."""
         return self.forward <= DIRECTED
 
     @property
     def sentence(self) -> str:
         if np.isnan(self.forward):
-            return "too few layers to test whether whole layers score alike in both directions"
+            return "too few layers to test whether whole layers score the same in both directions"
         if self.favours_forward:
             return (
                 f"whole layers score {self.difference:.3g} more forwards than reversed on average (permuted layers: "
-                f"p = {self.forward:.2g}), so pairs may stand above the reversed ones without being wired: compare "
+                f"p = {self.forward:.2g}), so pairs may exceed the reversed pairs without being connected; compare "
                 "the null within layers"
             )
         if self.backward <= DIRECTED:
             return (
                 f"whole layers score {-self.difference:.3g} less forwards than reversed on average (permuted layers: "
-                f"p = {self.backward:.2g}), so on average the reversed null errs towards caution"
+                f"p = {self.backward:.2g}), so the reversed null is conservative on average"
             )
         p = min(1.0, 2 * min(self.forward, self.backward))
-        return f"whole layers score about alike in both directions (permuted layers: p = {p:.2g})"
+        return f"whole layers score about the same in both directions (permuted layers: p = {p:.2g})"
 
 
 def direction_of(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> Direction:
     """Test whether whole layers score differently in the two directions, by permuting the order of the layers.
 
-    What is symmetric between two layers, such as a frame that drifts with depth, is the same in both directions and
+    Whatever is symmetric between two layers, such as a basis that drifts with depth, is the same in both directions and
     drops out.
     """
     before, after = positions_of(sources), positions_of(targets)
@@ -183,7 +183,7 @@ def direction_of(values: np.ndarray, sources: Sequence[Port], targets: Sequence[
     count = into @ known @ onto.T
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = (into @ np.where(known, values, 0.0) @ onto.T) / count
-    gap = mean - mean.T  # positive where the pairs from the row's layer to the column's score more than those back
+    gap = mean - mean.T  # positive where pairs from the row's layer to the column's score more than those back
     upper = np.triu(np.ones_like(gap, dtype=bool), 1) & ~np.isnan(gap)
     if not upper.any():
         return Direction(float("nan"), float("nan"), float("nan"))
@@ -198,7 +198,7 @@ def direction_of(values: np.ndarray, sources: Sequence[Port], targets: Sequence[
 
 
 def _orders(n: int) -> list[np.ndarray]:
-    """Orders of n layers, their own first: all of them, or as many at random where there are too many."""
+    """Orders of n layers, the original first: all of them, or a random sample if there are too many."""
     if factorial(n) <= _DRAWS:
         return [np.array(order) for order in permutations(range(n))]
     rng = np.random.default_rng(_SEED)

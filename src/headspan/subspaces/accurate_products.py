@@ -2,15 +2,15 @@
 
 A product of float64 matrices has an error of 1e-16 relative to the size of its factors. That is too much where the
 product itself is that small, for example along the weak directions of an ill-conditioned head. Here both factors are
-split into slices of so few bits that a product of two slices is exact, in any order of summation (Ozaki et al. 2012);
-the products of slices are added with compensation.
+split into slices of so few bits that the product of two slices is exact in any order of summation (Ozaki et al. 2012),
+and the products of slices are added with compensation.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_SLICES = 4  # of 18 bits or more each, for inner products of up to 2**17 terms
+_SLICES = 4  # slices of at least 18 bits, for inner products of up to 2**17 terms
 
 
 def accurate_product(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +34,7 @@ def accurate_product(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
 
 
 def _slices(matrix: np.ndarray, bits: int, axis: int) -> list[np.ndarray]:
-    """Matrices that add up to this one; in each, a row (or column) holds multiples up to 2**bits of one step."""
+    """Matrices that sum to this one. In each, a row (or column) holds multiples of one step, up to 2**bits."""
     left, found = np.array(matrix, dtype=np.float64), []
     for _ in range(_SLICES):
         exponent = np.frexp(np.abs(left).max(axis=axis, keepdims=True))[1]

@@ -1,6 +1,6 @@
-"""Two subspaces: orthonormal bases that report their rank, principal angles and vectors, Projection Kernel.
+"""Single subspaces and pairs of them: orthonormal bases with their rank, principal angles, Projection Kernel.
 
-All arithmetic is float64: these functions are for single pairs; :mod:`headspan.scoring.contraction` does all pairs.
+All arithmetic is float64. These functions are for single pairs; :mod:`headspan.scoring.contraction` scores all pairs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from headspan.subspaces.accurate_products import accurate_product
 from headspan.system.threads import one_thread, scratch
 from headspan.vocabulary.errors import HeadspanError
 
-# Spacing of numbers next to 1 in the dtype that a weight was stored in: the noise every entry carries.
-# Quantised formats carry far more, but their noise fills dimensions rather than hiding them, so their scales'
-# float16 precision is what limits a rank decision.
+# Spacing of numbers next to 1 in the dtype in which a weight was stored: the relative noise of every entry.
+# Quantised formats have far more noise, but it adds dimensions rather than hiding them, so the float16 precision
+# of their scales is what limits a rank decision.
 _STORAGE_EPS = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -31,19 +31,19 @@ _QUANTISED_EPS = 2.0**-10
 _SAFE_CONDITION = 1e4
 # Above this condition number the weakest directions of a float64 SVD have errors above 1e-10.
 _SAFE_FOR_SVD = 1e6
-_PART = 2**19  # numbers of the heads that are worked on at once
-_SMALL = 16  # rows of a triangular matrix that LAPACK inverts whole
-_ROW_BLOCKS = 4  # of a triangular product: five eighths of the operations of a full one
-_SQUARABLE = 1e-140  # squares of what is above it keep all their digits in float64
+_PART = 2**19  # entries processed at once, over several heads
+_SMALL = 16  # triangular matrices up to this size are inverted by LAPACK directly
+_ROW_BLOCKS = 4  # row blocks of a triangular product: five eighths of the operations of a full product
+_SQUARABLE = 1e-140  # squares of larger numbers keep all their digits in float64
 
 
 class Basis(NamedTuple):
     """An orthonormal basis of a column span.
 
     vectors: (d, rank), orthonormal columns, float64.
-    rank: how many directions are above the noise of the storage dtype.
+    rank: number of directions above the noise of the storage dtype.
     singular_values: of the weight, descending.
-    tolerance: singular values at or below it count as noise.
+    tolerance: singular values up to this count as noise.
     """
 
     vectors: np.ndarray
@@ -55,8 +55,8 @@ class Basis(NamedTuple):
 def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, storage_dtype: str) -> np.ndarray:
     """Largest singular value that rounding alone can explain, for a (d, m) weight of Frobenius norm ``norm``.
 
-    Rounding moves an entry by up to ε/2 of itself, and a weight that was computed in float32 carries a few ε of
-    float32 besides. Independent errors of size δ·rms(entry) make a matrix of spectral norm δ·rms·(√d + √m).
+    Rounding changes an entry by up to ε/2 of itself, and a weight computed in float32 has a further error of a few ε of
+    float32. Independent errors of size δ·rms(entry) form a matrix of spectral norm δ·rms·(√d + √m).
     """
     d, m = shape[-2:]
     eps = _STORAGE_EPS.get(storage_dtype, _QUANTISED_EPS)
@@ -67,7 +67,7 @@ def rank_tolerance(shape: tuple[int, ...], norm: np.floating | np.ndarray, stora
 def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Basis:
     """Orthonormal basis of the column span of a (d, m) weight, by SVD, with its numerical rank.
 
-    An SVD has errors of 1e-16 relative to the *largest* singular value; far weaker directions are computed again.
+    An SVD has errors of 1e-16 relative to the *largest* singular value; much weaker directions are recomputed.
 
     >>> orthonormal_basis(np.array([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0]])).rank
     1
@@ -90,10 +90,10 @@ def orthonormal_basis(weight: np.ndarray, storage_dtype: str = "float64") -> Bas
 
 
 def _sharpened(weight: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Left singular vectors (d, r), computed again as W·V.
+    """Left singular vectors (d, r), recomputed as W·V.
 
-    The columns of W·V span the same space as those of W, whatever the rounding errors of V; and each is nearly a
-    multiple of one left singular vector, so that after scaling to unit length they are well conditioned.
+    The columns of W·V span the same space as those of W, whatever the rounding errors of V. Each is nearly a
+    multiple of one left singular vector, so after scaling to unit length they are well conditioned.
     """
     columns = accurate_product(weight, right.T)[0]
     sharp = np.asarray(np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0])
@@ -103,13 +103,13 @@ def _sharpened(weight: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.nd
 def orthonormal_bases(
     weights: np.ndarray, storage_dtype: str, dtype: type[np.floating] = np.float64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bases of many (d, m) weights at once, and their ranks: (n, d, m) of ``dtype``, made in float64, and (n,).
+    """Bases of many (d, m) weights at once, (n, d, m) of ``dtype`` computed in float64, and their ranks, (n,).
 
-    Columns beyond a head's rank are zero, so that ‖UᵀU'‖² needs no special case. Well-conditioned heads go
-    through one batched Cholesky factorisation, the others one by one through the SVD.
+    Columns beyond a head's rank are zero, so that ‖UᵀU'‖² needs no special case. Well-conditioned heads use
+    one batched Cholesky factorisation; the others use the SVD one by one.
     """
     n, d, m = weights.shape
-    bases = np.empty((n, m, d), dtype)  # transposed: the columns of a basis lie one after the other in memory
+    bases = np.empty((n, m, d), dtype)  # transposed, so that the columns of a basis are contiguous
     ranks = np.full(n, m, dtype=np.int32)
     for heads in parts(n, d * m):
         own = float64_copy(weights[heads])
@@ -127,7 +127,7 @@ def orthonormal_bases(
 
 
 def float64_copy(weights: np.ndarray) -> np.ndarray:
-    """A copy in scratch memory, in the order of the axes in memory that the weights have."""
+    """A copy in scratch memory with the memory layout of the weights."""
     by_columns = weights.strides[1] < weights.strides[2]
     own = scratch("weights", weights.transpose(0, 2, 1).shape if by_columns else weights.shape)
     own = own.transpose(0, 2, 1) if by_columns else own
@@ -136,7 +136,7 @@ def float64_copy(weights: np.ndarray) -> np.ndarray:
 
 
 def parts(n: int, entries: int) -> Iterator[slice]:
-    """Some of n heads after the others, each of so many numbers: as many as stay in the cache in float64.
+    """Slices of n heads with ``entries`` numbers each, small enough to stay in the cache in float64.
 
     >>> [(part.start, part.stop) for part in parts(3, 200_000)]
     [(0, 2), (2, 3)]
@@ -147,13 +147,13 @@ def parts(n: int, entries: int) -> Iterator[slice]:
 
 def largest(weights: np.ndarray) -> np.ndarray:
     """The largest absolute entry of every head, (n, 1, 1)."""
-    # One axis after the other: whichever lies together in memory, one of the two passes is over small arrays.
+    # Reduce one axis at a time: whichever is contiguous, one of the two passes is over small arrays.
     high, low = weights.max(axis=1).max(axis=1), weights.min(axis=1).min(axis=1)
     return np.maximum(high, -low)[:, None, None]
 
 
 def power_of_two(size: np.ndarray | float) -> np.ndarray:
-    """The largest power of two that is not above each size, 1 for a size of 0; dividing by it is exact.
+    """The largest power of two up to each size, or 1 for a size of 0; dividing by it is exact.
 
     >>> power_of_two(np.array([5.0, 0.3, 0.0]))
     array([4.  , 0.25, 1.  ])
@@ -164,10 +164,10 @@ def power_of_two(size: np.ndarray | float) -> np.ndarray:
 
 
 def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
-    """The ranks that :func:`orthonormal_bases` finds, (n,), without making bases.
+    """The ranks that :func:`orthonormal_bases` finds, (n,), without computing bases.
 
-    Rows can only add to singular values: where some rows have full rank beyond doubt the weight has it too, and twice
-    as many rows as columns are enough for most weights. The others are examined one by one, with all their rows.
+    Adding rows can only increase singular values, so a weight has full rank if some of its rows clearly do. Twice as
+    many rows as columns are enough for most weights. The others are examined one by one, with all their rows.
     """
     ranks = clear_ranks(weights, storage_dtype)
     for i in np.flatnonzero(ranks < 0):
@@ -176,7 +176,7 @@ def subspace_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
 
 
 def clear_ranks(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
-    """The ranks of weights that are clearly full, at a condition that float32 products tolerate; −1 for the others."""
+    """The ranks of weights that clearly have full rank and are well conditioned for float32; −1 for the others."""
     m = weights.shape[2]
     ranks = np.full(len(weights), m, dtype=np.int32)
     if not _stands_above(weights[:, : 2 * m], 2 * _clear_of_noise(weights, storage_dtype)):
@@ -197,7 +197,7 @@ def _clear_of_noise(weights: np.ndarray, storage_dtype: str) -> np.ndarray:
 
 
 def _stands_above(weights: np.ndarray, least: np.ndarray) -> bool:
-    """Whether all singular values of all weights are above ``least``: WᵀW − least²·1 then has a Cholesky factor."""
+    """Whether all singular values of all weights exceed ``least``: then WᵀW − least²·1 has a Cholesky factor."""
     weights = np.asarray(weights, dtype=np.float64)
     with one_thread(), np.errstate(all="ignore"):
         grams = np.matmul(weights.transpose(0, 2, 1), weights)
@@ -211,16 +211,17 @@ def _stands_above(weights: np.ndarray, least: np.ndarray) -> bool:
 def without_padding(weight: np.ndarray) -> np.ndarray:
     """A (d, m) weight without the columns of zeros at its end, at least one column.
 
-    They span nothing and hold no rounding noise; a direction stored among bases of 64 columns stays cheap.
+    These columns span nothing and have no rounding noise; dropping them keeps a direction stored among bases of 64
+    columns cheap.
     """
     used = np.flatnonzero(weight.any(axis=0))
     return weight[:, : max(1, int(used[-1]) + 1 if used.size else 1)]
 
 
 def well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Which of (n, d, m) weights have full rank beyond doubt, and inverses of the Cholesky factors of WᵀW.
+    """Which of (n, d, m) weights clearly have full rank, and inverses of the Cholesky factors of WᵀW.
 
-    None for the inverses when a singular head is among them: then all of them use the SVD.
+    The inverses are None if one of the heads is singular; then all use the SVD.
     """
     with one_thread(), np.errstate(all="ignore"):
         grams = np.matmul(weights.transpose(0, 2, 1), weights)
@@ -235,7 +236,7 @@ def well_conditioned(weights: np.ndarray, storage_dtype: str) -> tuple[np.ndarra
 
 
 def lower_inverse(lower: np.ndarray) -> np.ndarray:
-    """Inverses of lower triangular matrices, (n, m, m): half by half, so that most of it is products.
+    """Inverses of lower triangular matrices, (n, m, m), by recursive halving, so that most work is matrix products.
 
     >>> lower_inverse(np.array([[[2.0, 0.0], [1.0, 1.0]]]))
     array([[[ 0.5,  0. ],
@@ -253,7 +254,7 @@ def lower_inverse(lower: np.ndarray) -> np.ndarray:
 
 
 def _lower_product(lower: np.ndarray, right: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Lower triangular matrices (n, m, m) times (n, m, d): some rows at a time need no later rows of the right."""
+    """Lower triangular matrices (n, m, m) times (n, m, d), by row blocks that skip later rows of ``right``."""
     m = lower.shape[1]
     for rows in np.array_split(np.arange(m), min(m, _ROW_BLOCKS)):
         first, last = int(rows[0]), int(rows[-1]) + 1
@@ -315,7 +316,7 @@ def span_drift(
 ) -> tuple[np.ndarray, np.ndarray]:
     """1 − PK/rank and the largest principal angle (radians) of each pair of bases, (n,) both.
 
-    first, second: (n, d, m), orthonormal columns, zero beyond the ranks. Measured on what the larger subspace has
+    first, second: (n, d, m), orthonormal columns, zero beyond the ranks. Computed from the part of the larger subspace
     outside the other, so that small changes keep their digits.
     """
     swap = (first_ranks > second_ranks)[:, None, None]

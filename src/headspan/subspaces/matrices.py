@@ -1,7 +1,7 @@
-"""Subspaces of any two matrices, for use outside of models: arrays in, numbers out.
+"""Subspaces of arbitrary matrices, for use outside of models.
 
-The span of a d×m matrix is the subspace of R^d that its columns reach. All arithmetic is float64, whatever the dtype of
-what is given; that dtype decides how much of a matrix may be rounding noise, which does not count as a direction.
+The span of a d×m matrix is the subspace of R^d spanned by its columns. All arithmetic is float64, whatever the dtype of
+the input. That dtype determines how much of a matrix may be rounding noise, which does not count as a direction.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The five similarities, each one object with everything that the rest of the package needs to know about it.
+"""The five similarities, each an object with everything that the rest of the package needs to know about it.
 
-Four of them are one number: ‖F_AᵀF_B‖_F² for a *factor* F that each makes of a weight, scaled so that no
-division is left. ``contraction`` computes that number for all pairs at once. To add a similarity of this kind is
-to write its factor and add one entry to ``METRICS``:
+Four of them are computed from ‖F_AᵀF_B‖_F², where each similarity derives its own normalised *factor* F from a
+weight. ``contraction`` computes this number for all pairs at once. To add a similarity of this kind, write its
+factor and add one entry to ``METRICS``:
 
 =============  ==============================================  ===============================================
 similarity     factor F of the weight A (P its partner)        score from s = ‖F_AᵀF_B‖_F²
 =============  ==============================================  ===============================================
 ``pk``         U, an orthonormal basis of the span of A        s
-``cs``         A·chol(PᵀP), divided by its Frobenius norm      √s   (the d×d circuit matrix is never made)
+``cs``         A·chol(PᵀP), divided by its Frobenius norm      √s   (the d×d circuit matrix is never formed)
 ``simple_cs``  A, divided by its Frobenius norm                √s
 ``linear_cka`` √(A_cᵀA_c), divided by √‖A_cᵀA_c‖_F; A_c = A − s
                its mean column
@@ -17,8 +17,8 @@ similarity     factor F of the weight A (P its partner)        score from s = �
 Procrustes needs singular values for each pair and so has its own all-pairs function.
 
 In ``cs`` the partner P of a weight is the other weight of its circuit: K for Q, Q for K, V for O, O for V. Under
-GQA a query head's partner is the K or V of its group; a shared K or V head has several partners, and takes them
-stacked (PᵀP summed over the group's query heads).
+GQA a query head's partner is the K or V of its group; the partners of a shared K or V head are stacked (PᵀP summed
+over the group's query heads).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from headspan.vocabulary.errors import HeadspanError
 
 @dataclass(frozen=True)
 class LayerWeight:
-    """One role's weights in one layer, (n, d, m), with those of its partner where a similarity reads them."""
+    """One role's weights in one layer, (n, d, m), with those of its partner if a similarity needs them."""
 
     own: np.ndarray
     partner: np.ndarray | None
@@ -56,19 +56,19 @@ class LayerWeight:
 
     @property
     def bases(self) -> tuple[np.ndarray, np.ndarray]:
-        """Orthonormal bases, (n, d, m) float32, and ranks, (n,); made once."""
-        # No cached_property: before Python 3.12 it has one lock for all objects, and threads would wait for each other.
+        """Orthonormal bases, (n, d, m) float32, and ranks, (n,); computed once."""
+        # Not a cached_property: before Python 3.12 all objects share one lock, so threads would wait for each other.
         if "bases" not in self._made:
             self._made["bases"] = orthonormal_bases(self.own, self.storage_dtype, np.float32)
         return self._made["bases"]
 
     @property
     def ranks(self) -> np.ndarray:
-        """How many directions each weight spans; from the bases where they were made."""
+        """The rank of each weight, taken from the bases if they were computed."""
         return self.bases[1] if self._made else subspace_ranks(self.own, self.storage_dtype)
 
     def parts(self) -> Iterator[tuple[slice, LayerWeight]]:
-        """A few heads at a time, with their partners: what is made of them stays small, and so in the cache."""
+        """A few heads at a time, with their partners, so that intermediate results stay in the cache."""
         n, d, m = self.own.shape
         groups = n if self.partner is None else math.gcd(n, len(self.partner))
         for part in parts(groups, d * m * (n // groups)):
@@ -90,16 +90,16 @@ def _itself(kernel: np.ndarray) -> np.ndarray:
 class Metric:
     """One similarity.
 
-    factor: makes (n, p, q) factors of some heads of a layer, already normalised; each depends on its own head alone.
+    factor: computes normalised (n, p, q) factors for some heads of a layer; each depends only on its own head.
     finish: the map from ‖F_AᵀF_B‖_F² to the score.
     reads_partner: whether the factor needs the other weight of the circuit.
-    inside_head: the factor is m×m and compares weights column by column, so that both need the same d_head;
+    inside_head: the factor is m×m and compares weights column by column, so both need the same d_head;
         otherwise it is d×m.
     grows_with_rank: the largest value is the smaller of the two ranks; otherwise it is 1. The smallest is 0.
-    known: False for a similarity of another version, whose range this one does not know.
-    all_pairs: computes the scores of the needed pairs from two factor arrays, where no kernel does.
-    at_random: mean and standard deviation of the score of two random weights, where there is a formula; they are
-        drawn otherwise.
+    known: False for a similarity from another version, whose range is unknown.
+    all_pairs: computes the scores of the needed pairs from two factor arrays, for similarities without a kernel.
+    at_random: mean and standard deviation of the score of two random weights if there is a formula; otherwise they
+        are sampled.
     random_null: the distribution of the score of two random subspaces is known, so that a pair has a z and a p.
     """
 
@@ -118,7 +118,7 @@ class Metric:
 
     @property
     def dtype(self) -> type[np.floating]:
-        """Factors for the kernel are float32; what works pair by pair keeps float64."""
+        """Factors for the kernel are float32; similarities computed pair by pair keep float64."""
         return np.float32 if self.all_pairs is None else np.float64
 
     def factor_shape(self, d_model: int, d_head: int) -> tuple[int, int]:
@@ -132,13 +132,13 @@ class Metric:
         return float(min(rank, other_rank)) if self.grows_with_rank else 1.0
 
     def bounds(self, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[float, np.ndarray]:
-        """The range of exact scores of weights that span so many dimensions."""
+        """The range of exact scores for weights of these ranks."""
         if not self.known:
             return -math.inf, np.asarray(math.inf)
         return 0.0, np.minimum(ranks, other_ranks) if self.grows_with_rank else np.asarray(1.0)
 
     def chance(self, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the score of two random weights that span so many of d dimensions."""
+        """Mean and standard deviation of the score of two random weights of these ranks in d dimensions."""
         d, ranks, other_ranks = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (d, ranks, other_ranks)))
         if self.at_random is not None:
             return self.at_random(d, ranks, other_ranks)
@@ -148,10 +148,10 @@ class Metric:
         return np.full(ranks.shape, drawn.mean()), np.full(ranks.shape, drawn.std())
 
     def excess(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
-        """Where a score lies between chance (0) and the largest possible score (1).
+        """The position of a score between chance (0) and the largest possible score (1).
 
-        The scale begins three standard deviations above the mean of random weights, in any dimension and for any
-        similarity, so that it can be used for all models.
+        The scale starts three standard deviations above the mean of random weights, in any dimension and for any
+        similarity, so it can be used for all models.
         """
         mean, sd = self.chance(d, ranks, other_ranks)
         largest = np.minimum(ranks, other_ranks) if self.grows_with_rank else np.ones_like(mean)
@@ -161,9 +161,9 @@ class Metric:
             return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
 
     def strength(self, values: np.ndarray, d: ArrayLike, ranks: np.ndarray, other_ranks: np.ndarray) -> np.ndarray:
-        """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+        """Drawing strength of pairs in every figure, from 0 to 1: the square root of their excess over chance.
 
-        The root, because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
+        The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
         lines by their width. 0 where there is no score.
         """
         return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks)))
@@ -181,8 +181,7 @@ _DRAWN_ENTRIES = 2**24
 
 @lru_cache(maxsize=64)
 def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
-    """Scores of pairs of Gaussian d×m weights, with Gaussian partners: the scores of
-    untrained weights. The draws are always the same.
+    """Scores of pairs of Gaussian d×m weights with Gaussian partners, as in an untrained model. The seed is fixed.
 
     >>> round(float(drawn_scores("cs", 100, 10).mean()), 2)  # about 1/√d
     0.1
@@ -202,7 +201,7 @@ def drawn_scores(name: str, d_model: int, width: int) -> np.ndarray:
 
 
 def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Metric names from ``"all"``, ``"pk,cs"`` or a list of them, each once, in the table's order.
+    """Metric names from ``"all"``, ``"pk,cs"`` or a list, without duplicates, in the order of the table.
 
     >>> parse_metrics(["cs", "pk"])
     ('pk', 'cs')
@@ -219,6 +218,18 @@ def parse_metrics(names: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in METRICS if name in parts or "all" in parts)
 
 
+def one_metric(names: str | Iterable[str]) -> str:
+    """The only name of a list, where several make no sense.
+
+    >>> one_metric(["pk"])
+    'pk'
+    """
+    found = [names] if isinstance(names, str) else list(names)
+    if len(found) != 1 or "," in found[0] or found[0] == "all":
+        raise HeadspanError(f"this takes one similarity at a time, not {', '.join(found)[:80] or 'none'}: choose one")
+    return found[0]
+
+
 def subspace_factor(weight: LayerWeight) -> np.ndarray:
     """pk: orthonormal bases; columns beyond a head's rank are zero."""
     return weight.bases[0]
@@ -227,11 +238,11 @@ def subspace_factor(weight: LayerWeight) -> np.ndarray:
 def circuit_factor(weight: LayerWeight) -> np.ndarray:
     """cs: A·chol(PᵀP) has the singular values and left span of the d×d matrix A Pᵀ.
 
-    Where A is large just where P is small the product loses digits: a head whose ‖A·chol(PᵀP)‖ is far below what
-    random weights would give is made again in float64 from a QR factorisation, which does not square P's condition.
+    If A is large exactly where P is small, the product loses digits. A head whose ‖A·chol(PᵀP)‖ is far below that of
+    random weights is therefore recomputed in float64 from a QR factorisation, which does not square P's condition.
     """
     assert weight.partner is not None
-    # Only the Gram matrix squares a condition number; for the rest float32 will do.
+    # Only the Gram matrix squares a condition number; float32 is enough for the rest.
     own = np.divide(weight.own, _scale(weight.own)).astype(np.float32, copy=False)
     partner = scratch("partners", weight.partner.shape)
     np.divide(weight.partner, _group_scale(weight.partner, len(own)), out=partner, dtype=np.float64)
@@ -247,12 +258,12 @@ def circuit_factor(weight: LayerWeight) -> np.ndarray:
     return factors
 
 
-_CANCELLATION = 0.05  # of what random weights give; float32 keeps five digits above it
-_DEEP_CANCELLATION = 1e-9  # float64 keeps seven digits above it
+_CANCELLATION = 0.05  # relative to random weights; float32 keeps five digits above this
+_DEEP_CANCELLATION = 1e-9  # float64 keeps seven digits above this
 
 
 def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
-    """A·Rᵀ in float64 with P = QR, at a scale that float32 can hold; in twice the precision where float64 cancels."""
+    """A·Rᵀ in float64 with P = QR, scaled to the range of float32; in twice the precision where float64 cancels."""
     own, m = _rescaled(own[None])[0], own.shape[1]
     frame, root = np.linalg.qr(partner)
     factor = own @ root.T
@@ -264,7 +275,7 @@ def _careful_factor(own: np.ndarray, partner: np.ndarray) -> np.ndarray:
 
 
 def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
-    """The partner of one head as one matrix: that of its group, or those of the group one below the other."""
+    """The partner of one head as one matrix: that of its group, or the stacked partners of the group."""
     if len(partner) < n:
         return partner[index * len(partner) // n]
     per_head = len(partner) // n
@@ -279,11 +290,11 @@ def plain_factor(weight: LayerWeight) -> np.ndarray:
 
 
 def centred_factor(weight: LayerWeight) -> np.ndarray:
-    """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c will do for A_cᵀ."""
+    """linear_cka: ‖A_cB_cᵀ‖_F² = ⟨A_cᵀA_c, B_cᵀB_c⟩, so any m×m square root of A_cᵀA_c can replace A_cᵀ."""
     own = _rescaled(weight.own)
     centred = own - own.mean(axis=2, keepdims=True)
     centred -= centred.mean(axis=2, keepdims=True)  # removes the rounding error of the mean
-    # Columns that are all equal leave nothing but the rounding of their mean, which must not be blown up to a score.
+    # Equal columns leave only the rounding of their mean, which normalisation must not turn into a score.
     size, noise = (np.linalg.norm(w, axis=(1, 2), keepdims=True) for w in (centred, own))
     centred *= size > own.shape[2] * 2.0**-52 * noise
     grams = np.matmul(centred.transpose(0, 2, 1), centred)
@@ -300,10 +311,10 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
     """2‖A Bᵀ‖_* / (‖A‖_F² + ‖B‖_F²) for the needed pairs of triangular factors, (n_a, n_b); 0 where both are zero.
 
     ‖R_A R_Bᵀ‖_* is the sum of the square roots of the eigenvalues of MMᵀ, M = R_A R_Bᵀ. Eigenvalues are three
-    times as fast as singular values, and lose nothing that shows: an error of 1e-16·σ₁² under the root is at most
+    times as fast as singular values and accurate enough: an error of 1e-16·σ₁² under the root is at most
     1e-8·σ₁ in a sum that is at least σ₁.
     """
-    # Every head on its own scale, so that fourth powers of 1e±45 neither overflow nor vanish: with A = aA', B = bB'
+    # Scale every head separately, so that fourth powers of 1e±45 neither overflow nor vanish: with A = aA', B = bB'
     # the score is 2‖A'B'ᵀ‖_* / (‖A'‖²·a/b + ‖B'‖²·b/a).
     scales_a, scales_b = (_scale(f)[:, 0, 0] for f in (first, second))
     first, second = _rescaled(first), _rescaled(second)
@@ -315,7 +326,7 @@ def procrustes_all_pairs(first: np.ndarray, second: np.ndarray, needed: np.ndarr
         products = np.matmul(first[i], second[columns].transpose(0, 2, 1))
         eigenvalues = np.linalg.eigvalsh(np.matmul(products, products.transpose(0, 2, 1)))
         nuclear = np.sqrt(np.clip(eigenvalues, 0.0, None)).sum(axis=1)
-        with np.errstate(over="ignore", divide="ignore"):  # one weight immeasurably larger: the score is 0
+        with np.errstate(over="ignore", divide="ignore"):  # one weight is vastly larger: the score is 0
             ratio = scales_a[i] / scales_b[columns]
             total = norms_a[i] * ratio + norms_b[columns] / ratio
         scores[i, columns] = np.divide(2 * nuclear, total, out=np.zeros_like(total), where=total > 0)
@@ -356,7 +367,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """The similarity of a name; for an unknown one, an object with only the name."""
+    """The similarity with this name; for an unknown one, an object with only the name."""
     if name in METRICS:
         return METRICS[name]
     nothing = lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks)  # noqa: E731
@@ -366,18 +377,18 @@ def metric_of(name: str) -> Metric:
 def _rescaled(weight: np.ndarray) -> np.ndarray:
     """Float64, with entries below 2, so that squares of 1e±200 neither overflow nor vanish.
 
-    Every similarity is unchanged by the scale of a head; of partners that are stacked, only by a common scale.
+    No similarity depends on the scale of a head; stacked partners must share one scale.
     """
     return np.divide(weight, _scale(weight), dtype=np.float64)
 
 
 def _scale(weight: np.ndarray) -> np.ndarray:
-    """A power of two of the size of every head's largest entry, (n, 1, 1)."""
+    """A power of two near every head's largest entry, (n, 1, 1)."""
     return power_of_two(largest(weight))
 
 
 def _group_scale(partner: np.ndarray, n: int) -> np.ndarray:
-    """The scale of the partners of each of n heads: one for all those that are stacked, (len(partner), 1, 1)."""
+    """The scale of the partners of each of n heads, the same for stacked partners, (len(partner), 1, 1)."""
     sizes = largest(partner)
     per_head = max(1, len(partner) // n)
     return power_of_two(np.repeat(sizes.reshape(-1, per_head, 1, 1).max(axis=1), per_head, axis=0))
@@ -396,7 +407,7 @@ def _match_groups(grams: np.ndarray, n: int) -> np.ndarray:
 
 
 def _square_roots(grams: np.ndarray) -> np.ndarray:
-    """L with L Lᵀ = G for each symmetric positive semidefinite G; Cholesky, or eigenvectors when one is singular."""
+    """L with L Lᵀ = G for each symmetric positive semidefinite G, by Cholesky or, if one is singular, eigenvectors."""
     try:
         return np.linalg.cholesky(grams)
     except np.linalg.LinAlgError:

@@ -12,8 +12,8 @@ from headspan.vocabulary.errors import HeadspanError
 
 Approximation = Literal["tight", "loose"]
 
-_HIGH = 0.999  # the point of the random distribution beyond which pairs are counted
-_SAMPLE_FLOATS = 2**22  # numbers that the samplers draw at once: 32 MB
+_HIGH = 0.999  # quantile of the random distribution above which pairs are counted
+_SAMPLE_FLOATS = 2**22  # numbers that the samplers draw at once (32 MB)
 
 
 class Moments(NamedTuple):
@@ -28,8 +28,8 @@ class Moments(NamedTuple):
 
 
 def exact_moments(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> Moments:
-    """The exact moments of :func:`moments`, for float64 arrays that need no check."""
-    # In one dimension the numerator is 0 as well as the denominator; there is nothing to vary.
+    """The exact moments of :func:`moments`, for valid float64 arrays."""
+    # In one dimension PK is constant, and numerator and denominator are both 0.
     return Moments(m * m2 / d, 2 * m * m2 * (d - m) * (d - m2) / (d**2 * np.maximum(d - 1, 1) * (d + 2)))
 
 
@@ -57,9 +57,9 @@ def moments(d: ArrayLike, m: ArrayLike, m2: ArrayLike | None = None, approximati
 
 
 class RandomLaw(NamedTuple):
-    """How PK is distributed by chance: a beta distribution with the shapes a and b between low and high.
+    """The distribution of PK by chance: a beta distribution with shapes a and b between low and high.
 
-    Where low and high are equal PK cannot vary.
+    Where low and high are equal, PK is constant.
     """
 
     low: np.ndarray
@@ -70,7 +70,7 @@ class RandomLaw(NamedTuple):
     def upper_tail(self, pk: ArrayLike) -> np.ndarray:
         """The probability of a PK at least this large; NaN stays NaN.
 
-        From the distance to the upper end, so that nothing is lost where it is small.
+        Computed from the distance to the upper end, so that small probabilities keep their digits.
         """
         from scipy.special import betainc
 
@@ -80,7 +80,7 @@ class RandomLaw(NamedTuple):
         return np.where(varies | np.isnan(pk), betainc(self.b, self.a, np.where(varies, left, pk)), 1.0)
 
     def quantile(self, level: float) -> np.ndarray:
-        """The PK that is exceeded with a probability of 1 − level."""
+        """The PK exceeded with probability 1 − level."""
         from scipy.special import betaincinv
 
         varies = self.high > self.low
@@ -89,10 +89,10 @@ class RandomLaw(NamedTuple):
 
 
 def random_law(d: ArrayLike, m: ArrayLike, m2: ArrayLike) -> RandomLaw:
-    """The law of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
+    """The distribution of PK for independent uniform m- and m2-dimensional subspaces of R^d (broadcast together).
 
-    The beta distribution that ends at the largest possible PK and has the exact mean, variance and third moment. It is
-    the law itself when one subspace is a line, or lacks only a line; docs/statistics.md says how close it is otherwise.
+    A beta distribution that ends at the largest possible PK and has the exact mean, variance and third moment. It is
+    exact if one subspace is a line or a hyperplane; docs/statistics.md shows how close it is otherwise.
 
     >>> law = random_law(768, 1, 64)
     >>> float(law.low), float(law.high), round(float(law.a), 6), round(float(law.b), 6)
@@ -100,8 +100,8 @@ def random_law(d: ArrayLike, m: ArrayLike, m2: ArrayLike) -> RandomLaw:
     """
     d, m, m2 = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (d, m, m2)))
     mean, variance = moments(d, m, m2)
-    # E[(PK − mean)³]. Of polynomials of degree 3 in m the only one that vanishes at 0 and d and changes its sign when a
-    # subspace is replaced by its complement is m(d − m)(d − 2m), and likewise in m'; lines give the constant.
+    # E[(PK − mean)³]: up to a constant, m(d − m)(d − 2m) is the only cubic polynomial in m that vanishes at 0 and d and
+    # changes sign when a subspace is replaced by its complement; the same holds for m'. Lines give the constant.
     third = 8 * m * m2 * (d - m) * (d - m2) * (d - 2 * m) * (d - 2 * m2)
     third = third / (d**3 * np.maximum(d - 1, 1) * np.maximum(d - 2, 1) * (d + 2) * (d + 4))
     high = np.minimum(m, m2)
@@ -112,14 +112,14 @@ def random_law(d: ArrayLike, m: ArrayLike, m2: ArrayLike) -> RandomLaw:
 
 
 def bounded_law(low: ArrayLike, high: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> RandomLaw:
-    """The beta distribution between two ends with a given mean and variance, where no more is known."""
+    """The beta distribution on an interval with a given mean and variance."""
     low, high, mean, variance = (np.asarray(x, dtype=np.float64) for x in (low, high, mean, variance))
     possible = (variance > 0) & (variance < (mean - low) * (high - mean))
     return _beta(np.where(possible, low, high), high, mean, variance)
 
 
 def _beta(low: np.ndarray, high: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> RandomLaw:
-    """The shapes by mean and variance; 1 where the ends are equal."""
+    """The shapes from mean and variance; 1 where the ends are equal."""
     varies = high > low
     with np.errstate(divide="ignore", invalid="ignore"):
         strength = (mean - low) * (high - mean) / variance - 1
@@ -131,13 +131,13 @@ _WIDE = 2.0**17  # more than any dimension, and small enough for three of them i
 
 
 def random_quantile(d: ArrayLike, m: ArrayLike, m2: ArrayLike, level: float = _HIGH) -> np.ndarray:
-    """The PK that two random subspaces stay below with a probability of ``level``, by :func:`random_law`.
+    """The PK that two random subspaces stay below with probability ``level``, by :func:`random_law`.
 
     >>> round(float(random_quantile(768, 64, 64)), 3)
     5.672
     """
     d, m, m2 = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (d, m, m2)))
-    if m.size > 1:  # many pairs have few dimensions, and the inverse is slow
+    if m.size > 1:  # many pairs share few combinations of dimensions, and the inverse is slow
         _, first, place = np.unique((d * _WIDE + m) * _WIDE + m2, return_index=True, return_inverse=True)
         if first.size < m.size:
             return random_quantile(*(x.ravel()[first] for x in (d, m, m2)), level=level)[place].reshape(m.shape)
@@ -180,9 +180,9 @@ def _check_entry_dimension(d: int) -> None:
 
 
 def random_bases(n: int, d: int, m: int, seed: int | np.random.Generator = 0) -> np.ndarray:
-    """n uniform orthonormal d×m frames, (n, d, m): QR of Gaussian matrices, the sign of R's diagonal made positive.
+    """n uniform orthonormal d×m frames, (n, d, m): QR of Gaussian matrices with a positive diagonal of R.
 
-    Without the sign the span would still be uniform, but single entries would not.
+    Without this sign convention the span would still be uniform, but single entries would not.
     """
     if not 1 <= m <= d or n < 0:
         raise HeadspanError(f"cannot draw {n} frames of {m} vectors in {d} dimensions: need 1 ≤ m ≤ d and n ≥ 0")
@@ -196,10 +196,10 @@ _CURVE_DRAWS = 24
 
 @lru_cache(maxsize=256)
 def expected_squares(d: int, m: int, m2: int) -> tuple[float, ...]:
-    """The mean cos² of every principal angle of two random subspaces, largest first: the curve to compare angles with.
+    """The mean cos² of every principal angle of two random subspaces, largest first: a reference curve for angles.
 
-    Not flat: even random subspaces have a closest pair of directions. Drawn, always with the same draws, and scaled to
-    the sum that is known exactly, m·m'/d.
+    The curve is not flat: even random subspaces have a closest pair of directions. It is sampled with a fixed seed and
+    scaled to the exact sum, m·m'/d.
 
     >>> squares = expected_squares(60, 6, 4)
     >>> len(squares), squares[0] > 0.2 > 0.05 > squares[-1] > 0, round(sum(squares), 9)
@@ -208,7 +208,7 @@ def expected_squares(d: int, m: int, m2: int) -> tuple[float, ...]:
     small, large = min(m, m2), max(m, m2)
     if not small:
         return ()
-    # Rotated so that the larger one is spanned by axes, what is left of a frame of the smaller are its first rows.
+    # Rotate so that coordinate axes span the larger subspace: only the first rows of the smaller frame matter then.
     frames = random_bases(_CURVE_DRAWS, d, small, seed=0)[:, :large]
     cosines = np.linalg.svd(frames, compute_uv=False)
     squares = np.square(np.minimum(cosines, 1.0)).mean(axis=0)
@@ -218,7 +218,7 @@ def expected_squares(d: int, m: int, m2: int) -> tuple[float, ...]:
 def sample_pk(n: int, d: int, m: int, m2: int | None = None, seed: int | np.random.Generator = 0) -> np.ndarray:
     """n draws of PK between independent uniform m- and m2-dimensional subspaces of R^d.
 
-    PK does not change when both subspaces are rotated together, so the first may be spanned by coordinate axes.
+    PK does not change if both subspaces are rotated together, so the first can be spanned by coordinate axes.
 
     >>> bool(abs(sample_pk(400, 30, 6, 4).mean() - moments(30, 6, 4).mean) < 0.1)
     True

@@ -100,7 +100,7 @@ _model_folders: dict[tuple[int, int], str] = {}
 
 
 def remember_input(path: PathLike, *, model: bool = False) -> None:
-    """Record that a file is being read, so that no output replaces it. ``model``: files beside it count too."""
+    """Record that a file is being read, so that no output replaces it. ``model``: files in its folder count too."""
     with suppress(OSError, ValueError):
         whole = os.path.realpath(path)
         _read[_identity(os.stat(whole))] = whole
@@ -156,7 +156,7 @@ def check_folder(
 ) -> None:
     """The same for files (name -> kind) of a folder, which may or may not exist."""
     place = _plain(folder)
-    with _told(folder):
+    with _file_errors(folder):
         real = Path(os.path.realpath(place))
         if os.path.lexists(real) and not real.is_dir():
             raise _refusal(folder, "it is not a directory; give a directory")
@@ -200,7 +200,7 @@ def _refusal(path: object, why: str) -> HeadspanError:
 
 
 @contextmanager
-def _told(path: PathLike) -> Iterator[None]:
+def _file_errors(path: PathLike) -> Iterator[None]:
     """Turn errors of the file system into a `HeadspanError` about the path."""
     try:
         yield
@@ -216,12 +216,12 @@ def _plain(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise HeadspanError(f"an output is the path of a file, not {type(path).__name__}: give text or a Path")
     text = os.fspath(path)
-    with _told(text):
+    with _file_errors(text):
         encoded = os.fsencode(text)
     if not text.strip() or "\0" in text:
         raise _refusal(ascii(text), "this is not a valid file name; choose another one")
     if text == "-":
-        raise _refusal(text, "this file cannot be written to standard output; use --json or --csv instead")
+        raise _refusal(text, "this file cannot be written to standard output; give the name of a file")
     if len(encoded) > _PATH or any(len(os.fsencode(part)) > _NAME for part in Path(text).parts):
         raise HeadspanError(f"cannot write {text[:60]}…: the name is too long; choose a shorter one")
     return text
@@ -230,7 +230,7 @@ def _plain(path: Any) -> str:
 def _ordinary_place(path: PathLike) -> Path:
     """The real path of an output, links resolved: an ordinary file, or nothing yet."""
     text = _plain(path)
-    with _told(path):
+    with _file_errors(path):
         real = Path(os.path.realpath(text))
         if os.path.islink(text.rstrip("/")) and not os.path.lexists(real):
             raise _refusal(path, f"it is a link to {real}, which does not exist; give the name of the file itself")
@@ -247,7 +247,7 @@ def _ordinary_place(path: PathLike) -> Path:
 
 
 def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[PathLike], force: bool) -> None:
-    with _told(path):
+    with _file_errors(path):
         found = os.stat(target)
     for given in inputs:
         if _same(given, found) or (not is_ours(target, kind) and _is_part_of(given, found)):
@@ -260,12 +260,10 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
     if not ours and not force:
         raise _refusal(
             path,
-            f"that file is not a headspan {kind}; choose another name, or replace it with --force (force=True)",
+            f"that file is not a headspan {kind}; choose another name, or replace it with `force=True`",
         )
     if not found.st_mode & 0o222 and not force:
-        raise _refusal(
-            path, "that file is write-protected; choose another name, or replace it with --force (force=True)"
-        )
+        raise _refusal(path, "that file is write-protected; choose another name, or replace it with `force=True`")
 
 
 def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
@@ -300,7 +298,7 @@ def _same(given: PathLike, found: os.stat_result) -> bool:
 
 
 def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
-    """Whether a file is in a model's directory or beside a model's file, under any name."""
+    """Whether a file is in a model's directory or next to a model's file, under any name."""
     with suppress(OSError, ValueError):
         path = os.path.expanduser(given)
         if not os.path.isdir(path):
@@ -331,7 +329,7 @@ def _check_folder_takes_files(path: PathLike, folder: Path) -> None:
     """Refuse a folder that is not writable, by creating a file in the nearest existing folder."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
-    with _told(path):
+    with _file_errors(path):
         if not folder.is_dir():
             raise _refusal(path, f"{folder} is not a directory; choose another place")
         probe = folder / f".headspan-{os.getpid()}-{os.urandom(4).hex()}.tmp"

@@ -134,6 +134,18 @@ def parse_pairings(texts: str | Pairing | Iterable[str | Pairing]) -> tuple[Pair
     return tuple(found)
 
 
+def one_pairing(texts: str | Pairing | Iterable[str | Pairing]) -> Pairing:
+    """The only pairing of a name or list, where several make no sense.
+
+    >>> str(one_pairing(["OK"]))
+    'OK'
+    """
+    found = parse_pairings(texts)
+    if len(found) != 1:
+        raise HeadspanError(f"this takes one pairing at a time, not {', '.join(map(str, found)) or 'none'}: choose one")
+    return found[0]
+
+
 # Kinds of heads: one with its own four weights or a query head, keys and values that a group of query heads shares,
 # the rotary key that all heads of a layer share under latent attention, and the rotary queries of one of those heads.
 HEAD_KINDS = ("H", "KV", "KR", "QR")

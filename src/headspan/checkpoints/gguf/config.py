@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headspan.checkpoints.gguf.family import Family
 
 About = Callable[[str], Any]
-"""The value of a metadata key without the architecture prefix, or None."""
+"""Returns the value of a metadata key without the architecture prefix, or None."""
 
 # Metadata key (after the architecture) → config key.
 _CONFIG_KEYS = {
@@ -59,7 +59,7 @@ def make_config(family: Family, metadata: Mapping[str, Any], tensor_names: Mappi
 
 
 def _even_heads(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of heads where a file leaves it out, by llama.cpp's rule (families have other defaults)."""
+    """The head size if a file leaves it out, by llama.cpp's rule (families have other defaults)."""
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if type(width) is not int or type(heads) is not int or heads < 1 or width % heads:
         return {}
@@ -67,7 +67,7 @@ def _even_heads(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_further_layers(config: dict[str, Any], further: Any) -> dict[str, Any]:
-    """Blocks that only predict further tokens are counted with the others in a file, and not in a config."""
+    """Blocks for multi-token prediction, which files count as layers but configs do not."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or type(further) is not int or not 0 < further < count:
         return config
@@ -76,7 +76,7 @@ def _without_further_layers(config: dict[str, Any], further: Any) -> dict[str, A
 
 
 def _latent_sizes(about: About) -> dict[str, Any]:
-    """Sizes of latent attention: files that keep the latent compressed call a head's own sizes ``…_mla``."""
+    """Sizes of latent attention; files that keep the latent compressed name the sizes of heads ``…_mla``."""
 
     def length(what: str) -> Any:
         found = about(f"attention.{what}_length_mla")

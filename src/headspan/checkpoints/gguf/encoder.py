@@ -22,7 +22,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 
 
 def gguf_encoder(metadata: Mapping[str, Any], tokens: Mapping[int, str], added: set[int]) -> Callable[[], Any] | None:
-    """A function that makes the tokenizer, or None if the file's way of splitting text is unknown."""
+    """A function that creates the tokenizer, or None if the file's pre-tokenizer is unknown."""
     splits = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")))
     merges = metadata.get("tokenizer.ggml.merges")
     if splits is None or not isinstance(merges, (list, tuple)):

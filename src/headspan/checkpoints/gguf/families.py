@@ -1,16 +1,16 @@
-"""How llama.cpp's converter writes each model family: one table entry per family, undone when a GGUF file is read.
+"""How llama.cpp's converter writes each model family, one table entry each; reading a GGUF file undoes it.
 
-GGUF tensors are called ``blk.3.attn_q.weight``; the rest of the package knows the Hugging Face name
-``model.layers.3.self_attn.q_proj.weight``. Some families are also stored in another order:
+GGUF tensors have names like ``blk.3.attn_q.weight``; the rest of the package uses the Hugging Face name
+``model.layers.3.self_attn.q_proj.weight``. Some families are also stored in a different order:
 
-* ``rope``: rows of Q and K of each head are (2, d_head/2) turned into (d_head/2, 2), for the rotary code there.
-* ``grouped``: a fused QKV that Hugging Face keeps head by head is stored as all Q, all K, all V.
+* ``rope``: the rows of Q and K of each head are permuted from (2, d_head/2) to (d_head/2, 2) for llama.cpp's RoPE.
+* ``grouped``: a fused QKV that Hugging Face stores head by head is stored as all Q, all K, all V.
 * ``transposed``: Conv1D weights are transposed.
 
-All three are undone, so that a file in float32 gives exactly the tensors of the original checkpoint. One thing is
-not: where a norm's gain is stored as γ − 1 (Gemma, Nemotron, Qwen3-Next), GGUF files hold γ (``config["_gguf"]``).
+All three are undone, so a float32 file gives exactly the tensors of the original checkpoint, with one exception:
+where a norm's gain is stored as γ − 1 (Gemma, Nemotron, Qwen3-Next), GGUF files hold γ (``config["_gguf"]``).
 
-Experts of a layer are one tensor in a file, whatever they are in the checkpoint; their names are the same everywhere.
+The experts of a layer are always one tensor in a GGUF file, with the same names for all families.
 A name that is not in :data:`FAMILIES` is refused (:mod:`headspan.checkpoints.gguf.unread`).
 """
 
@@ -22,7 +22,7 @@ from headspan.checkpoints.gguf.config import falcon_layout, one_key_value_head, 
 from headspan.checkpoints.gguf.family import Family
 from headspan.checkpoints.gguf.unread import why_unread
 
-# The norm before the MLP, where llama.cpp names it after what precedes it.
+# The norm before the MLP, in families where llama.cpp names it after what precedes it.
 _BEHIND = {"post_attention_norm": "post_attention_layernorm"}
 # Blocks with a norm on both sides of attention and of the MLP.
 _SANDWICH = {
@@ -70,7 +70,7 @@ _BLOOM = Family(
     fused="self_attention.query_key_value",
     grouped=True,
 )
-# Latent attention; newer files keep what makes keys and what makes values of the latent apart.
+# Latent attention; newer files store the maps from the latent to keys and to values separately.
 _LATENT = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -84,7 +84,7 @@ _LATENT = {
 _GEMMA2 = Family("gemma2", block=_SANDWICH)
 _SHARED = _mlp("mlp.shared_experts", end="_shexp")
 _HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-# Full attention in some layers, whose queries are stored with their gates; the QKV of the others is not of heads.
+# Full attention in some layers, whose queries are stored with their gates; the QKV of other layers has no heads.
 _QWEN_LINEAR = Family(
     "qwen3_next", block={**_BEHIND, "attn_gate": "linear_attn.in_proj_z"}, fused="linear_attn.in_proj_qkv"
 )

@@ -23,7 +23,7 @@ _BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-    # all experts of a layer in one tensor, and the MLP that they share
+    # all experts of a layer in one tensor, and the shared MLP
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
@@ -47,12 +47,12 @@ class Family:
     rope: bool = False
     grouped: bool = False
     transposed: tuple[str, ...] = ()
-    config: Callable[[Mapping[str, Any], About], dict[str, Any]] | None = None  # what its metadata says beside the rest
+    config: Callable[[Mapping[str, Any], About], dict[str, Any]] | None = None  # further config values from metadata
     note: str = ""  # a note for the user about the weights
     unread: str = ""  # why files of this family cannot be read
 
     def hf_name(self, name: str) -> str:
-        """The Hugging Face name of a GGUF tensor; a name that no rule covers stays as it is.
+        """The Hugging Face name of a GGUF tensor; names that no rule covers are unchanged.
 
         >>> Family("gpt2", layer="transformer.h.{}.", fused="attn.c_attn").hf_name("blk.3.attn_qkv.bias")
         'transformer.h.3.attn.c_attn.bias'
@@ -70,5 +70,5 @@ _BLOCK_NAME = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<stem>\w+)(?:\.(?P<end>we
 
 
 def _suffix(stem: str, end: str | None) -> str:
-    """Sinks are a parameter, not a module; the converter omits the end of a few names."""
+    """The suffix of a tensor name. Sinks are a parameter without one; the converter omits it for a few names."""
     return "" if stem.endswith("sinks") else f".{end or 'weight'}"

@@ -35,7 +35,7 @@ _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 
 
 class View(NamedTuple):
-    """How one Hugging Face tensor is made from a stored one."""
+    """How to obtain a Hugging Face tensor from a stored one."""
 
     stored: str
     layout: str = "same"  # or "rope", "grouped", "transposed": see the table of families
@@ -67,7 +67,7 @@ class GgufSource(TensorSource):
     def _add_part(self, path: Path) -> None:
         stamp = open_regular(path)
         header = read_header(path)
-        self.metadata = {**header.metadata, **self.metadata}  # the first part knows the model
+        self.metadata = {**header.metadata, **self.metadata}  # the first part has the metadata of the model
         twice = self._stored.keys() & header.tensors.keys()
         if twice:
             raise HeadspanError(f"{path} is not a valid GGUF file: another part also holds {min(twice)[:80]!r}")
@@ -99,7 +99,7 @@ class GgufSource(TensorSource):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         view = self._view(name)
         first, last = row_range(rows, self.shape(name), name)
-        if view.layout == "same":  # only these rows are read
+        if view.layout == "same":  # read only these rows
             return self._dequantise(view.stored, view.start + first, view.start + last)
         stop = self._stored[view.stored].shape[0] if view.stop is None else view.stop
         whole = self._dequantise(view.stored, view.start, stop)
@@ -133,7 +133,7 @@ class GgufSource(TensorSource):
     def _views_of(self, stored: str, tensor: GgufTensor, stem: str, layer: int) -> dict[str, View]:
         family, layout = self._family, "same"
         if family.unread:
-            return {stored: View(stored)}  # unknown, so under its own name
+            return {stored: View(stored)}  # unknown: keep its name
         if stem == "attn_qkv" and not family.fused:
             return self._split(stored, tensor, layer)
         if stem in family.transposed and len(tensor.shape) == 2:
@@ -145,7 +145,7 @@ class GgufSource(TensorSource):
         return {family.hf_name(stored): View(stored, layout, layer=layer)}
 
     def _split(self, stored: str, tensor: GgufTensor, layer: int) -> dict[str, View]:
-        """Q, K and V as runs of rows of a fused tensor that Hugging Face keeps apart."""
+        """Q, K and V as slices of a fused tensor, for families that Hugging Face stores separately."""
         rows, (n_heads, n_kv) = tensor.shape[0], self._heads(layer)
         size = rows // (n_heads + 2 * n_kv)
         keys, values = self.config.get("head_dim"), self.config.get("v_head_dim")
@@ -181,7 +181,7 @@ class GgufSource(TensorSource):
         return n_heads, n_kv
 
     def _undo(self, array: np.ndarray, view: View) -> np.ndarray:
-        """Bring a stored tensor into Hugging Face's order."""
+        """Reorder a stored tensor to Hugging Face's layout."""
         if view.layout == "transposed":
             return array.T
         n_heads, n_kv = self._heads(view.layer)
@@ -224,7 +224,7 @@ class GgufSource(TensorSource):
         return math.prod(shape) // block * size
 
     def _check_layout(self, path: Path, header: GgufHeader) -> None:
-        """Refuse tensors outside the file or overlapping another; unknown types are reported when they are read."""
+        """Refuse tensors that lie outside the file or overlap; unknown types are reported when read."""
         position, size = header.size, self._stamps[path].size
         for stored, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
             try:
@@ -256,7 +256,7 @@ class GgufSource(TensorSource):
             if kind.name == "F64":
                 return raw.view("<f8").reshape(wanted).copy()
             rows = raw.reshape(math.prod(wanted[:-1]), -1) if raw.size else raw.reshape(0, per_row)
-            with np.errstate(over="ignore", invalid="ignore"):  # a scale of NaN is reported where the numbers are used
+            with np.errstate(over="ignore", invalid="ignore"):  # NaN scales are reported where the numbers are used
                 numbers = np.asarray(self._quantization.dequantize(rows, kind), np.float32).reshape(wanted)
             return numbers if numbers.flags.writeable else numbers.copy()  # float32 is a view of the bytes read
         except NotImplementedError:
@@ -283,7 +283,7 @@ class GgufSource(TensorSource):
 
 
 def split_parts(path: Path) -> list[Path]:
-    """All parts of a GGUF file that llama.cpp split, from the name of any of them; else the file alone.
+    """All parts of a split GGUF file, from the name of any part; for other files, the file itself.
 
     >>> [part.name for part in split_parts(Path("m-00002-of-00002.gguf"))]
     ['m-00001-of-00002.gguf', 'm-00002-of-00002.gguf']

@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata as plain values and the list of tensors, checked against the file's size.
 
-The gguf package has a reader, but it makes one array object per metadata value, and a wrong length in a bad file
-makes it loop without end; this one takes milliseconds and stops at the first impossible number.
+The reader of the gguf package creates one array per metadata value, and a wrong length in a bad file makes it loop
+forever. This reader takes milliseconds and stops at the first impossible number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_NESTING = 4
 
 
 class GgufTensor(NamedTuple):
-    """Where one tensor is; ``shape`` has rows first (GGUF itself writes it the other way round)."""
+    """The location of one tensor; ``shape`` has rows first (GGUF stores it in reverse)."""
 
     shape: tuple[int, ...]
     type: int
@@ -56,7 +56,7 @@ class _Reader:
         if self.take(4) != b"GGUF":
             raise self.bad("it does not start with GGUF")
         version = self.number("I")
-        if version & 0xFFFF == 0:  # written on a machine of the other byte order
+        if version & 0xFFFF == 0:  # written in the other byte order
             raise self.bad("it is big-endian, which is not supported")
         if version not in (2, 3):
             raise self.bad(f"its version {version} is not known (2 and 3 are)")

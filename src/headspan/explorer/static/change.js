@@ -1,4 +1,4 @@
-// The pages of change: a comparison of two models, or a training run with a slider for its steps.
+// The change pages: a comparison of two models, or a training run with a slider over its steps.
 "use strict";
 HS.data = JSON.parse(HS.byId("payload").textContent);
 (() => {
@@ -24,7 +24,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const legend = (...more) => HS.el("div", { class: "legend" }, ...["Q", "K", "V"].map((role) =>
     HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--role-${role})` } }), `O → ${role}`)), ...more.map((text) => HS.el("span", { text })));
 
-  // ---------------------------------------------------------------- heat map head × role, a block a layer
+  // ---------------------------------------------------------------- heat map of heads × roles, one block per layer
   const ports = (box) => {
     const size = Math.max(9, Math.min(18, 400 / tallest)), block = 4 * size + 20;
     const across = Math.max(1, Math.floor(1180 / block)), down = Math.ceil(layers.length / across);
@@ -49,8 +49,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       for (const [port, cell] of cells) {
         const value = valueOf(port);
         cell.setAttribute("fill-opacity", Number.isFinite(value) ? Math.max(0, value / largest).toFixed(3) : "0");
-        if (!cell.dataset.told) tips(cell, () => cell.dataset.text);
-        cell.dataset.told = "1";
+        if (!cell.dataset.hasTip) tips(cell, () => cell.dataset.text);
+        cell.dataset.hasTip = "1";
         cell.dataset.text = textOf(port, value);
       }
       return largest;
@@ -80,7 +80,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const startDiff = () => {
     const byPort = new Map(data.drift.map((row) => [`${row.head}.${row.role}`, row]));
     const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" });
-    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace before and after: 0 for the same span, 1 for orthogonal ones. Weights at the rounding floor stay empty.", map,
+    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace before and after: 0 for the same span, 1 for orthogonal spans. Weights at the rounding floor are left empty.", map,
       HS.table([{ key: "port", title: "weight", value: (r) => `${r.head}.${r.role}`, text: (r) => `${r.head}.${r.role}` }, column("drift", "drift", 5), column("floor", "rounding floor", 7), column("angle", "largest angle °", 2),
         { key: "moved", title: "moved", text: (r) => (r.moved ? "yes" : "no") }], data.drift, { file: "drift" }));
     ports(map)((port) => (byPort.get(port)?.moved ? byPort.get(port).drift : 0), (port) => {
@@ -89,18 +89,18 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     });
     startEdges();
     section("hubs", "Hubs whose rank changed", "", data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
-      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed its rank."));
+      column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" }) : HS.empty("No hub changed rank."));
   };
 
-  // Both wirings on one plan: one over the other, or side by side.
+  // Both wirings in one layout: overlaid or side by side.
   const startEdges = () => {
     const kinds = ["gained", "lost", "kept", "strengthened", "weakened"];
     const box = HS.el("div", { class: "twins" }), list = HS.el("div"), hint = HS.el("p", { class: "hint", role: "status", id: "edge-notes" });
-    section("edges", "Two wirings", "", HS.el("div", { class: "controls" }, HS.select("view", "view", [["over", "one over the other"], ["beside", "side by side"]]), toggles("pairings", "pairings", pairings), toggles("edges", "kinds", kinds.map((kind) => [kind, kind]))),
+    section("edges", "Two wirings", "", HS.el("div", { class: "controls" }, HS.select("view", "view", [["over", "overlaid"], ["beside", "side by side"]]), toggles("pairings", "pairings", pairings), toggles("edges", "kinds", kinds.map((kind) => [kind, kind]))),
       HS.el("p", { class: "lead", id: "edges-lead" }), hint, box, legend("solid: gained or stronger", "dashed: lost or weaker"), list);
     const leads = {
-      over: `Wider lines changed more. Gained and lost: entered or left the top ${data.k} of a pairing. Kept: among them before and after.`,
-      beside: `The top ${data.k} of every pairing before (left) and after (right), every head in the same place. Lines are stronger the farther their PK is above chance; what is on one side only has a heavy line.`,
+      over: `Wider lines changed more. Gained or lost: entered or left the top ${data.k} of a pairing. Kept: in it before and after.`,
+      beside: `The top ${data.k} of every pairing before (left) and after (right), with every head in the same place. The farther the PK is above chance, the stronger the line. Heavy lines appear on one side only.`,
     };
     const text = (e) => `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → ${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}`;
     const panel = (title, chosen, arranged, id) => {
@@ -120,7 +120,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       box.classList.toggle("beside", beside);
       if (beside) { panel(`before: ${data.facts.before}`, parts[0], arranged, "before"); panel(`after: ${data.facts.after}`, parts[1], arranged, "after"); } else panel("", parts[0], arranged, "both");
       const counts = kinds.map((kind) => [kind, chosen.filter((e) => e.kind === kind).length]).filter(([, n]) => n);
-      hint.textContent = chosen.length ? counts.map(([kind, n]) => `${HS.count(n)} ${kind}`).join(", ") : "No edge is chosen.";
+      hint.textContent = chosen.length ? counts.map(([kind, n]) => `${HS.count(n)} ${kind}`).join(", ") : "No edges selected.";
       list.replaceChildren(HS.table([column("pairing", "pairing"), pairColumn, column("kind", "change"), column("before", "before", 3), column("after", "after", 3), column("change", "difference", 3),
         column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], chosen, { file: "edges" }));
     };
@@ -133,7 +133,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const count = data.edge_list.length, steps = data.steps.length;
     const scores = HS.decode(data.scores, Float32Array), ranks = HS.decode(data.ranks, Int32Array);
     const drift = Object.fromEntries(["from_previous", "from_last"].map((kind) => [kind, Object.fromEntries(ROLES.map((role) => [role, HS.decode(data[kind][role], Float32Array)]))]));
-    // A file of an earlier version does not say how wide heads are: then against the largest of the run.
+    // Files from earlier versions do not record the width of heads: scale by the largest PK of the run.
     const strengths = data.strengths ? HS.decode(data.strengths, Float32Array) : null, largest = {};
     if (!strengths) data.edge_list.forEach(([pairing], i) => { for (let s = 0; s < steps; s++) if (scores[s * count + i] > (largest[pairing] ?? 0)) largest[pairing] = scores[s * count + i]; });
     const slider = HS.el("input", { type: "range", id: "step", min: 0, max: steps - 1, step: 1, "aria-label": "Step", oninput: (event) => HS.set({ step: event.target.value }) });
@@ -148,18 +148,18 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const stop = () => { clearInterval(timer); timer = 0; play.textContent = "Play"; };
     const box = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group", "aria-label": "Wiring diagram" }), hint = HS.el("p", { class: "hint", role: "status", id: "wiring-notes" }), courses = HS.el("div", { class: "lines" });
     const many = HS.el("input", { type: "number", id: "top", min: 1, max: data.k, onchange: (event) => HS.set({ top: Math.max(1, Math.min(data.k, Math.round(Number(event.target.value)) || 1)) }) });
-    section("wiring", "Wiring at one step", `Move the slider: a line joins the head that writes to the head that reads, wider and darker the ${strengths ? "farther its PK is above chance" : "larger its PK against the largest of the run"}.`,
+    section("wiring", "Wiring at one step", `Move the slider. A line joins the head that writes to the head that reads; it is wider and darker the ${strengths ? "farther its PK is above chance" : "larger its PK is, relative to the largest of the run"}.`,
       HS.el("div", { class: "timeline" }, play, slider, shown),
       HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings), HS.el("label", { class: "field" }, HS.el("span", { text: "edges per pairing" }), many),
-        HS.select("compare with", "with", [["", "nothing"], ["previous", "the step before"], ["first", "the first step"], ["last", "the last step"]])), hint,
-      HS.el("div", { class: "diagram-box" }, box), legend("heavy: not among them at the other step", "dashed: only at the other step"));
+        HS.select("compare with", "with", [["", "nothing"], ["previous", "the previous step"], ["first", "the first step"], ["last", "the last step"]])), hint,
+      HS.el("div", { class: "diagram-box" }, box), legend("heavy: only at this step", "dashed: only at the other step"));
     let draw = null, drawn = "";
     const redraw = lines(courses, scores, count);
-    section("courses", "Edges over steps", "Every kept edge; the dashed line is the step that is shown above.", courses, HS.table([column("pairing", "pairing"), pairColumn, column("first", "first PK", 2), column("final", "last PK", 2),
+    section("courses", "Edges over steps", "Every kept edge. The dashed line marks the step shown above.", courses, HS.table([column("pairing", "pairing"), pairColumn, column("first", "first PK", 2), column("final", "last PK", 2),
       column("growth", "growth", 2), column("birth", "birth", 0), column("half", "half-time", 0), column("rank", "last rank", 0)], data.trajectories, { file: "trajectories" }));
     const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" }), drifted = HS.el("p", { class: "hint", id: "drift-notes" });
-    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace: 0 for the same span, 1 for orthogonal ones.",
-      HS.el("div", { class: "controls" }, HS.select("against", "against", [["from_previous", "the step before"], ["from_last", "the last step"]])), drifted, map);
+    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace: 0 for the same span, 1 for orthogonal spans.",
+      HS.el("div", { class: "controls" }, HS.select("against", "against", [["from_previous", "the previous step"], ["from_last", "the last step"]])), drifted, map);
     const paint = ports(map);
     const places = Object.fromEntries(ROLES.map((role) => [role, new Map(data.heads[role].map(([name], i) => [name, i]))]));
     const behaviour = behaviours();
@@ -177,7 +177,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
         const score = scores[at * count + i], look = other === null ? "" : now && then ? "kept" : now ? "gained" : "lost";
         return [{ pairing, source, target, look, strength: strengths ? strengths[at * count + i] : Math.max(0, score / largest[pairing]), text: `${source} → ${target} (${pairing})${look ? `, ${look}` : ""}\nPK ${HS.number(score, 3)}, rank ${ranks[at * count + i]}${now ? "" : ` at step ${data.steps[at][0]}`}` }];
       });
-      // One plan for all steps, so that nothing jumps while the slider moves.
+      // One layout for all steps, so that nothing jumps while the slider moves.
       const planned = `${HS.state.pairings} ${top}`;
       if (drawn !== planned) {
         const ever = data.edge_list.flatMap(([pairing, source, target], i) => (chosen.includes(pairing) && data.steps.some((_, s) => among(s, i)) ? [{ pairing, source, target }] : []));
@@ -185,13 +185,13 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
         drawn = planned;
       }
       draw(edges);
-      const told = ["gained", "lost", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
-      hint.textContent = `${data.steps[step][1]}: ${HS.count(edges.filter((e) => e.look !== "lost").length)} edges${told.length ? ` (${told.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
+      const counts = ["gained", "lost", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
+      hint.textContent = `${data.steps[step][1]}: ${HS.count(edges.filter((e) => e.look !== "lost").length)} edges${counts.length ? ` (${counts.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
       redraw(step);
       const kind = HS.state.against;
       const value = (port) => { const [name, role] = port.split("."); return drift[kind][role][step * data.heads[role].length + places[role].get(name)]; };
       const most = paint(value, (port, v) => `${port}\ndrift ${HS.number(v, 5)}`);
-      drifted.textContent = kind === "from_previous" && step === 0 ? "There is no step before the first." : `Darkest: drift ${HS.number(most, 4)}.`;
+      drifted.textContent = kind === "from_previous" && step === 0 ? "The first step has no previous step." : `Darkest: drift ${HS.number(most, 4)}.`;
       behaviour(step);
     };
     HS.on(["step", "pairings", "top", "against", "with", "theme"], update);

@@ -1,4 +1,4 @@
-// A circuit: edges that the reader pins, hop by hop; it has a name, is part of the address and is saved as JSON.
+// A circuit: edges that the reader pins one by one. It has a name, is part of the page's address and can be saved as JSON.
 "use strict";
 HS.circuit = (() => {
   const keys = () => HS.state.pins.split("|").filter((key) => HS.pairOf(key));
@@ -18,10 +18,10 @@ HS.circuit = (() => {
   const add = (list) => set([...keys(), ...list]);
 
   const button = (edge) => HS.el("button", { type: "button", class: "pin", "aria-pressed": String(has(edge)), "data-pin": key(edge),
-    "aria-label": `${has(edge) ? "Unpin" : "Pin"} ${edge.source} → ${edge.target} (${edge.pairing})`, title: has(edge) ? "Take out of the circuit" : "Add to the circuit", text: has(edge) ? "−" : "+",
+    "aria-label": `${has(edge) ? "Unpin" : "Pin"} ${edge.source} → ${edge.target} (${edge.pairing})`, title: has(edge) ? "Remove from the circuit" : "Add to the circuit", text: has(edge) ? "−" : "+",
     onclick: () => toggle(edge) });
 
-  // What the command line and Python read.
+  // The format that the command line and Python read.
   const content = () => {
     const list = edges();
     return { format: "headspan circuit", version: 1, name: HS.state.circuit || "circuit", model: HS.data.model.reference,
@@ -33,7 +33,7 @@ HS.circuit = (() => {
 
   const show = () => {
     const box = HS.byId("circuit"), list = edges();
-    if (!list.length) { box.replaceChildren(HS.el("p", { class: "hint", text: "Collect a circuit: choose a head, then press + next to a partner in its card. The page then moves to that partner." })); return; }
+    if (!list.length) { box.replaceChildren(HS.el("p", { class: "hint", text: "To collect a circuit, select a head and press + next to a partner in its card. The page then moves on to that partner." })); return; }
     const name = HS.el("input", { type: "text", id: "circuit-name", maxlength: 80, placeholder: "circuit", value: HS.state.circuit, oninput: (event) => HS.set({ circuit: event.target.value }) });
     box.replaceChildren(
       HS.el("div", { class: "circuit-bar" }, HS.el("label", { class: "field inline" }, HS.el("span", { text: "Circuit" }), name),

@@ -42,13 +42,13 @@ HS.controls = (() => {
     return HS.el("label", { class: "check", title }, box, label);
   };
 
-  // Only what the chosen rule reads can be changed.
+  // Enable only the controls that the selected rule uses.
   const enable = () => {
     const rule = HS.state.rule;
     HS.byId("control-k").disabled = !rule.startsWith("top");
     for (const key of ["q", "null"]) HS.byId(`control-${key}`).parentElement.classList.toggle("unused", rule !== "significance");
     const hasQ = HS.data.pairings.some((p) => HS.data.edges[`${HS.state.metric}/${p}`]?.[`q_${HS.state.null}`]);
-    HS.byId("control-rule").title = hasQ ? "" : "This similarity has no q-values of that kind in this report";
+    HS.byId("control-rule").title = hasQ ? "" : "This report has no such q-values for this similarity";
   };
 
   const shadings = () => {
@@ -71,8 +71,8 @@ HS.controls = (() => {
       HS.select("against", "null", [["reversed", "reversed pairs"], ["within", "heads of the same two layers"], ["random", "random subspaces"]]),
       HS.select("Shade heads by", "shade", shadings()),
       pairings(), HS.el("div", { class: "checks" }, HS.data.effects?.compared ? check("large effects only", "large", "1", HS.largeMeans()) : null,
-        check("numerical order", "order", "number", "Heads from top to bottom by their number; otherwise in the order with the fewest crossings"),
-        check("heads without lines", "idle", "1", "Show all heads: those without a line are listed below")),
+        check("numerical order", "order", "number", "Order heads by number from top to bottom; otherwise, to reduce crossings"),
+        check("heads without lines", "idle", "1", "Also show heads that have no lines")),
     ].filter(Boolean));
     HS.on(["rule", "metric"], enable);
     enable();
@@ -80,7 +80,7 @@ HS.controls = (() => {
   return { start };
 })();
 
-// The fills of a head for a kind of shading: a function of its name, one colour or one for each of its classes.
+// The fill colours of a head for a kind of shading, as a function of its name: one colour, or one for each of its classes.
 HS.shading = (kind, key) => {
   if (kind === "labels" && HS.data.labels) return (name) => HS.model.labels(name).map((label) => HS.data.labels.colours[label]);
   const ramp = (value, largest) => (value > 0 && largest > 0
@@ -105,11 +105,11 @@ HS.largeMeans = () => {
   return `At least ${pairings.map((p) => `${floors[p]} ${units[p]} for ${p}`).join(", ")}, and ${least} times the effect of an output of the same length in a random direction; measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}`;
 };
 
-// The verdict on a measured effect: large, no more than a random output, small, or not compared.
+// The verdict on a measured effect: large, no larger than that of a random output, small, or not compared.
 HS.largeText = (edge) => {
   const { floors, units } = HS.data.effects;
   if (edge.large === null) return "not compared with random outputs";
-  if (edge.ratio === null) return `no, small on this input: below the floor of ${floors[edge.pairing]} ${units[edge.pairing]}`;
+  if (edge.ratio === null) return `no: below the floor of ${floors[edge.pairing]} ${units[edge.pairing]}`;
   return `${edge.large ? "yes" : "no"}, ${HS.number(edge.ratio, 1)} times a random output; floor ${floors[edge.pairing]} ${units[edge.pairing]}`;
 };
 
@@ -119,7 +119,7 @@ HS.legend = () => {
   const roles = { Q: "queries", K: "keys", V: "values", O: "output" };
   const targets = [...new Set(HS.state.pairings.split(",").filter(Boolean).map((p) => p[1]))];
   const items = targets.map((role) => item(`read by ${roles[role] ?? "nodes"} (${role})`.replace("read by output", "output"), { background: `var(--role-${role})` }));
-  items.push(HS.el("span", { class: "scale", title: "Width and strength of a line: the share of the way from chance to the largest possible score (its root), the same scale for every model" },
+  items.push(HS.el("span", { class: "scale", title: "Line width and opacity: the square root of the score's position between chance and the largest possible score, on the same scale for every model" },
     "at chance", ...[0, 0.25, 0.5, 0.75, 1].map((s) => HS.el("i", { css: { height: `${0.9 + 3.4 * s}px`, opacity: Math.min(1, 0.14 + 1.05 * s) } })), "largest possible"));
   if (HS.state.shade === "labels" && HS.data.labels)
     for (const [name, colour] of Object.entries(HS.data.labels.colours)) items.push(item(name.replaceAll("_", " "), { background: colour }));

@@ -1,4 +1,4 @@
-// What all parts share: making elements (data only ever becomes text), numbers, state in the URL fragment, tooltip.
+// Shared by all parts: creating elements (data is only ever inserted as text), numbers, state in the URL fragment, tooltip.
 "use strict";
 const HS = {};
 
@@ -42,13 +42,13 @@ HS.number = (value, digits = 4) => {
   return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1");
 };
 
-// Scores up to 1 need more digits than kernels up to 64.
+// Scores between 0 and 1 need more digits than kernels up to 64.
 HS.score = (value, metric) => HS.number(value, HS.model.metric(metric).max > 1 ? 3 : 4);
 HS.count = (value) => value.toLocaleString("en");
 HS.qvalue = (q) => (q === null || Number.isNaN(q) ? "–" : q < 1e-30 ? "< 1e-30" : HS.number(q, 4));
 
 // ---------------------------------------------------------------- state
-// One flat object; what differs from the default is in the fragment, so that an address is a view.
+// One flat object. Whatever differs from the default goes into the fragment, so that an address describes a view.
 HS.state = {};
 HS.defaults = {};
 HS.listeners = [];
@@ -74,7 +74,7 @@ HS.set = (changes, remember = false) => {
     if (remember) history.pushState(null, "", address);
     else history.replaceState(null, "", address);
   } catch {
-    // A page inside a notebook cell has no address of its own: the view works, it just cannot be shared.
+    // A page inside a notebook cell has no address of its own: the view works but cannot be shared.
   }
   HS.announce(before);
 };
@@ -151,7 +151,7 @@ HS.canvas = (canvas, width, height) => {
   return context;
 };
 
-// Draw a part only while it is near the window: a click far above must not wait for a heat map far below.
+// Draw a part only while it is near the window, so that a click at the top does not wait for a heat map far below.
 HS.lazy = (element, draw) => {
   let near = false;
   let stale = true;

@@ -3,7 +3,7 @@
 HS.distribution = (() => {
   const W = 240, H = 96, BASE = 80;
 
-  // All panels end where the widest of them has shown 99.7 % of its pairs: single pairs far out would squeeze the rest.
+  // All panels end at the largest 99.7 % point among them: single outliers would squeeze the rest.
   const reach = (d) => {
     let seen = 0;
     const last = d.counts.findIndex((n) => (seen += n) >= 0.997 * d.pairs);
@@ -16,7 +16,7 @@ HS.distribution = (() => {
     const total = d.counts.reduce((a, b) => a + b, 0);
     const density = (v) => Math.exp(-0.5 * ((v - d.random_mean) / d.random_sd) ** 2) / (d.random_sd * Math.sqrt(2 * Math.PI));
     const tallest = Math.max(...d.counts) / total / bin;
-    // Random subspaces vary so little that their peak would flatten the bars: both are drawn to their own height.
+    // Random subspaces vary so little that their peak would flatten the bars, so each has its own vertical scale.
     const Y = (v) => BASE - (v / tallest) * (BASE - 8);
     d.counts.forEach((n, i) => {
       if (!n || (d.first + i) * bin > right) return;

@@ -29,7 +29,7 @@ HS.find = (() => {
     active = options.length ? 0 : -1;
     const none = input.value.trim() && !options.length;
     list.replaceChildren(...options.map((o, i) => HS.el("li", { role: "option", id: `find-${i}`, "aria-selected": String(i === active), "data-head": o.head, onmousedown: (event) => { event.preventDefault(); open(i); } }, HS.el("b", { text: o.text }), HS.el("span", { text: o.more }))),
-      ...(none ? [HS.el("li", { class: "none", role: "option", "aria-selected": "false", text: HS.data.tokens ? "No head, label or token like this" : "No head or label like this" })] : []));
+      ...(none ? [HS.el("li", { class: "none", role: "option", "aria-selected": "false", text: HS.data.tokens ? "No matching head, label or token" : "No matching head or label" })] : []));
     list.hidden = !options.length && !none;
     input.setAttribute("aria-expanded", String(!list.hidden));
     mark();

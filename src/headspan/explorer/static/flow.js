@@ -1,9 +1,9 @@
-// The wiring of the pages of change: the layout of the report's diagram, drawn for edges that come and go.
+// The wiring diagram of the change pages: the layout of the report's diagram, for edges that come and go.
 "use strict";
 HS.flow = (() => {
   const HEADER = 26, SIDE = 12, FOLD = 20, TALL = 20;
 
-  // about: {names, layer: {name: layer}, kv: {query head: its key/value head}}. One plan holds all edges that may come.
+  // about: {names, layer: {name: layer}, kv: {query head: its key/value head}}. One layout holds all edges that may appear.
   const plan = (edges, about) => {
     const shown = new Set(edges.flatMap((e) => [e.source, e.target])), groups = new Map();
     for (const name of about.names.filter((n) => shown.has(n))) {
@@ -23,7 +23,7 @@ HS.flow = (() => {
   const arrowheads = (id) => HS.svg("defs", {}, ...["Q", "K", "V"].map((role) => HS.svg("marker",
     { id: `${id}-${role}`, class: `arrow to-${role}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, HS.svg("path", { d: "M0 .8 L8 4 L0 7.2 Z" }))));
 
-  // Boxes and columns of a plan in an element; what it gives back draws edges between them.
+  // Draws the boxes and columns of a layout into an element; returns a function that draws edges between them.
   const draw = (box, arranged, id, label, tips) => {
     const { layers, stacks, chains, height } = arranged, nodes = new Map(), top = HEADER + 14;
     const folds = layers.map((layer, i) => i > 0 && layer - layers[i - 1] > 1);
@@ -65,7 +65,7 @@ HS.flow = (() => {
     };
   };
 
-  // Lines leave and enter a box at heights of their own, in the order of where they go.
+  // Every line leaves and enters a box at its own height, ordered by the other end.
   const spread = (made, end, height, next) => {
     const by = new Map();
     for (const r of made) { if (!by.has(r[end])) by.set(r[end], []); by.get(r[end]).push(r); }

@@ -1,9 +1,9 @@
-// All heads as points over two measures of choice: where a head stands out, whatever the diagram shows.
+// All heads as points over two chosen measures, independent of the edges in the diagram.
 "use strict";
 HS.heads = (() => {
   const H = 380, LEFT = 52, BOTTOM = 40, TOP = 12, RIGHT = 14;
 
-  // [key, title, value of a head]; only what the result holds.
+  // [key, title, value of a head], for the measures that the result has.
   const measures = (() => {
     let made;
     return () => (made ??= [
@@ -34,7 +34,7 @@ HS.heads = (() => {
     for (const v of HS.ticks(yr, 6)) svg.append(HS.svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: py(v), y2: py(v) }), HS.svg("text", { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end", text: HS.tick(v) }));
     svg.append(HS.svg("text", { x: (LEFT + width) / 2, y: H - 6, "text-anchor": "middle", text: xTitle }), HS.svg("text", { x: 13, y: H / 2 - 10, transform: `rotate(-90 13 ${H / 2 - 10})`, "text-anchor": "middle", text: yTitle }));
     const fills = HS.shading("labels");
-    // Names of those that stand out, where there is room for a name.
+    // Names of outlying heads, where there is room.
     const spread = (p) => Math.abs((p.y - (yr[0] + yr[1]) / 2) / (yr[1] - yr[0])) + Math.abs((p.x - (xr[0] + xr[1]) / 2) / (xr[1] - xr[0])), taken = [];
     const far = [...points].sort((a, b) => spread(b) - spread(a)).filter((p) => {
       const at = [px(p.x), py(p.y)];
@@ -49,7 +49,7 @@ HS.heads = (() => {
       HS.svg("circle", { cx: px(p.x).toFixed(1), cy: py(p.y).toFixed(1), r: points.length > 600 ? 3 : 4.5, style: null, fill: fills(p.name)[0] ?? "var(--histogram)" }),
       ...(named.has(p.name) ? [HS.svg("text", { x: (px(p.x) + (px(p.x) > width - 70 ? -8 : 8)).toFixed(1), y: (py(p.y) + 4).toFixed(1), "text-anchor": px(p.x) > width - 70 ? "end" : "start", text: p.name })] : [])));
     box.replaceChildren(svg);
-    HS.byId("heads-caption").textContent = `${HS.count(points.length)} heads; choose a point for its card. Colours: labels.`;
+    HS.byId("heads-caption").textContent = `${HS.count(points.length)} heads, coloured by label. Select a point to open its card.`;
     shown = { points, xTitle, yTitle };
   };
   let shown = null;

@@ -1,4 +1,4 @@
-// Heat maps: a grid of small ones to choose from, and the chosen one with its axes.
+// Heat maps: a grid of small ones to choose from, and the selected one with axes.
 "use strict";
 HS.heatmap = (() => {
   const MARGIN = 44;
@@ -12,7 +12,7 @@ HS.heatmap = (() => {
     });
   })();
 
-  // The few largest scores would leave the rest in the dark: the scale ends where all but 0.3 % of the pairs do.
+  // A few very large scores would darken all others, so the scale ends at the 99.7 % point.
   const ranges = new WeakMap();
   const range = ({ values }) => {
     if (!ranges.has(values)) {
@@ -64,10 +64,10 @@ HS.heatmap = (() => {
     for (const button of HS.byId("heat-grid").children) button.setAttribute("aria-pressed", String(button.dataset.pairing === pairing));
     const box = HS.byId("heat-main");
     if (!m) { plot = null; box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`)); return; }
-    if (canvas.parentElement !== box) box.replaceChildren(canvas, over); // taking it out and in again would lose the focus
+    if (canvas.parentElement !== box) box.replaceChildren(canvas, over); // re-inserting it would lose the focus
     const bounds = scaleOf(m);
     const size = Math.max(150, Math.min(620, box.clientWidth - MARGIN - 70));
-    const wide = size / m.columns, tall = size / m.rows; // one pair; not square where K and V have fewer heads
+    const wide = size / m.columns, tall = size / m.rows; // size of one pair; not square if K and V have fewer heads
     const width = size, height = size;
     const context = HS.canvas(canvas, MARGIN + width + 70, height + 34);
     context.imageSmoothingEnabled = Math.min(wide, tall) < 1;
@@ -79,14 +79,14 @@ HS.heatmap = (() => {
     axes(context, pairing, names);
     scale(context, bounds, metric);
     if (cursor && (cursor[0] >= m.rows || cursor[1] >= m.columns)) cursor = null;
-    HS.byId("heat-caption").textContent = cursor && document.activeElement === canvas ? told(cursor) : caption(m, pairing, metric);
+    HS.byId("heat-caption").textContent = cursor && document.activeElement === canvas ? spoken(cursor) : caption(m, pairing, metric);
     highlight();
   };
 
   const caption = (m, pairing, metric) => {
     const title = `${HS.model.metric(metric).title}, ${pairing}.`;
-    if (m.layers) return `${title} Too many pairs to keep each: the largest score between every two layers.`;
-    if (m.step) return `${title} Colours and numbers here are rounded to within ${HS.number(m.step / 2, 4)}; edges and cards of kept pairs are exact.`;
+    if (m.layers) return `${title} There are too many pairs to store; shown is the largest score between every two layers.`;
+    if (m.step) return `${title} Values in this map are rounded to within ${HS.number(m.step / 2, 4)}; edges and cards of kept pairs are exact.`;
     return title;
   };
 
@@ -170,7 +170,7 @@ HS.heatmap = (() => {
     return `${title}\n${HS.model.metric(metric).title} ${v.exact ? "" : "≈ "}${HS.score(v.score, metric)}`;
   };
 
-  const told = (cell) => describe(cell).replace("\n", ": ") || "No pair here.";
+  const spoken = (cell) => describe(cell).replace("\n", ": ") || "No pair here.";
 
   const open = ([row, column]) => {
     const { m, pairing, names } = plot;
@@ -187,7 +187,7 @@ HS.heatmap = (() => {
       if (steps[event.key]) {
         const [row, column] = cursor ?? [0, 0];
         cursor = [Math.max(0, Math.min(plot.m.rows - 1, row + steps[event.key][0])), Math.max(0, Math.min(plot.m.columns - 1, column + steps[event.key][1]))];
-        HS.byId("heat-caption").textContent = told(cursor);
+        HS.byId("heat-caption").textContent = spoken(cursor);
         highlight();
       } else if (event.key === "Enter" && cursor) open(cursor);
       else return;

@@ -1,4 +1,4 @@
-// The card of the chosen head or pair.
+// The card of the selected head or pair.
 "use strict";
 HS.inspector = (() => {
   const data = HS.data;
@@ -6,7 +6,7 @@ HS.inspector = (() => {
   const fact = (name, value) => [HS.el("dt", { text: name }), HS.el("dd", {}, ...(Array.isArray(value) ? value : [value]))];
   const facts = (rows) => HS.el("dl", { class: "pairs" }, ...rows.flatMap(([name, value]) => fact(name, value)));
   const percent = (share) => `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;
-  // A bar; a tick marks the level of chance.
+  // A bar with a tick at the chance level.
   const meter = (share, chance = null) => HS.el("div", { class: "meter" }, HS.el("i", { css: { width: percent(share) } }),
     chance === null ? null : HS.el("b", { class: "tick", title: "by chance", css: { left: percent(chance) } }));
 
@@ -64,7 +64,7 @@ HS.inspector = (() => {
 
   const partners = (name) => {
     const metric = HS.state.metric;
-    // A query head reads through its key/value head and a key/value head is written on by its query heads: both count.
+    // A query head reads through its key/value head, and a key/value head writes through its query heads: include both.
     const family = HS.model.kin(name);
     const side = (direction, pairings) => pairings.flatMap((pairing) => family.flatMap((member) => HS.model.partners(member, metric, pairing, direction, 3)).sort((a, b) => b.score - a.score).slice(0, 3));
     const flow = data.pairings.filter((p) => "OW".includes(p[0]) && "QKVR".includes(p[1]));
@@ -78,9 +78,9 @@ HS.inspector = (() => {
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
       ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${e.large ? " ●" : ""}`) }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
-        "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Take out of the circuit" : "Add to the circuit and continue from there",
+        "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
-    ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("No pair of this kind in the result."));
+    ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("The result has no such pairs."));
     const parts = [heading("Best targets: which heads read its output"), make(side("out", flow), "target", "targets"),
       heading("Best sources: whose output it reads"), make(side("in", flow), "source", "sources")];
     if (rest.length) parts.push(HS.el("details", {}, HS.el("summary", { text: `The other ${rest.length} pairings` }),
@@ -88,7 +88,7 @@ HS.inspector = (() => {
     return parts;
   };
 
-  // One hop: the edge is pinned, and the card goes on to its other end.
+  // One hop: pin the edge and move the card to its other end.
   const follow = (edge, other) => {
     const was = HS.circuit.has(edge);
     HS.circuit.toggle(edge);
@@ -98,7 +98,7 @@ HS.inspector = (() => {
   const tokens = (name) => {
     if (!data.tokens) return [heading("Tokens"), HS.empty(data.missing.tokens)];
     const rows = HS.model.rolesOf(name).filter((role) => data.tokens[role]?.[name]);
-    if (!rows.length) return HS.model.about(name).index === null ? [] : [heading("Tokens"), HS.empty("Kept in the page for the heads of the strongest edges. For this one run"), HS.el("pre", { tabindex: "0", text: `headspan tokens ${data.model.reference} ${name}` })];
+    if (!rows.length) return HS.model.about(name).index === null ? [] : [heading("Tokens"), HS.empty("This page has tokens for the heads of the strongest edges only. For this head run"), HS.el("pre", { tabindex: "0", text: `headspan tokens ${data.model.reference} ${name}` })];
     return [heading("Tokens by role"), HS.el("div", { class: "role-tokens" }, ...rows.flatMap((role) => [
       HS.el("b", { text: role }), HS.el("div", { class: "chips" }, ...data.tokens[role][name].map(tokenChip))]))];
   };
@@ -116,7 +116,7 @@ HS.inspector = (() => {
     const about = HS.model.metric(metric);
     const all = HS.model.arrays(metric, pairing);
     const parts = head(`${source}.${pairing[0]} → ${target}.${pairing[1]}`, [HS.headLink(source), " to ", HS.headLink(target), `, pairing ${pairing}`]);
-    if (Number.isNaN(value.score)) return [...parts, HS.empty("This pair is not in the pair set of the result, or is not kept in this page.")];
+    if (Number.isNaN(value.score)) return [...parts, HS.empty("This pair is not in the result, or is not stored in this page.")];
     const { chance, start, most } = HS.model.limits(metric, pairing, row, column);
     parts.push(HS.el("div", { class: "big", "data-score": value.score }, `${value.exact ? "" : "≈ "}${HS.score(value.score, metric)} `,
       HS.el("small", { text: `${about.title}, of at most ${most}` })), meter(value.score / most, chance === null ? null : chance / most));
@@ -132,7 +132,7 @@ HS.inspector = (() => {
     return parts;
   };
 
-  // Exact for a kept edge; else as exact as a matrix of this size is kept.
+  // Exact for a kept edge; otherwise with the precision of the stored matrix.
   const effect = (pairing, row, column) => {
     if (!data.effects?.pairings.includes(pairing)) return [];
     const edge = HS.model.findEdge(HS.state.metric, pairing, row, column);
@@ -151,14 +151,14 @@ HS.inspector = (() => {
     const title = heading("Principal angles");
     if (!stored) {
       const command = `headspan pair ${data.model.reference} ${source}.${pairing[0]} ${target}.${pairing[1]}`;
-      return [title, HS.empty(data.details ? "Kept in the page for the strongest pairs only. For this one run" : data.missing.angles), HS.el("pre", { tabindex: "0", text: command })];
+      return [title, HS.empty(data.details ? "This page has angles for the strongest pairs only. For this pair run" : data.missing.angles), HS.el("pre", { tabindex: "0", text: command })];
     }
     const degrees = Array.from(HS.decode(stored, Uint16Array), (v) => (v * 90) / 65535);
     const ranks = [data.ranks[pairing[0]][row], data.ranks[pairing[1]][column]].sort((a, b) => a - b);
     const chance = data.angles_by_chance[[...ranks, HS.model.dimension(pairing, row, column)].join(",")];
     const curve = chance ? Array.from(HS.decode(chance, Float32Array)) : null;
     return [title, drawAngles(degrees, curve), HS.el("p", { class: "hint",
-      text: `Smallest ${HS.number(degrees[0], 2)}°, median ${HS.number(degrees[Math.floor(degrees.length / 2)], 1)}°; ${degrees.filter((a) => a < 30).length} of ${degrees.length} below 30°. Bars: cos² of each angle, adding up to the Projection Kernel${curve ? "; dashed: the same of two random subspaces" : ""}.` })];
+      text: `Smallest ${HS.number(degrees[0], 2)}°, median ${HS.number(degrees[Math.floor(degrees.length / 2)], 1)}°; ${degrees.filter((a) => a < 30).length} of ${degrees.length} below 30°. Bars: cos² of each angle; their sum is the Projection Kernel${curve ? ". Dashed: two random subspaces" : ""}.` })];
   };
 
   // Left: every angle as a ray from the axis of the first subspace. Right: cos² of each, largest first.
@@ -219,7 +219,7 @@ HS.inspector = (() => {
     HS.byId("announce").textContent = `Card: ${HS.byId("card-title").textContent}`;
   };
 
-  // On a narrow screen the card covers the lower part: what was tapped moves up into sight.
+  // On a narrow screen the card covers the lower part, so scroll the tapped element into view.
   const uncover = () => requestAnimationFrame(() => {
     if (getComputedStyle(HS.byId("inspector")).position !== "fixed") return;
     const marked = document.querySelector("#diagram .node.chosen, #diagram .edge.chosen")?.getBoundingClientRect();

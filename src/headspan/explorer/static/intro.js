@@ -1,4 +1,4 @@
-// What the card shows before anything is chosen: what an edge means, in one drawing and a few sentences, and the tour.
+// The card before anything is selected: what an edge means, in one drawing and a few sentences, and the tour.
 "use strict";
 HS.intro = (() => {
   const t = (word, text) => HS.glossary.term(word, text);
@@ -19,13 +19,13 @@ HS.intro = (() => {
   const welcome = () => [
     HS.el("h2", { id: "card-title", text: "What an edge means" }),
     drawing(),
-    HS.el("p", { class: "hint", text: "θ₁ is small: a direction that both share. θ₂ is large: nothing in common there." }),
-    HS.el("p", {}, "A head can write only along some directions of the ", t("residual stream"), ", and read only along some: each weight spans a ", t("subspace"), ". The ", t("Projection Kernel"),
-      " (PK) counts how many dimensions two of them share: the sum of cos² over their ", t("principal angle", "principal angles"), "."),
-    HS.el("p", {}, "A line in the diagram says: what the left head writes lies in what the right head reads, by more than ", t("chance"), ". It is found from the weights alone",
+    HS.el("p", { class: "hint", text: "θ₁ is small: the subspaces share a direction. θ₂ is large: there they have nothing in common." }),
+    HS.el("p", {}, "A head writes and reads only some directions of the ", t("residual stream"), ": each weight spans a ", t("subspace"), ". The ", t("Projection Kernel"),
+      " (PK) measures how many dimensions two subspaces share: the sum of cos² over their ", t("principal angle", "principal angles"), "."),
+    HS.el("p", {}, "A line in the diagram means that what the left head writes overlaps with what the right head reads, by more than ", t("chance"), ". It is found from the weights alone",
       ...(HS.data.effects ? ["; a dot marks an edge with a ", t("large effect"), ", measured by running the model."] : [".", " Only running the model shows whether it has an effect."])),
     HS.data.tour.length ? HS.el("button", { type: "button", id: "tour-start", class: "primary", text: "Take the tour: three steps", onclick: () => go(1) }) : null,
-    HS.el("p", { class: "card-sub", text: "Choose a head or a line: its numbers appear here. With the keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." }),
+    HS.el("p", { class: "card-sub", text: "Select a head or a line to see its numbers here. Keyboard: Tab to the diagram, arrow keys to move, Enter to open, Escape to close." }),
   ];
 
   const go = (step) => {
@@ -33,7 +33,7 @@ HS.intro = (() => {
     HS.set(stop ? { head: "", pair: "", large: "", ...stop.view, tour: step } : { tour: "", head: "", pair: "" }, true);
   };
 
-  // The step that is shown, above the card it speaks of.
+  // The current step, above the card that it describes.
   const tour = () => {
     const step = Number(HS.state.tour), stop = HS.data.tour[step - 1];
     if (!stop) return [];

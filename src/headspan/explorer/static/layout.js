@@ -1,6 +1,6 @@
 // The layout of the wiring diagram. Columns are positions of the residual stream. Boxes that belong together
-// (a key/value head and its query heads) form one item of a column; a line that passes a column has a lane of its own
-// there, so that no line runs through a box. Barycentre passes and sifting order the items to cut crossings.
+// (a key/value head and its query heads) form one item of a column. A line that passes a column gets its own lane
+// there, so that no line runs through a box. Barycentre passes and sifting order the items to reduce crossings.
 "use strict";
 HS.layout = (() => {
   const ROW = 27, LANE = 7, BESIDE = 9, GAP = 9, FRAME = 7, SWEEPS = 16, MANY = 2500;
@@ -36,7 +36,7 @@ HS.layout = (() => {
     return { stacks, chains, crossings, height: settle(stacks) };
   };
 
-  // The first order: heads by number, a lane at the height between the two ends of its line.
+  // The initial order: heads by number, and lanes at a height between the two ends of their line.
   const begin = (stacks, chains) => {
     const rank = new Map();
     for (const stack of stacks) stack.filter((i) => !i.lane).forEach((item, i, all) => rank.set(item, i - all.length / 2));
@@ -47,14 +47,14 @@ HS.layout = (() => {
     for (const stack of stacks) { stack.sort((a, b) => rank.get(a) - rank.get(b)); count(stack); }
   };
 
-  // The place of every row, counted from the top of its column.
+  // The index of every row, counted from the top of its column.
   const count = (stack) => {
     let next = 0;
     for (const item of stack) { for (const row of item.rows) row.at = next++; item.middle = next - (item.rows.length + 1) / 2; }
   };
 
   // ---------------------------------------------------------------- order
-  // The best of several beginnings: the order of numbers, then the best so far shaken (always in the same way).
+  // The best of several starts: numerical order, then perturbations of the best so far (deterministic).
   const untangle = (stacks, items, numeric) => {
     const tries = items > MANY ? 1 : Math.max(2, Math.min(24, Math.round(6000 / items)));
     let best = total(stacks), kept = remember(stacks), random = 12345;
@@ -90,7 +90,7 @@ HS.layout = (() => {
     count(stack);
   };
 
-  // The mean place of the neighbours in the column before (or after), of both where there are none.
+  // The mean index of the neighbours in the column before (or after); of both if there are none.
   const pull = (rows, down, otherwise) => {
     for (const sides of down ? [["left"], ["right"]] : [["right"], ["left"]]) {
       let sum = 0, n = 0;
@@ -100,7 +100,7 @@ HS.layout = (() => {
     return otherwise;
   };
 
-  // Every item goes where it crosses least among its column, the rest kept as it is, until nothing gets better.
+  // Sifting: move each item to the place in its column with the fewest crossings, until nothing improves.
   const sift = (stacks, numeric) => {
     for (let round = 0, better = true; better && round < 5; round++) {
       better = false;
@@ -148,7 +148,7 @@ HS.layout = (() => {
     return better;
   };
 
-  // Crossings between neighbouring columns: pairs of lines whose ends are in opposite orders.
+  // Crossings between neighbouring columns: pairs of lines whose ends are in opposite order.
   const total = (stacks) => {
     let n = 0;
     for (const stack of stacks) {
@@ -162,7 +162,7 @@ HS.layout = (() => {
   const inversions = (list) => {
     if (list.length < 24) {
       let n = 0;
-      for (let i = 1; i < list.length; i++) { // insertion sort counts as it sorts
+      for (let i = 1; i < list.length; i++) { // insertion sort, counting inversions
         const v = list[i];
         let j = i - 1;
         for (; j >= 0 && list[j] > v; j--) list[j + 1] = list[j];
@@ -186,7 +186,7 @@ HS.layout = (() => {
   const shift = (row) => (row.item.lane ? 0 : (row.item.rows.indexOf(row) - (row.item.rows.length - 1) / 2) * ROW);
   const rowY = (row) => row.item.y + row.shift;
 
-  // Lines shall be straight: every item goes to the middle of its neighbours, as far as the order leaves room for it.
+  // To straighten lines, move every item towards the mean of its neighbours as far as the order allows.
   const place = (stacks, items) => {
     for (const stack of stacks) {
       let y = 0;
@@ -207,7 +207,7 @@ HS.layout = (() => {
     return { y: weight ? sum / weight : item.y, weight: item.lane ? 3 : 0.5 + weight };
   };
 
-  // Least squares under the order: neighbours that would come too close move as one.
+  // Least squares subject to the order: neighbours that would come too close move together.
   const fit = (stack, goals) => {
     let offset = 0;
     const blocks = [];
@@ -223,7 +223,7 @@ HS.layout = (() => {
     for (const block of blocks) for (const [item, by] of block.items) item.y = block.sum / block.weight + by;
   };
 
-  // Down to 0, and how high it all is.
+  // Shift the top to 0, and return the total height.
   const settle = (stacks) => {
     let low = Infinity, high = -Infinity;
     for (const item of stacks.flat()) { low = Math.min(low, item.y - size(item) / 2); high = Math.max(high, item.y + size(item) / 2); }

@@ -11,7 +11,7 @@
     x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", large: "", order: "", idle: "", pins: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
-  // Whatever an address says, only values that exist are taken.
+  // Ignore values in the address that do not exist.
   const sound = (state) => {
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
@@ -37,7 +37,7 @@
   };
 
   const navigate = () => {
-    const titles = { wiring: "Wiring", overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Words", provenance: "Provenance" };
+    const titles = { wiring: "Wiring", overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Glossary", provenance: "Provenance" };
     const links = Object.entries(titles).map(([id, text]) => HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
       event.preventDefault();
       HS.set({ at: id });
@@ -72,7 +72,7 @@
   HS.save.start();
   if (HS.state.at) HS.byId(HS.state.at).scrollIntoView();
 
-  // Listeners of the theme draw with its colours, so the page is painted before them.
+  // Theme listeners draw with the page's colours, so apply the theme first.
   HS.listeners.unshift((changed) => { if (changed.has("theme")) paint(); });
   HS.on(["pairings", "shade"], HS.legend);
   HS.byId("theme").addEventListener("click", () => HS.set({ theme: dark() ? "light" : "dark" }));
@@ -83,7 +83,7 @@
     HS.announce(before);
     if (HS.state.at && HS.state.at !== before.at) HS.byId(HS.state.at).scrollIntoView();
   };
-  // Its address is a place in the page, not a view: the view stays as it is.
+  // The link points to a place in the page and must not change the view.
   HS.byId("skip").addEventListener("click", (event) => { event.preventDefault(); HS.byId("wiring").scrollIntoView(); HS.byId("wiring").focus(); });
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
@@ -95,10 +95,10 @@
   let waiting = 0, drawn = HS.byId("diagram").clientWidth;
   const later = () => { clearTimeout(waiting); waiting = setTimeout(HS.wiring.redraw, 120); };
   window.addEventListener("resize", later);
-  // The frame of a notebook may get its width only after the page has drawn itself.
+  // A notebook frame may get its width only after the page has been drawn.
   new ResizeObserver(([{ target }]) => { if (target.clientWidth !== drawn) { drawn = target.clientWidth; later(); } }).observe(HS.byId("diagram"));
 
-  // Paper is white, and has no parts out of sight.
+  // For printing: a light theme, and draw all parts.
   const repaint = (isDark) => { paint(isDark); HS.wiring.redraw(); for (const draw of HS.lazyParts) draw(); };
   window.addEventListener("beforeprint", () => { repaint(false); HS.zoom.whole(); });
   window.addEventListener("afterprint", () => repaint(dark()));

@@ -1,4 +1,4 @@
-// The data of the page, decoded when first asked for.
+// The data of the page, decoded on first use.
 "use strict";
 HS.data = JSON.parse(HS.byId("payload").textContent);
 
@@ -7,7 +7,7 @@ HS.model = (() => {
   const SUPPORTED = 1;
   if (data.schema > SUPPORTED) throw new Error(`this page cannot read data of schema ${data.schema}`);
   const shared = data.model.shared;
-  // A direction that is written at the beginning of the stream and read at its end appears in the diagram twice.
+  // A direction that is written at the start of the stream and read at its end appears twice in the diagram.
   const READ = " (read)";
   const written = new Map(), twice = new Set();
   for (const node of data.nodes) { if (written.has(node.name) && written.get(node.name) !== node.position) twice.add(node.name); written.set(node.name, Math.min(node.position, written.get(node.name) ?? Infinity)); }
@@ -27,7 +27,7 @@ HS.model = (() => {
 
   const heads = (role) => listOf[role] ?? [];
   const place = (role, name) => places.get(role)?.get(name) ?? -1;
-  // What a name stands for: a head by its own letters, any other node by the list of them.
+  // Resolve a name: heads by its form, other nodes from the list.
   const about = (name) => {
     const node = others.get(name), m = node ? null : /^L(\d+)(H|KV|KR)(\d*)$/.exec(name);
     return node ? { ...node, index: null } : { name, kind: m[2], layer: +m[1], position: 2 * m[1], index: +m[3] };
@@ -35,7 +35,7 @@ HS.model = (() => {
   const parts = (name) => { const { layer, kind, index: i } = about(name); return { layer, kv: kind === "KV" || kind === "KR", index: i }; };
   const layer = (name) => about(name).layer;
   const position = (name) => about(name).position;
-  const standName = (at, room = 99) => (at < 0 ? "Embed" : at > 2 ** 30 ? "Unembed" : at % 2 ? (room < 70 ? `M${(at - 1) / 2}` : `MLP ${(at - 1) / 2}`) : `L${at / 2}`);
+  const columnName = (at, room = 99) => (at < 0 ? "Embed" : at > 2 ** 30 ? "Unembed" : at % 2 ? (room < 70 ? `M${(at - 1) / 2}` : `MLP ${(at - 1) / 2}`) : `L${at / 2}`);
   const boxLabel = (name, room) => {
     const { index: i, kind } = about(name);
     if (i === null) return own(name).length * 6.6 > room - 8 ? `${name.slice(0, Math.max(1, Math.floor((room - 14) / 6.6)))}…` : own(name);
@@ -44,19 +44,19 @@ HS.model = (() => {
   const metric = (key) => data.metrics.find((m) => m.key === key) ?? { key, title: key, max: 1 };
   const labels = (name) => (data.labels && data.labels.heads[name]) || [];
 
-  // Roles that a node of the diagram has: under GQA a query head has Q and O, a shared head K and V.
+  // The roles of a node in the diagram: under GQA a query head has Q and O, a shared head K and V.
   const rolesOf = (name) => Object.keys(listOf).filter((role) => place(role, name) >= 0);
   const exists = (name) => known.has(name);
   const allHeads = [...new Set(["O", "Q", "V", "K"].flatMap((role) => heads(role)))];
   const nodeNames = [...others.keys()];
 
-  // A query head and the key/value head it reads through belong together.
+  // A query head and its key/value head belong together.
   const kvOf = (name) => data.served_by[name] ?? name;
   const group = once_(() => { const found = new Map(); for (const [q, kv] of Object.entries(data.served_by)) { if (!found.has(kv)) found.set(kv, []); found.get(kv).push(q); } return found; });
   const kin = (name) => (group().has(name) ? [name, ...group().get(name)] : kvOf(name) !== name ? [name, kvOf(name)] : [name]);
 
-  // What two random weights of these dimensions score, where the scale of the lines begins, and the most that any two can.
-  // They meet in one dimension less where folding has centred both.
+  // The chance level of two weights with these dimensions, the start of the line scale, and the largest possible score.
+  // Where folding has centred both, the ambient space has one dimension less.
   const centred = (role, i) => (Array.isArray(data.centred[role]) ? data.centred[role][i] : data.centred[role]);
   const dimension = (pairing, row, column) => data.model.d_model - (centred(pairing[0], row) && centred(pairing[1], column) ? 1 : 0);
   const limits = (key, pairing, row, column) => {
@@ -114,8 +114,8 @@ HS.model = (() => {
     const a = arrays(metricKey, pairing);
     if (!a) return { edges: [], complete: true };
     const perTarget = new Map();
-    const layersOut = once(`stand ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
-    const layersIn = once(`stand ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
+    const layersOut = once(`position ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
+    const layersIn = once(`position ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
     const edges = [];
     let passed = 0, seen = 0;
     for (let i = 0; i < a.rank.length; i++) {
@@ -128,7 +128,7 @@ HS.model = (() => {
         if (taken >= view.k) continue;
         perTarget.set(a.target[i], taken + 1);
       }
-      if (view.large && !(a.large && a.large[i] > 0)) continue; // of the chosen edges, those with a large effect
+      if (view.large && !(a.large && a.large[i] > 0)) continue; // keep only edges with a large effect
       passed += 1;
       if (view.rule === "significance" || view.rule === "threshold") if (passed > data.limits.overall) continue;
       edges.push(edgeAt(metricKey, pairing, a, i));
@@ -172,7 +172,7 @@ HS.model = (() => {
     return (i) => out[Math.floor(i / columns)] < into[i % columns];
   };
 
-  // The best number the page has for a pair: exact for a kept edge or a small model, else to within `step` / 2.
+  // The most precise score available for a pair: exact for a kept edge or a small model, otherwise to within `step` / 2.
   const value = (metricKey, pairing, row, column) => {
     const edge = findEdge(metricKey, pairing, row, column);
     if (edge) return { score: edge.score, rank: edge.rank, z: edge.z, q: edge.q, exact: true };
@@ -186,7 +186,7 @@ HS.model = (() => {
     if (!raw || !raw[kind]) return null;
     const values = HS.decode(raw[kind], Float32Array);
     const names = listOf[kind.startsWith("outlet") ? pairing[0] : pairing[1]];
-    // Heads that nobody could choose have no value: they come last.
+    // Heads without candidates have no value and come last.
     const height = (i) => (Number.isNaN(values[i]) ? -Infinity : values[i]);
     const order = [...values.keys()].sort((x, y) => (height(y) > height(x)) - (height(y) < height(x)) || x - y);
     const ranks = new Uint32Array(values.length);
@@ -194,5 +194,5 @@ HS.model = (() => {
     return { names, values, ranks, order };
   });
 
-  return { shared, heads, place, about, parts, layer, position, standName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
+  return { shared, heads, place, about, parts, layer, position, columnName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
 })();

@@ -1,4 +1,4 @@
-// Save the diagram as it is shown: an SVG that stands by itself, or a PNG made of it, with a caption.
+// Save the diagram as shown, with a caption: as a standalone SVG, or as a PNG made from it.
 "use strict";
 HS.save = (() => {
   const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity", "display", "visibility", "font-family", "font-size", "font-weight", "text-anchor"];
@@ -11,7 +11,7 @@ HS.save = (() => {
     return [`${HS.data.model.name}: ${about}`, `Lines: read by ${shown.map((r) => roles[r]).join(", ")}; strength: excess over chance. Made with ${HS.data.generator.name} ${HS.data.generator.version}.`, shown];
   };
 
-  // A copy with the styles of the page written into it, all of the diagram at its own size.
+  // A copy of the whole diagram at its natural size, with the page's styles inlined.
   const picture = () => {
     const from = HS.byId("wiring-svg"), to = from.cloneNode(true);
     const { width, total: height } = HS.wiring.geometry();

@@ -1,4 +1,4 @@
-// Two similarities of the same forward pairs, one against the other.
+// Two similarities of the same forward pairs, plotted against each other.
 "use strict";
 HS.scatter = (() => {
   const LEFT = 56, BOTTOM = 40, TOP = 8, RIGHT = 14, MANY = 30000;
@@ -27,7 +27,7 @@ HS.scatter = (() => {
     if (!p || !p.index.length) {
       plot = null;
       box.replaceChildren(HS.empty(HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
-        : xm === ym ? "Choose two different similarities." : `The pairs of ${pairing} are not kept one by one in this page.`));
+        : xm === ym ? "Choose two different similarities." : `This page does not store the single pairs of ${pairing}.`));
       HS.byId("scatter-caption").textContent = "";
       return;
     }

@@ -65,7 +65,7 @@ HS.table = (columns, rows, { caption = "", file = "table", shown = 15, key = nul
 HS.csv = (columns, rows, valueOf) => {
   const quote = (value) => {
     let text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
-    // A spreadsheet would run a token that looks like a formula.
+    // A spreadsheet would evaluate a token that looks like a formula.
     if (typeof value !== "number" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };

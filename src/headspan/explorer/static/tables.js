@@ -1,4 +1,4 @@
-// Overview, edge table, hubs, evaluation and provenance: the parts made of words and numbers.
+// Overview, edge table, hubs, evaluation and provenance: the parts made of text and tables.
 "use strict";
 HS.tables = (() => {
   const data = HS.data;
@@ -16,14 +16,14 @@ HS.tables = (() => {
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
     if (!data.above_chance) {
       HS.byId("notice").hidden = false;
-      HS.byId("notice").append(HS.el("b", { text: "Nothing here rises above chance. " }), "No pair of heads overlaps more than random weights of the same dimensions would: the lines below are the largest of many chance values, and there are no findings.");
+      HS.byId("notice").append(HS.el("b", { text: "Nothing here rises above chance. " }), "No pair of heads overlaps more than random weights of the same dimensions would. The lines below are just the largest of many chance values, so there are no findings.");
     }
     HS.byId("findings").append(...data.findings.map((f) => HS.el("li", {}, HS.el("b", { text: f.title }), HS.el("p", { text: f.text }),
       f.view ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => show(f.view) }) : null)));
     HS.byId("notes").append(...data.notes.map((text) => HS.el("p", { class: "note", text })));
   };
 
-  // A finding's view changes only what it names, and goes there.
+  // A finding's view changes only the settings that it names, then scrolls there.
   const show = (view) => { HS.set({ head: "", pair: "", ...view }, true); HS.byId(view.at ?? "wiring").scrollIntoView(); };
 
   const edges = (list) => {
@@ -61,8 +61,7 @@ HS.tables = (() => {
       { key: "corrected", title: "Corrected z", number: true, text: (r) => HS.number(r.corrected, 2) },
     ];
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (r) => labelText(r.head), text: (r) => labelText(r.head) });
-    const title = kind === "outlet" ? `Outlets: written by many, ${pairing}` : `Inlets: read into, ${pairing}`;
-    return HS.table(columns, rows, { caption: title.replace("written by many", "preferred sources").replace("read into", "preferred targets"), file: `${kind}-${metric}-${pairing}`, shown: 12, key: (r) => r.head });
+    return HS.table(columns, rows, { caption: kind === "outlet" ? `Outlets: preferred sources, ${pairing}` : `Inlets: preferred targets, ${pairing}`, file: `${kind}-${metric}-${pairing}`, shown: 12, key: (r) => r.head });
   };
 
   const hubs = () => {
@@ -80,8 +79,8 @@ HS.tables = (() => {
     const number = (key, title) => ({ key, title, number: true, text: (r) => HS.number(r[key], 3) });
     box.append(HS.el("p", { class: "lead", text: `Labels: ${data.labels.source}, ${HS.count(data.labels.count)} heads in ${Object.keys(data.labels.colours).length} classes.` }));
     for (const [title, note, file, rows] of [
-      ["Detection", "Area under precision and recall when the strongest forward pairs name the labelled heads.", "detection", e.detection],
-      ["Detection, average precision", "The same list without the area's gap at its start; chance is the mean over random orders.", "detection-ap", e.average_precision],
+      ["Detection", "Area under the precision-recall curve for finding labelled heads from the strongest forward pairs.", "detection", e.detection],
+      ["Detection, average precision", "Average precision of the same ranking, which has no gap at the start of the curve. Chance is the mean over random orders.", "detection-ap", e.average_precision],
       ["Classification, PR-AUC", "Pairs inside a class against all other pairs, mean over the same-type pairings.", "classification-pr", e.pr_auc],
       ["Classification, ROC-AUC", "The same, area under the ROC curve.", "classification-roc", e.roc_auc]]) {
       if (!rows?.length) continue;
@@ -116,7 +115,7 @@ HS.copy = async (text, button) => {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Copying is not allowed here";
+    button.textContent = "Cannot copy here";
   }
   setTimeout(() => { button.textContent = before; }, 1500);
 };

@@ -1,4 +1,4 @@
-// Words about the diagram: what a pointer finds, and what the drawn edges are.
+// Text about the diagram: tooltips, and a summary of the drawn edges.
 "use strict";
 HS.edgeTip = (edge) => {
   const about = HS.model.metric(edge.metric), total = HS.model.arrays(edge.metric, edge.pairing).count;
@@ -27,10 +27,10 @@ HS.wiringNotes = (view, edges, cut, heads, geometry) => {
   let text = `${HS.count(edges.length)} edges between ${HS.count(heads)} ${HS.data.nodes.length ? "heads and nodes" : "heads"}.`;
   if (edges.some((edge) => edge.large !== null)) text += ` ${HS.count(edges.filter((edge) => edge.large).length)} of them have a large effect, measured on ${HS.data.effects.materials.map(HS.material).join(" and ")}.`;
   if (!view.pairings.length) text = "Choose at least one pairing.";
-  else if (!edges.length) text = view.rule === "significance" ? "No pair passes, or there are no q-values of this kind for these pairings: try another q, null or similarity." : view.large ? "No edge with a large effect passes: choose other pairings, or draw the others too." : "No pair passes: lower the minimum score or raise k.";
+  else if (!edges.length) text = view.rule === "significance" ? "No pair passes, or these pairings have no such q-values. Try another q, null or similarity." : view.large ? "No edge with a large effect passes. Choose other pairings, or switch off “large effects only”." : "No pair passes. Lower the minimum score or raise k.";
   if (cut.length) text += ` More pairs pass in ${cut.join(", ")}; the page draws the strongest ${HS.data.limits.overall} of each pairing.`;
   if (view.rule === "top-per-target" && view.k > HS.data.limits.per_head) text += ` The page keeps at least the best ${HS.data.limits.per_head} sources of every target.`;
-  if (edges.length && Math.max(...edges.map((edge) => edge.strength)) < 0.12) text += " None of these edges stands clearly above chance.";
+  if (edges.length && Math.max(...edges.map((edge) => edge.strength)) < 0.12) text += " None of these edges is clearly above chance.";
   HS.byId("wiring-notes").textContent = text;
   HS.byId("wiring-crossings").textContent = edges.length ? `${HS.count(geometry.crossings)} crossings` : "";
   HS.byId("edge-list").firstElementChild.textContent = `Edges in this view (${HS.count(edges.length)})`;

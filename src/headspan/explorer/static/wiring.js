@@ -1,4 +1,4 @@
-// The wiring diagram: columns are places of the residual stream, boxes are heads with a line, lines run from left to right.
+// The wiring diagram: columns are positions in the residual stream, boxes are heads, lines run from left to right.
 "use strict";
 HS.wiring = (() => {
   const HEADER = 26, FOLD = 22, SIDE = 14, IDLE_ROW = 19;
@@ -14,7 +14,7 @@ HS.wiring = (() => {
   const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
 
   // ---------------------------------------------------------------- geometry
-  // Groups of what is shown: a shared key/value head with those query heads of its layer that have lines.
+  // Groups of shown boxes: a shared key/value head with the query heads of its layer that have lines.
   const grouped = (shown) => {
     const groups = new Map();
     for (const name of [...HS.model.allHeads, ...HS.model.nodeNames].filter((n) => shown.has(n))) {
@@ -28,7 +28,7 @@ HS.wiring = (() => {
     });
   };
 
-  // What was arranged before is not arranged anew: a way back is quick.
+  // Earlier arrangements are cached, so that going back is quick.
   const plans = new Map();
   const arranged = (what) => {
     const key = JSON.stringify(what);
@@ -69,9 +69,9 @@ HS.wiring = (() => {
     header = HS.svg("g", { class: "header" });
     g.positions.forEach((position, i) => {
       world.append(HS.svg("rect", { class: `layer-band${i % 2 ? " odd" : ""}`, x: g.xs[i] - g.column / 2, y: 0, width: g.column, height: g.total }));
-      header.append(HS.svg("text", { "data-x": g.xs[i], y: 17, "text-anchor": "middle", text: HS.model.standName(position, g.column) }));
+      header.append(HS.svg("text", { "data-x": g.xs[i], y: 17, "text-anchor": "middle", text: HS.model.columnName(position, g.column) }));
       if (!g.folds[i]) return;
-      const between = `${HS.model.standName(g.positions[i - 1] + 2)} to ${HS.model.standName(position - 2)}: no line in this view`;
+      const between = `${HS.model.columnName(g.positions[i - 1] + 2)} to ${HS.model.columnName(position - 2)}: no line in this view`;
       world.append(HS.svg("g", { class: "fold" }, HS.svg("title", { text: between }), HS.svg("rect", { x: g.xs[i] - g.column / 2 - FOLD + 3, y: 0, width: FOLD - 6, height: g.total }),
         HS.svg("text", { x: g.xs[i] - g.column / 2 - FOLD / 2, y: HEADER + 24, "text-anchor": "middle", text: "⋯" })));
     });
@@ -118,7 +118,7 @@ HS.wiring = (() => {
   };
 
   // ---------------------------------------------------------------- lines
-  // A line leaves and enters its boxes at a height of its own, in the order of where it comes from and goes to.
+  // Every line leaves and enters its boxes at its own height, ordered by the other end.
   const routes = (edges) => {
     const g = geometry, way = new Map(g.chains.map((c) => [`${c.source}>${c.target}`, c.chain]));
     const made = edges.map((edge) => {
@@ -180,7 +180,7 @@ HS.wiring = (() => {
     highlight();
   };
 
-  // Keep only what belongs to the chosen head (with the heads that share its keys and values) or pair.
+  // Highlight only what belongs to the selected pair or head (with the heads that share its keys and values).
   const highlight = () => {
     const head = HS.state.head, pair = HS.state.pair, kin = new Set(head ? HS.model.kin(head) : []);
     const near = new Set(kin);
@@ -203,7 +203,7 @@ HS.wiring = (() => {
     }
   };
 
-  // A head of several classes is striped in their colours.
+  // A head with several classes is striped in their colours.
   const shade = () => {
     const [kind, key] = HS.state.shade.split(":"), fills = HS.shading(kind, key);
     for (const [name, { group, shape, x, y, tall }] of nodes) {
@@ -224,7 +224,7 @@ HS.wiring = (() => {
     if (focus) { HS.zoom.reveal(x, y); group.focus({ preventScroll: true }); }
   };
 
-  // The next box of the column, or the one at the nearest height of the next column that has any.
+  // The next box of the column, or the box at the nearest height in the next occupied column.
   const step = (dx, dy) => {
     const here = nodes.get(cursor), all = [...nodes].map(([name, n]) => ({ name, ...n }));
     const ahead = all.filter((n) => (dx ? (n.x - here.x) * dx > 1 : n.column === here.column && (n.y - here.y) * dy > 1));
@@ -258,11 +258,11 @@ HS.wiring = (() => {
     });
   };
 
-  // A head that has no line is drawn while it is chosen.
+  // A head without lines is drawn while it is selected.
   const choose = () => { if ((HS.state.head && !nodes.has(HS.state.head)) || extra !== "") { extra = nodes.has(HS.state.head) ? "" : HS.state.head; drawEdges(); } else highlight(); };
   let extra = "";
 
-  // Most of what another similarity costs is its arrangement: made while nothing else is to be done.
+  // Arranging the boxes is the slow part of changing the similarity, so do it ahead while idle.
   const prepare = (keys) => {
     if (keys.length) (window.requestIdleCallback ?? setTimeout)(() => { measure(HS.model.choose({ ...view(), metric: keys[0] }).edges); prepare(keys.slice(1)); });
   };

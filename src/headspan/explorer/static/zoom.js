@@ -1,4 +1,4 @@
-// Moving about in the diagram: buttons, keys, drag, Ctrl with the wheel, two fingers. The names of the columns stay in sight.
+// Zooming and panning the diagram: buttons, keys, drag, Ctrl and wheel, pinch. The column names stay visible.
 "use strict";
 HS.zoom = (() => {
   const LEAST = 0.12, MOST = 4, READABLE = 0.62;
@@ -7,7 +7,7 @@ HS.zoom = (() => {
 
   const tallest = () => Math.max(320, Math.min(620, innerHeight - 330));
 
-  // All of it where that can be read, else its upper left corner.
+  // Show the whole diagram if it stays legible, otherwise its upper left corner.
   const fit = (svg, world, header, size) => {
     const same = parts && window_.width && content.width === size.width && content.height === size.height;
     const box = HS.byId("diagram");
@@ -92,10 +92,10 @@ HS.zoom = (() => {
     const up = (event) => fingers.delete(event.pointerId);
     for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) box.addEventListener(name, up);
     const button = (text, label, onclick) => HS.el("button", { type: "button", text, "aria-label": label, title: label, onclick });
-    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }), button("+", "Larger", () => scale(1.25)), button("Fit", "All of the diagram", whole));
+    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }), button("+", "Larger", () => scale(1.25)), button("Fit", "Show the whole diagram", whole));
   };
 
-  // A drag ends with a click that means nothing.
+  // Ignore the click that ends a drag.
   const dragged = () => { const was = moved; moved = false; return was; };
   return { fit, whole, reveal, key, listen, dragged };
 })();

@@ -13,7 +13,7 @@ from headspan.vocabulary.errors import HeadspanError
 
 
 def kv_layers(config: Config, n_layers: int, where: Any) -> dict[int, int]:
-    """For each layer without its own keys and values, the layer whose it uses: the last one of its kind with its own.
+    """For each layer without its own keys and values, the layer that provides them: the last of its kind with its own.
 
     >>> kinds = ["sliding_attention", "full_attention"] * 3
     >>> kv_layers({"num_kv_shared_layers": 2, "layer_types": kinds}, 6, "a model")

@@ -1,4 +1,4 @@
-"""Sizes from the configs of families with unusual keys, under the usual keys.
+"""Convert the sizes in configs with unusual keys to the usual keys.
 
 >>> falcon_sizes({"multi_query": True})["num_key_value_heads"]
 1
@@ -14,7 +14,7 @@ from headspan.models.families.entry import Config
 
 
 def multi_query_sizes(config: Config) -> Config:
-    """One key/value head, or one for every query head; the number in the config is then ignored."""
+    """One key/value head, or one for every query head; the number in the config is ignored."""
     return {"num_key_value_heads": 1 if config.get("multi_query", True) else None, "num_kv_heads": None}
 
 
@@ -33,7 +33,7 @@ def laguna_sizes(config: Config) -> Config:
 
 
 def deci_sizes(config: Config) -> Config:
-    """Blocks found by a search: each says how many query heads share keys and values, or that it does not attend."""
+    """Blocks from architecture search: each gives its number of query heads per key/value head, or has no attention."""
     blocks, heads = config.get("block_configs"), config.get("num_attention_heads")
     if not isinstance(blocks, (list, tuple)) or type(heads) is not int:
         per_layer = config.get("num_key_value_heads_per_layer")
@@ -48,7 +48,7 @@ def deci_sizes(config: Config) -> Config:
 
 
 def _quotient(whole: int, part: Any) -> int | float | None:
-    """The quotient of two integers; anything else is kept, so that the error shows it."""
+    """The quotient of two integers; anything else is returned unchanged, so that the error shows it."""
     if type(part) is not int or part <= 0:
         return None
     return whole // part if whole % part == 0 else whole / part
@@ -63,20 +63,20 @@ def mimo_sizes(config: Config) -> Config:
 
 
 def step3_sizes(config: Config) -> Config:
-    """Layers with a sliding window have another number of heads; published files call key/value heads groups."""
+    """Layers with a sliding window have a different number of heads; published files call key/value heads groups."""
     groups = config.get("num_attention_groups", config.get("num_key_value_heads"))
     other, kinds = config_part(config, "attention_other_setting"), config.get("layer_types")
     count = config.get("num_sliding_attention_heads", other.get("num_attention_heads"))
     if count is None or not isinstance(kinds, (list, tuple)):
         return {"num_key_value_heads": groups}
     usual, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
-    kinds = kinds[:layers] if type(layers) is int else kinds  # layers that predict further tokens come last
+    kinds = kinds[:layers] if type(layers) is int else kinds  # layers for multi-token prediction come last
     heads = [count if kind == "sliding_attention" else usual for kind in kinds]
     return {"num_key_value_heads": groups, "num_attention_heads": heads}
 
 
 def _own_sizes(config: Config) -> dict[int, Mapping[str, Any]] | None:
-    """What transformers writes of layers that differ, by their numbers: its keys are "5", or "05" beside "11"."""
+    """Per-layer sizes as written by transformers, by layer number; keys may be zero-padded ("5" or "05")."""
     if not isinstance(config.get("per_layer_config"), Mapping):
         return None
     own = config["per_layer_config"]
@@ -84,7 +84,7 @@ def _own_sizes(config: Config) -> dict[int, Mapping[str, Any]] | None:
 
 
 def gemma4_sizes(config: Config) -> Config:
-    """Layers with full attention have heads of their own size and number."""
+    """Layers with full attention have a different size and number of heads."""
     kinds, own = config.get("layer_types"), _own_sizes(config)
     if not isinstance(kinds, (list, tuple)):
         return {}
@@ -102,7 +102,7 @@ _DOTS3_SLIDING = {
 
 
 def dots3_sizes(config: Config) -> Config:
-    """Layers with a sliding window have heads and latents of their own sizes: ``swa_…`` in published files."""
+    """Layers with a sliding window have different head and latent sizes (``swa_…`` in published files)."""
     count, kinds, own = config.get("num_hidden_layers"), config.get("layer_types"), _own_sizes(config)
     if type(count) is not int or not 0 < count < 10**5:
         return {}

@@ -42,30 +42,30 @@ class Architecture:
     norm_place: NormPlace = "pre"
     output_norm: tuple[str, ...] = ()  # between attention and the stream, of the same kind; the first that exists
     one_plus: bool = False  # the stored gain is γ − 1
-    plain_final_norm: bool = False  # but that of the last norm is γ
-    weightless_norm: bool = False  # normalises without gain and bias
+    plain_final_norm: bool = False  # except for the final norm, which stores γ
+    weightless_norm: bool = False  # the norm has no gain and no bias
     final_norm: str | None = "norm"
     embedding: str = "embed_tokens"
     unembedding: tuple[str, ...] = ("lm_head",)  # the first that exists
     qk_norm: str = "self_attn.q_norm"
     sinks: bool = False  # attention rows do not sum to 1, so a value bias is not a constant output
-    gated: bool = False  # each head's query rows are followed by as many that gate its output
-    own_gate: bool = False  # a module of its own gates what each head hands to its output
+    gated: bool = False  # each head's query rows are followed by as many rows that gate its output
+    own_gate: bool = False  # a separate module gates each head before the output weight
     hybrid: bool = False  # some layers may have no softmax attention
     latent: bool = False  # keys and values come from a compressed vector: latent_attention
     latent_scaled: bool = False  # and are multiplied by √(d_model / its size)
-    rotary_norm: str | None = None  # the norm of the rotary key, beside the latent's
+    rotary_norm: str | None = None  # the norm of the rotary key, besides that of the latent
     sublayers: int = 1  # attentions in one numbered layer, each counted as a layer; names hold {sub}
-    sizes: Callable[[Config], Config] | None = None  # sizes that the config says in a way of its own, by usual keys
-    value_size: bool = False  # values have a size of their own, v_head_dim
-    keys_as_values: bool = False  # where a layer has no weight of values, its keys are its values
-    lends_kv: bool = False  # the last layers may use keys and values of earlier ones: borrowed_kv
+    sizes: Callable[[Config], Config] | None = None  # converts unusual config keys to the usual ones
+    value_size: bool = False  # values have their own size, v_head_dim
+    keys_as_values: bool = False  # if a layer has no value weight, its keys are its values
+    lends_kv: bool = False  # the last layers may use keys and values of earlier layers: borrowed_kv
     value_norm: bool = False  # values are normalised, so a value bias is not a constant output
     streams: bool = False  # several residual streams, read and written with weights for each token
     remark: str | None = None  # a further note on the family
-    in_files: Mapping[str, Any] = field(default_factory=dict)  # what differs where files keep names of their own
+    in_files: Mapping[str, Any] = field(default_factory=dict)  # differences in published files with other names
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
-    defaults: Config = field(default_factory=dict)  # of the family's config class, for keys a config leaves out
+    defaults: Config = field(default_factory=dict)  # values of the family's config class for missing keys
 
 
 WHY_NOT_FOLDABLE: dict[NormPlace, str] = {

@@ -1,17 +1,18 @@
 """Latent attention (DeepSeek-V2/V3 and related models): d×m weights of heads with keys and values from a latent.
 
-A layer compresses the stream into a latent of r dimensions, normalises it, and every head makes its key and its value
-of that: K_h = B_h^K·diag(g)·A and V_h = B_h^V·diag(g)·A, and often Q_h = Qb_h·diag(g_q)·Qa likewise. The norm inside
-only divides a token's latent by a number, so these products are exactly what a head reads, up to one positive scalar
+A layer compresses the stream into a latent of r dimensions and normalises it, and every head computes its key and value
+from it: K_h = B_h^K·diag(g)·A and V_h = B_h^V·diag(g)·A, and often Q_h = Qb_h·diag(g_q)·Qa likewise. The inner norm
+only divides a token's latent by a scalar, so these products are exactly what a head reads, up to one positive scalar
 per token; its gains g are part of the weight. Layers of one model may differ in all these sizes (Dots 3).
 
 Queries and keys have two parts. The *position-free* rows are Q and K of a head (``L3H5``). The rotary rows are kept
-apart: the key's are the same for all heads of a layer and are listed once, as one more key head ``L3KR`` (stacked into
-the others they would raise every KK within the layer); the queries', one set for each head, are its partners and can
-be read as ``L3QR5.Q``. So OQ is about position-free rows alone, OK has a column for the rotary key of every layer.
+separate. Those of the key are shared by all heads of a layer and are listed once, as an extra key head ``L3KR``
+(stacking them into every key would raise every KK within the layer). Those of the queries, one set per head, are its
+partners and can be read as ``L3QR5.Q``. OQ therefore covers position-free rows only, and OK has a column for the
+rotary key of every layer.
 
-Heads of one layer lie in one latent, so their KK, VV, KV (and QQ) have a chance level of their own, far above that of
-random subspaces of the stream: :func:`latent_chance` estimates it by pushing random subspaces through the same latent.
+Heads of one layer share a latent, so their KK, VV, KV (and QQ) have their own chance level, far above that of random
+subspaces of the stream. :func:`latent_chance` estimates it by passing random subspaces through the same latent.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Chance(NamedTuple):
 
 
 class LatentFactors(NamedTuple):
-    """The stored matrices whose products are the weights of heads behind one latent, and how they are stored."""
+    """The stored matrices whose products are the weights of the heads of one latent, and their dtypes."""
 
-    stored: np.ndarray  # (d, r), what the latent reads, without its gains
-    heads: np.ndarray  # (n, m, r), what each head makes of it
+    stored: np.ndarray  # (d, r), from the stream to the latent, without gains
+    heads: np.ndarray  # (n, m, r), from the latent to each head
     gains: np.ndarray  # (r,)
-    factor: float  # that some families multiply the gains with
+    factor: float  # some families multiply the gains by this
     dtypes: tuple[str, str, str]  # of stored, heads, gains
 
     def product(self) -> np.ndarray:
@@ -53,7 +54,7 @@ class LatentFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Sizes of the latent attention of one model. q_rank is None where queries are made of the stream directly."""
+    """Sizes of latent attention in one layer. q_rank is None if queries are computed from the stream directly."""
 
     d_model: int
     n_heads: int
@@ -62,17 +63,17 @@ class LatentShape:
     free: int  # position-free rows of a query or key
     rotary: int
     value: int
-    stem: str = "self_attn."  # of the names of a layer's tensors
+    stem: str = "self_attn."  # prefix of the names of a layer's tensors
     output: str = "o_proj"
-    split: bool = False  # GGUF files that keep what makes keys and what makes values apart
+    split: bool = False  # GGUF files that store the maps to keys and to values separately
     scaled: bool = False  # LongCat, Dots 3: latents are multiplied by √(d / r)
     rotary_norm: str | None = None  # Dots 3: the norm of the rotary key, whose gains are part of its weight
 
     @classmethod
     def of(cls, config: Mapping[str, Any], d_model: int, n_heads: int, reference: str, **options: Any) -> LatentShape:
-        """From a config, which must have all the sizes."""
+        """Read the sizes from a config, which must have all of them."""
         sizes: list[Any] = [config.get(key) for key in _KEYS]
-        sizes[3] = d_model // n_heads if sizes[3] is None else sizes[3]  # MiniCPM3 does not say it
+        sizes[3] = d_model // n_heads if sizes[3] is None else sizes[3]  # MiniCPM3 leaves it out
         q_rank = config.get("q_lora_rank")
         for key, size, least in zip((*_KEYS, "q_lora_rank"), (*sizes, q_rank or 1), (1, 1, 0, 1, 1), strict=True):
             if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= 2**20:
@@ -83,13 +84,13 @@ class LatentShape:
         return cls(d_model, n_heads, q_rank or None, kv_rank, free, rotary, value, **options)
 
     def width(self, role: Role) -> int:
-        """Columns of the weights of a role; keys are as wide as the wider of their two kinds."""
+        """Columns of the weights of a role; for keys, the wider of their two kinds."""
         if role is Role.Q:
             return self.free
         return max(self.free, self.rotary) if role is Role.K else self.value
 
     def tensors(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """The tensors of a layer that make a role's weights, with their shapes."""
+        """The tensors of a layer that form a role's weights, with their shapes."""
         n, whole = self.n_heads, self.free + self.rotary
         if role is Role.O:
             return {self._name(self.output): (self.d_model, n * self.value)}
@@ -120,7 +121,7 @@ class LatentShape:
         return list(self.tensors(role))[:3][-1].removesuffix(".weight")
 
     def latent_module(self, role: Role) -> str | None:
-        """The module that makes the latent of a role, None where there is none."""
+        """The module that computes the latent of a role; None if there is none."""
         names = list(self.tensors(role))
         return names[0].removesuffix(".weight") if len(names) > 1 else None
 
@@ -129,7 +130,7 @@ class LatentShape:
 
 
 def latent_ports(shapes: Mapping[int, LatentShape]) -> PortTable:
-    """Every head of the layers with its own Q, K, V and O, and the rotary key of each layer behind its keys."""
+    """Every head of the layers with its own Q, K, V and O, and the rotary key of each layer after its keys."""
     heads = {layer: tuple(Head(layer, i) for i in range(shape.n_heads)) for layer, shape in shapes.items()}
     rotary = {layer: (Head(layer, 0, "KR"),) if shape.rotary else () for layer, shape in shapes.items()}
     every = tuple(head for layer in shapes for head in heads[layer])
@@ -141,10 +142,10 @@ def latent_notes(shapes: Mapping[int, LatentShape], effects: bool) -> list[str]:
     """Notes on a model with these layers; ``effects``: whether they can be measured."""
     each = list(shapes.values())
     q_ranks = [shape.q_rank for shape in each if shape.q_rank is not None]
-    queries = f" and queries through one of {_sizes(q_ranks)}" if q_ranks else ""
+    queries = f" and its queries from one of {_sizes(q_ranks)}" if q_ranks else ""
     kept = "; effects keep the divisors of these norms fixed at their clean values" if effects else ""
     found = [
-        f"latent attention: keys and values of a layer come through a latent of "
+        f"latent attention: the keys and values of a layer are computed from a latent of "
         f"{_sizes([shape.kv_rank for shape in each])} dimensions{queries}; a head's weights are the products, gains of "
         "the norms inside included, and two heads of one layer overlap by chance far more than random subspaces of the "
         f"stream do{kept}"
@@ -164,13 +165,13 @@ def _sizes(sizes: list[int]) -> str:
 
 
 class LatentReader:
-    """Composes the weights of heads from the tensors of a layer; ``tensor`` reads one by its name in the layer."""
+    """Composes the weights of heads from the tensors of a layer; ``tensor`` reads a tensor by layer and name."""
 
     def __init__(self, shapes: Mapping[int, LatentShape], tensor: Callable[[int, str], np.ndarray]) -> None:
         self.shapes, self._tensor = shapes, tensor
 
     def read(self, role: Role, layer: int) -> np.ndarray:
-        """(n, d, m) of a role; keys have the rotary one last, narrower ones are filled up with columns of zeros."""
+        """(n, d, m) of a role. The rotary key comes last, and narrower weights are padded with zero columns."""
         shape = self.shapes[layer]
         if role is Role.O:
             stored = self._tensor(layer, shape.module(role))
@@ -188,7 +189,7 @@ class LatentReader:
         return self._queries(layer, slice(shape.free, shape.free + shape.rotary)) if shape.rotary else None
 
     def latent_map(self, role: Role, layer: int) -> np.ndarray | None:
-        """(d, r): what the latent of a role reads of the stream, its gains included; None without one."""
+        """(d, r): the map from the stream to the latent of a role, including gains; None without a latent."""
         module = self.shapes[layer].latent_module(role)
         if module is None:
             return None
@@ -196,7 +197,7 @@ class LatentReader:
         return self._tensor(layer, module)[: len(gains)].T * gains
 
     def factors(self, role: Role, layer: int, dtype: Callable[[int, str], str]) -> LatentFactors | None:
-        """What the weights of a role are products of, None without a latent; ``dtype`` says how a module is stored."""
+        """The factors of the weights of a role, None without a latent; ``dtype`` gives the dtype of a module."""
         module = self.shapes[layer].latent_module(role)
         if module is None:
             return None
@@ -207,7 +208,7 @@ class LatentReader:
         return LatentFactors(inner, self._heads_of_latent(role, layer), gains, self._gain_factor(role, layer), kinds)
 
     def _gains(self, role: Role, layer: int) -> np.ndarray:
-        """(r,): of the norm inside, with the factor that some families add."""
+        """(r,): gains of the inner norm, times the factor that some families use."""
         return self._stored_gains(role, layer) * np.float32(self._gain_factor(role, layer))
 
     def _stored_gains(self, role: Role, layer: int) -> np.ndarray:
@@ -219,7 +220,7 @@ class LatentReader:
         return float(np.sqrt(shape.d_model / (rank or 1))) if shape.scaled else 1.0
 
     def bias(self, role: Role, layer: int, stored: Callable[[int, str], np.ndarray | None]) -> np.ndarray | None:
-        """(n, m): what a bias of the latent adds, scaled per token like the rest; ``stored`` finds it."""
+        """(n, m): the contribution of a bias of the latent, scaled per token like the rest; ``stored`` finds it."""
         shape = self.shapes[layer]
         module = shape.latent_module(role)
         if role is Role.O or module is None:
@@ -237,7 +238,7 @@ class LatentReader:
         return filled
 
     def _rotary_gains(self, layer: int) -> np.ndarray | float:
-        """Of the norm of the rotary key, 1 where it has none."""
+        """Gains of the norm of the rotary key; 1 if there is none."""
         shape = self.shapes[layer]
         return 1.0 if shape.rotary_norm is None else self._tensor(layer, shape.stem + shape.rotary_norm)
 
@@ -249,7 +250,7 @@ class LatentReader:
         return stored.reshape(shape.n_heads, -1, shape.d_model)[:, rows].transpose(0, 2, 1)
 
     def _heads_of_latent(self, role: Role, layer: int, rows: slice | None = None) -> np.ndarray:
-        """(n, m, r): what each head makes of the latent."""
+        """(n, m, r): the map from the latent to each head."""
         shape = self.shapes[layer]
         stored = self._tensor(layer, shape.module(role))
         if role is Role.Q:
@@ -271,14 +272,14 @@ class LatentReader:
 
 
 def _through(heads: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """(n, d, m) of heads (n, m, r) behind a latent that reads (d, r)."""
+    """(n, d, m): heads (n, m, r) composed with the map (d, r) from the stream to their latent."""
     n, m, r = heads.shape
     made = np.matmul(heads.reshape(n * m, r), inner.T)
     return made.reshape(n, m, -1).transpose(0, 2, 1)
 
 
 def stacked_root(weights: np.ndarray) -> np.ndarray:
-    """(d, m) with the Gram matrix of (n, d, m) weights one below the other: their triangular factor, then zeros."""
+    """(d, m) with the Gram matrix of (n, d, m) weights stacked: their triangular factor, padded with zeros."""
     root = np.asarray(np.linalg.qr(weights.reshape(-1, weights.shape[2]).astype(np.float64), mode="r"))
     found = np.zeros(weights.shape[1:])
     found[: len(root)] = root
@@ -286,15 +287,15 @@ def stacked_root(weights: np.ndarray) -> np.ndarray:
 
 
 def latent_chance(inner: np.ndarray, m: int, m2: int, seed: int = 0, draws: int = _DRAWS) -> Chance:
-    """PK by chance of two heads behind one latent (d, r): random m- and m2-dimensional subspaces of it, pushed through.
+    """PK by chance of two heads that share a latent (d, r), from random m- and m2-dimensional subspaces of the latent.
 
-    The latent's map is not isotropic, so this is more than m·m2/r.
+    The map of the latent is not isotropic, so this is more than m·m2/r.
 
     >>> rng = np.random.default_rng(0)
     >>> 3.9 < latent_chance(np.linalg.qr(rng.normal(size=(256, 64)))[0], 16, 16).mean < 4.1
     True
     """
-    # Turning the stream changes no PK, so the triangular factor of the map stands for the map.
+    # Rotating the stream does not change PK, so the triangular factor of the map can replace it.
     root = np.asarray(np.linalg.qr(np.asarray(inner, dtype=np.float64), mode="r"))
     rng = np.random.default_rng(seed)
     bases = [np.linalg.qr(np.matmul(root, rng.normal(size=(draws, root.shape[1], width))))[0] for width in (m, m2)]

@@ -39,7 +39,7 @@ def find_architecture(config: Config, names: Collection[str] = ()) -> tuple[str,
     if model_type is None and any(name.endswith(".attn.W_Q") for name in names):
         model_type = "transformer_lens"
     name = ALIASES.get(str(model_type), str(model_type))
-    if name not in ARCHITECTURES or str(outer) in UNREAD:  # a drafter is around a text model of a family that is read
+    if name not in ARCHITECTURES or str(outer) in UNREAD:  # a drafter may wrap a text model of a supported family
         unread = outer if str(outer) in UNREAD else model_type
         raise HeadspanError(why_unread(None if unread is None else str(unread), ARCHITECTURES, len(ALIASES)))
     entry = ARCHITECTURES[name]

@@ -1,8 +1,8 @@
 """Two declarative tables: how MLPs store their weights, and their position in the block of each family.
 
 The names of a layer's tensors determine its layout, so layers of one model may differ (dense ones before
-mixtures of experts). Adding a family means adding its layout where it is a new one, its norm, and whether its MLP
-is parallel to the attention. Names are those of :mod:`headspan.models.families.table`.
+mixtures of experts). To add a family, add its layout if it is new, its norm, and whether its MLP is parallel to the
+attention. Names are those of :mod:`headspan.models.families.table`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headspan.models.families.entry import Config
 class Layout:
     """The modules of one MLP, with ``{}`` for the number of an expert.
 
-    gate, up: what reads; a plain MLP has no gate. Where both are one tensor its rows are the gate's, then those of
-    up (``interleaved``: by turns), and ``up`` is None.
+    gate, up: the modules that read; a plain MLP has no gate. If both are one tensor, its rows are those of the gate,
+    then those of up (``interleaved``: alternating), and ``up`` is None.
     stacked: one tensor holds all experts, (expert, rows, columns). turned: weights are stored (in, out).
-    flat: the neurons of all experts are the rows of one tensor, of what reads and of what writes (DBRX).
-    shared: an MLP for every token besides the experts.
+    flat: the neurons of all experts are the rows of one tensor, both for reading and for writing (DBRX).
+    shared: an MLP that every token passes through, besides the experts.
     """
 
     gate: str | None
@@ -58,7 +58,7 @@ def _plain(up: str, down: str, **more: Any) -> Layout:
 _W = ("w1", "w3", "w2")
 _LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
 
-# The first whose tensors are all in the layer. A gated MLP comes before the plain one that shares two of its names.
+# The first layout whose tensors are all present applies. Gated MLPs come before plain ones that share two names.
 DENSE: tuple[Layout, ...] = (
     _gated("mlp"),
     _gated("mlp", _LINEAR_GATE),
@@ -114,11 +114,11 @@ SHARED: tuple[Layout, ...] = (
     Layout("shared_mlp.input_linear", None, "shared_mlp.output_linear", shared=True),
 )  # fmt: skip
 
-# Families that store gate and up of stacked experts by turns.
+# Families that interleave gate and up of stacked experts.
 INTERLEAVED = frozenset({"gpt_oss"})
 
-# The norm between the stream and the MLP: the first that the layer has. Where it has none the MLP of a parallel block
-# reads what attention reads; families with norms on their outputs alone read the stream as it is.
+# The norm between the stream and the MLP: the first that the layer has. If it has none, the MLP of a parallel block
+# reads what attention reads, and families with norms only on their outputs read the stream directly.
 NORMS: tuple[str, ...] = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
     "feedforward_layer_norm", "channel_pre_norm", "ffn_norm", "mlp_norm", "ln_mlp", "ln_2", "ln2.w|ln2.b", "norm_2",
@@ -128,15 +128,15 @@ NORMS: tuple[str, ...] = (
 # The norm between the MLP and the stream, in families that have one there.
 OUTPUT_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2", "post_ffn_norm")
 
-# Families whose MLPs may be a mixture of parts with norms of their own, which is not read: the key of the config that
-# says so.
+# Families whose MLPs may be a mixture of parts with separate norms, which is not supported: the config key that
+# shows it.
 OWN_NORMS = {"gemma4": "enable_moe_block"}
 
 PARALLEL = frozenset({"gptj", "codegen", "phi", "cohere", "cohere2"})
 
 
 def is_parallel(architecture: str, config: Config) -> bool:
-    """Whether the MLP reads the same stream as the attention of its layer, before that has written."""
+    """Whether the MLP reads the same stream as the attention of its layer, before attention has written."""
     if architecture == "falcon":
         return bool(config.get("new_decoder_architecture") or config.get("parallel_attn", True))
     if architecture == "gpt_neox":

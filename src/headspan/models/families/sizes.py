@@ -1,4 +1,4 @@
-"""The numbers of layers and heads of a model and their widths, layer by layer, checked from its config."""
+"""The numbers of layers and heads of a model and their widths, by layer, from its config, with checks."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class LayerSizes:
 
 
 class ModelSizes:
-    """The sizes that a config promises of a model; its family, entry and config as ``find_architecture`` gives them.
+    """The sizes of a model according to its config; family, entry and config come from ``find_architecture``.
 
-    layers: the sizes of every layer. latents: of latent attention its shape in every layer, otherwise empty.
-    kv_layers: of layers without keys and values the one whose they use. headless: layers with a count of 0.
+    layers: the sizes of every layer. latents: the shape of latent attention in every layer, otherwise empty.
+    kv_layers: for layers without keys and values, the layer that provides them. headless: layers with a count of 0.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ModelSizes:
         self.d_model = self._size("d_model")
         heads = self._sizes("n_heads")
         self.latents = self._latent_shapes(heads) if entry.latent else []
-        if self.latents:  # every head makes keys and values of its own
+        if self.latents:  # every head has its own keys and values
             each = zip(heads, self.latents, strict=True)
             self.layers = [LayerSizes(count, count, shape.free, shape.value) for count, shape in each]
             return
@@ -85,7 +85,7 @@ class ModelSizes:
         self._lend()
 
     def _lend(self) -> None:
-        """Layers that use the keys and values of earlier ones have no key/value heads of their own."""
+        """Layers that use the keys and values of earlier layers have no key/value heads of their own."""
         self.kv_layers = kv_layers(self._config, self.n_layers, self._reference) if self._entry.lends_kv else {}
         for layer, lender in self.kv_layers.items():
             size, lent = self.layers[layer], self.layers[lender]
@@ -98,7 +98,7 @@ class ModelSizes:
             self.layers[layer] = replace(size, n_kv_heads=0)
 
     def _evenly(self, heads: list[int]) -> list[int]:
-        """Sizes of heads where the config says none: d_model shared out among them."""
+        """Head sizes if the config gives none: d_model divided by the number of heads."""
         odd = next((count for count in heads if count and self.d_model % count), None)
         if odd is not None:
             raise HeadspanError(
@@ -119,16 +119,16 @@ class ModelSizes:
             )
 
     def _count_layers(self) -> int:
-        """Their number; a family with several attentions a layer counts each (its configs may say either number)."""
+        """The number of layers. Families with several attentions per layer count each; configs may give either."""
         per_layer, kinds = self._entry.sublayers, self._config.get("layers_block_type")
         if isinstance(kinds, list) and kinds and all(self._config.get(key) is None for key in _SIZES["n_layers"]):
-            return len(kinds)  # Nemotron-H lists them and does not count them
+            return len(kinds)  # Nemotron-H lists its layers without a count
         if per_layer == 1 or type(self._config.get("num_layers")) is not int:
             return self._size("n_layers")
         return per_layer * self._config["num_layers"]
 
     def _latent_shapes(self, heads: list[int]) -> list[LatentShape]:
-        """Of every layer; one without attention is given the most heads."""
+        """The shape of every layer; a layer without attention gets the largest number of heads."""
         stem, _, output = self._entry.o.rpartition(".")
         stem += "."
         split = any(name.endswith(f"{stem}k_b_proj.weight") for name in self._names)
@@ -167,7 +167,7 @@ class ModelSizes:
         return found
 
     def _given(self, what: str) -> int | list[int]:
-        """What the config says: a positive number, or a list of numbers of which one at least is positive."""
+        """The value in the config: a positive number, or a list with at least one positive number."""
         keys = _SIZES[what]
         key = next((key for key in keys if self._config.get(key) is not None), None)
         if key is None:

@@ -1,4 +1,4 @@
-"""One declarative table: where each model family keeps Q, K, V, O, its norms and its (un)embedding.
+"""The table of model families: where each stores Q, K, V, O, its norms and its (un)embedding.
 
 To add a family, add one entry to :data:`ARCHITECTURES`; :mod:`headspan.models.families.entry` documents its fields.
 Tensor names are those of the Hugging Face classes, without the prefix of the body (``transformer.``, ``model.``).
@@ -176,8 +176,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3n": Architecture(
         norm_place="sandwich", output_norm=("post_attention_layernorm",), lends_kv=True, value_norm=True, streams=True,
-        sizes=gemma3n_sizes, remark="what LAuReL carries around attention is not followed, and tokens are those of "
-        "the first stream: the others have projections of their own between them and the vocabulary",
+        sizes=gemma3n_sizes, remark="the LAuReL branch around attention is not followed, and tokens are those of "
+        "the first stream: the other streams have their own projections to the vocabulary",
         defaults={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
     "laguna": Architecture(own_gate=True, sizes=laguna_sizes, defaults={"head_dim": 128}),

@@ -1,4 +1,4 @@
-"""The tensors of one checkpoint by what they are: the table entry of its family, applied to its config and names.
+"""The tensors of one checkpoint by purpose: the table entry of its family, applied to its config and names.
 
 Only names, shapes and the config are used; no tensor is read.
 """
@@ -25,7 +25,7 @@ _UNEMBEDDING_WRAPPERS = ("", "language_model.", "model.", "text_model.", "thinke
 
 
 class TensorMap:
-    """Names of the tensors of a checkpoint by what they are, and its sizes, checked against the shapes."""
+    """The tensor names of a checkpoint by purpose, and its sizes, checked against the shapes."""
 
     def __init__(self, source: TensorSource) -> None:
         self.source = source
@@ -44,13 +44,13 @@ class TensorMap:
 
     @property
     def even(self) -> bool:
-        """True where all layers have the same numbers of heads, all of one size."""
+        """True if all layers have the same number of heads, all of the same size."""
         return len({self.sizes[layer] for layer in self.layers}) == 1
 
     # -- layers ----------------------------------------------------------------------------------------------
 
     def _find_layers(self) -> tuple[int, ...]:
-        """The layers with softmax attention; those of another kind are left out, the rest keep their numbers."""
+        """The layers with softmax attention. Other kinds are left out; the rest keep their numbers."""
         numbered = self._numbered_layers()
         held = [layer for layer in numbered if layer < self.n_layers]
         if len(held) < len(numbered):
@@ -80,7 +80,7 @@ class TensorMap:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _find_prefix(self) -> str:
-        """The prefix of the layers: the body's own name, nothing, or that of a wrapper."""
+        """The prefix of the layers: the name of the body, nothing, or that of a wrapper."""
         entry = self.entry
         inner = entry.body.partition(".")[2]  # of a body saved without its head (OPT: decoder.)
         for prefix in dict.fromkeys(
@@ -99,7 +99,7 @@ class TensorMap:
         )
 
     def _numbered_layers(self) -> list[int]:
-        """The layers for which there is a query weight (or one that makes a latent, which marks latent attention)."""
+        """The layers with a query weight (or a weight that computes a latent, which marks latent attention)."""
         marker = self.latent.latent_module(Role.K) if self.latent else None
         per_layer = self.entry.sublayers
         found = []
@@ -110,7 +110,7 @@ class TensorMap:
         return sorted(found)
 
     def _numbers(self, name: str) -> list[int]:
-        """The numbers for which there is a tensor of this name."""
+        """The layer numbers for which there is a tensor of this name."""
         start, _, end = name.partition("\0")
         found = (name[len(start) : len(name) - len(end)] for name in self.names
                  if name.startswith(start) and name.endswith(end))  # fmt: skip
@@ -124,7 +124,7 @@ class TensorMap:
         return sorted(map(int, numbers))
 
     def _extra_layers(self) -> int:
-        """Layers after the last one that only predict further tokens, which some configs count apart."""
+        """Extra layers at the end for multi-token prediction, which some configs count separately."""
         extra = self.config.get("num_nextn_predict_layers")
         return extra if type(extra) is int and 0 < extra < 100 else 0
 
@@ -144,7 +144,7 @@ class TensorMap:
         return "|".join(start + part if part else "" for part in module.split("|"))
 
     def module(self, role: Role, layer: int | str) -> str:
-        """The module that holds a role's weights, alone or with others; of borrowed keys and values the lender's."""
+        """The module that holds a role's weights, alone or fused; for borrowed keys and values, the lender's."""
         entry, layer = self.entry, self._home(role, layer)
         if self.latent is not None:
             return self.in_layer(layer, self.latent.module(role))
@@ -158,14 +158,14 @@ class TensorMap:
         return self.in_layer(layer, name)
 
     def _home(self, role: Role, layer: int | str) -> Any:
-        """The layer in which the weights are stored that a layer uses in a role."""
+        """The layer that stores the weights which a layer uses in a role."""
         return self.kv_layers.get(layer, layer) if role.shared else layer  # type: ignore[arg-type]
 
     def weight(self, role: Role, layer: int) -> str:
         return weight_of(self.module(role, layer))
 
     def tensors(self, role: Role, layer: int) -> dict[str, tuple[int, ...]]:
-        """The tensors that make the weights of a role, with the shapes they must have."""
+        """The tensors that form the weights of a role, with their expected shapes."""
         if self.latent is not None:
             return {self.in_layer(layer, name): shape for name, shape in self.latents[layer].tensors(role).items()}
         return {self.weight(role, layer): self._expected(role, layer)}
@@ -182,7 +182,7 @@ class TensorMap:
         raise self._incomplete(weight_of(modules[-1]))
 
     def _find_unembedding(self) -> tuple[str | None, bool | None]:
-        """The tensor of the unembedding and whether it is the embedding itself; None where there is none."""
+        """The tensor of the unembedding and whether it is the embedding itself; None if there is none."""
         tie = self.config.get("tie_word_embeddings")
         own = self._first_of(weight_of(module) for module in self.entry.unembedding)
         if own:
@@ -191,7 +191,7 @@ class TensorMap:
         return (embedding, True) if tie is not False and embedding in self.names else (None, None)
 
     def unembedding_bias(self) -> str | None:
-        """The bias of the logits, which may stand one level above the unembedding (BERT)."""
+        """The bias of the logits, which may be one level above the unembedding (BERT)."""
         modules = self.entry.unembedding
         return self._first_of(bias_of(m) for module in modules for m in (module, module.rpartition(".")[0]) if m)
 
@@ -211,7 +211,7 @@ class TensorMap:
         return HeadspanError(f"{self.source.reference} has no tensor {name}: the checkpoint is incomplete")
 
     def _check_shapes(self) -> None:
-        """Every weight of every layer is there and has the shape that the config promises."""
+        """Check that every weight of every layer exists and has the shape that the config implies."""
         self._check_not_packed()
         for layer in self.layers:
             for name, expected in {n: s for role in ROLES for n, s in self.tensors(role, layer).items()}.items():
@@ -225,9 +225,9 @@ class TensorMap:
                     )
 
     def _check_not_packed(self) -> None:
-        """Formats that keep packed integers or scales beside a weight (GPTQ, AWQ, bitsandbytes) are not read.
+        """Refuse formats with packed integers or scales next to a weight (GPTQ, AWQ, bitsandbytes).
 
-        Scaled float8 (DeepSeek-V3) is, where the source multiplies the scales in.
+        Scaled float8 (DeepSeek-V3) is supported, because the source multiplies the scales in.
         """
         for start in (n.removesuffix("weight") for role in ROLES for n in self.tensors(role, self.layers[0])):
             name = start + "weight"
@@ -240,7 +240,7 @@ class TensorMap:
                 raise self._quantised(f"{name} as {dtype}")
 
     def _quantisation(self) -> str:
-        """The method by which the config says that weights are packed (gptq, awq, bitsandbytes …)."""
+        """The quantisation method in the config (gptq, awq, bitsandbytes …)."""
         method = config_part(self.config, "quantization_config").get("quant_method")
         return method[:40] if isinstance(method, str) else ""
 

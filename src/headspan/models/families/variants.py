@@ -1,4 +1,4 @@
-"""Entries of the table of families that depend on more than the family: what the config of one checkpoint changes.
+"""Variants of table entries: what the config of one checkpoint changes in the entry of its family.
 
 >>> opt_variant(Architecture(), {"do_layer_norm_before": False}).norm_place
 'post'
