@@ -242,6 +242,12 @@ def test_paths_dropped_for_lack_of_memory_are_reported_with_a_bound(monkeypatch:
         assert expected <= {str(p) for p in some}
 
 
+def test_progress_goes_twice_over_the_ends() -> None:
+    told: list[tuple[int, int]] = []
+    hs.paths(model(), to="L3H1", progress=lambda done, total: told.append((done, total)))  # its Q, K and V
+    assert told[:6] == [(done, 6) for done in range(6)] and {total for _, total in told} == {6}
+
+
 def layered(second: int) -> AttentionWeights:
     """Six heads of layer 0 and of layer 1, which reach the end through some heads of layer 2 alone."""
     rng = np.random.default_rng(3)
