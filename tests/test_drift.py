@@ -320,6 +320,26 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
         assert change.records() == rows
 
 
+def test_opened_weights_and_a_file_without_nan(tmp_path: Path) -> None:
+    base, other = random_model(layers=2), random_model(seed=9, layers=2)
+    change = hs.diff(hs.open(base), hs.open(other), k=3)
+    assert change == hs.diff(base, other, k=3) != hs.diff(base, base, k=3)
+    unknown = replace(change, drift=[line._replace(floor=math.nan) for line in change.drift])
+    unknown.save(tmp_path / "d.safetensors")
+    again = hs.load(tmp_path / "d.safetensors")
+    drifts = again.rows("drift")
+    assert {row["floor"] for row in drifts} == {None} and all(row["drift"] > 0 for row in drifts)
+
+
+def test_progress_counts_drift_and_both_models_alike() -> None:
+    told: list[tuple[int, int]] = []
+    hs.diff("demo", "demo", progress=lambda done, total: told.append((done, total)))
+    steps = 2 * 4  # layers and roles
+    assert {total for _, total in told} == {3 * steps} and told[-1][0] == 3 * steps
+    done = [number for number, _ in told]
+    assert done[:steps] == list(range(1, steps + 1)) and done == sorted(done) and 2 * steps in done
+
+
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 

@@ -87,8 +87,8 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no nodes": (
         lambda place: hs.nodes(arrays()),
-        "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
-        "`unembedding`",
+        "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` "
+        "or `unembedding`",
     ),
     "nodes k": (
         lambda place: hs.nodes(arrays(), hs.Node(np.ones(8), "u", 1), k=0),
