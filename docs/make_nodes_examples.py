@@ -99,7 +99,7 @@ def means() -> dict[str, Any]:
     return {
         row["partner"]: (row["share"], row["p"], float(parts[i]), float(used[i]))
         for row in report.rows()
-        for i in [hs.HeadRole.parse(row["partner"]).head.index]
+        for i in [hs.Port.parse(row["partner"]).head.index]
     }
 
 

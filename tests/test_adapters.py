@@ -264,3 +264,53 @@ def test_damaged_adapters_are_one_message(damage: str, llama: tuple[Path, ...]) 
     with pytest.raises(HeadspanError) as caught:
         hs.diff(base, adapter)
     assert "\n" not in str(caught.value)
+
+
+def factors(adapter: Path, module: str) -> list[np.ndarray]:
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    return [next(array for name, array in tensors.items() if f"{module}.lora_{factor}" in name) for factor in "BA"]
+
+
+@pytest.mark.parametrize(("rslora", "scale"), [(False, 8 / 3), (True, 8 / np.sqrt(3))])
+def test_a_config_without_alpha_means_8(llama: tuple[Path, ...], rslora: bool, scale: float) -> None:
+    base, adapter, _ = llama
+    path = adapter / "adapter_config.json"
+    config = json.loads(path.read_text()) | {"use_rslora": rslora}
+    del config["lora_alpha"]
+    path.write_text(json.dumps(config))
+    b, a = factors(adapter, "layers.1.self_attn.o_proj")
+    name = "model.layers.1.self_attn.o_proj.weight"
+    found = adapt(hs.open(base), adapter).source.read(name)  # type: ignore[attr-defined]
+    assert np.abs(found - (load_file(base / "model.safetensors")[name] + scale * b @ a)).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid"),
+    [("q.*p.*r.*j", True), ("q.*p.*r.*o.*j", False), ("q" * 500, True), ("q" * 501, False), ("(q)+", False)],
+)
+def test_patterns_that_could_take_for_ever_are_refused(llama: tuple[Path, ...], pattern: str, valid: bool) -> None:
+    base, adapter, _ = llama
+    config_of(adapter, alpha_pattern={pattern: 1})
+    if valid:
+        assert adapt(base, adapter).layers == (0, 1)
+    else:
+        with pytest.raises(HeadspanError, match="alpha_pattern"):
+            adapt(base, adapter)
+
+
+def test_what_does_not_touch_attention_or_is_not_in_the_base_is_noted(llama: tuple[Path, ...]) -> None:
+    base, adapter, _ = llama
+    path = adapter / "adapter_model.safetensors"
+    assert not any("attention" in note or "left out" in note for note in adapt(base, adapter).notes)
+    pair = {"A": np.ones((2, 24), np.float32), "B": np.ones((24, 2), np.float32)}
+    unknown = {f"base_model.model.other.thing.lora_{k}.weight": array for k, array in pair.items()}
+    save_file(load_file(path) | unknown, path)
+    notes = adapt(base, adapter).notes
+    assert any(note.startswith("1 modules") and "other.thing" in note for note in notes)
+    assert not any("no attention weights" in note for note in notes)
+    size = load_file(base / "model.safetensors")["model.norm.weight"].shape
+    save_file({"base_model.model.model.norm.weight": np.ones(size, np.float32)}, path)
+    assert any("no attention weights" in note for note in adapt(base, adapter).notes)
+    save_file(unknown, path)
+    with pytest.raises(HeadspanError, match=r"other\.thing"):
+        adapt(base, adapter)

@@ -266,7 +266,7 @@ def test_the_fuzzer_notices_a_reader_that_is_silent(bench: edited.Edited, monkey
     tensors["pk/OK"][0, 5] = 0.5
     case = edited.Edit("whole", "one score", False, head, tensors, "top")
     assert bench.run(case) == []
-    monkeypatch.setattr("headspan.results.scores_file.check_seal", lambda *a, **k: None)
+    monkeypatch.setattr("headspan.results.saving.check_seal", lambda *a, **k: None)
     with pytest.raises(Finding, match="neither refused nor warned of"):
         bench.run(case)
 

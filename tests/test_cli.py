@@ -265,7 +265,7 @@ BAD_OPTIONS = [
     ("hubs {result} --json --csv", "only one of them"),
     ("top {result} --head L9H9", "no head L9H9"),
     ("top {result} --layer 7", "layer 7"),
-    ("top {result} --label induction", "give labels"),
+    ("top {result} --label induction", "give --labels"),
     ("top {result} --labels behaviour", "headspan behaviour"),
     ("baseline {result} --null reversed", "--pairing"),
     ("wiring {result} --null reversed", "the rule significance"),

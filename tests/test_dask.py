@@ -69,7 +69,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_module, "_PATIENCE", 4.0)
 
 
-OPTIONS = {"metrics": ["procrustes"], "pairings": "flow"}
+OPTIONS = {"metric": ["procrustes"], "pairing": "flow"}
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: Attentio
     pytest.importorskip("torch")
     for _ in range(2):
         cluster.worker()
-    options = {"metrics": ["pk", "procrustes"], "pairings": "flow"}
+    options = {"metric": ["pk", "procrustes"], "pairing": "flow"}
     here = score(many_tiles, **options)
     there = score(many_tiles, **options, dask=cluster.address, device="torch:cpu")
     for key in here.arrays:

@@ -301,19 +301,43 @@ def test_records_file_and_frame(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(change)  # two with the same numbers are equal
     assert change.top() == change.top(3) == change.top(32)[:3]
-    rows = change.records()
-    assert [row["drift"] for row in change.records("drift")] == sorted(drifts, reverse=True)
+    rows = change.rows("all")
+    assert [row["drift"] for row in change.rows("drift")] == sorted(drifts, reverse=True)
     assert {row["table"] for row in rows} == {"drift", "edge", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(change.to_pandas()) == len(change.drift) == 32
     assert repr(change).startswith("Diff of arrays and arrays: 32 weights, 32 moved")
     assert "L0H" in change._repr_html_()
     change.save(tmp_path / "d.safetensors")
+    again = hs.load(tmp_path / "d.safetensors")
+    assert again == change and again.drift == change.drift and again.edges == change.edges and again.hubs == change.hubs
+    assert again.before == change.before and again.after == change.after and again.notes == change.notes
+    assert again.of("L0H0.K") == change.of("L0H0.K")
     with safe_open(tmp_path / "d.safetensors", framework="numpy") as file:
-        head = json.loads(file.metadata()["headspan"])
-        assert head["kind"] == "diff" and len(head["records"]) == len(rows)
-        assert np.allclose(file.get_tensor("drift/K"), [p.drift for p in change.drift if p.role is Role.K])
+        assert json.loads(file.metadata()["headspan"])["kind"] == "diff"
         assert np.allclose(file.get_tensor("after/pk/OK"), change.after["pk", "OK"].values, equal_nan=True)
+    with pytest.warns(DeprecationWarning, match=r"Diff\.records is now Diff\.rows"):
+        assert change.records() == rows
+
+
+def test_opened_weights_and_a_file_without_nan(tmp_path: Path) -> None:
+    base, other = random_model(layers=2), random_model(seed=9, layers=2)
+    change = hs.diff(hs.open(base), hs.open(other), k=3)
+    assert change == hs.diff(base, other, k=3) != hs.diff(base, base, k=3)
+    unknown = replace(change, drift=[line._replace(floor=math.nan) for line in change.drift])
+    unknown.save(tmp_path / "d.safetensors")
+    again = hs.load(tmp_path / "d.safetensors")
+    drifts = again.rows("drift")
+    assert {row["floor"] for row in drifts} == {None} and all(row["drift"] > 0 for row in drifts)
+
+
+def test_progress_counts_drift_and_both_models_alike() -> None:
+    told: list[tuple[int, int]] = []
+    hs.diff("demo", "demo", progress=lambda done, total: told.append((done, total)))
+    steps = 2 * 4  # layers and roles
+    assert {total for _, total in told} == {3 * steps} and told[-1][0] == 3 * steps
+    done = [number for number, _ in told]
+    assert done[:steps] == list(range(1, steps + 1)) and done == sorted(done) and 2 * steps in done
 
 
 def run(*arguments: str) -> Any:
@@ -389,7 +413,7 @@ def test_effects_before_and_after(tmp_path: Path) -> None:
     for edge in change.edges:
         expected = [m.matrix(edge.pairing).at(edge.source, edge.target) for m in measured]
         assert [edge.effect_before, edge.effect_after] == pytest.approx(expected, abs=1e-6)
-    assert all(row["effect_before"] is not None for row in change.records("edge"))
+    assert all(row["effect_before"] is not None for row in change.rows("edge"))
     assert all(edge.effect_before is None for edge in hs.diff(*folders, k=2).edges)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -114,7 +114,7 @@ def test_a_bad_result_is_reported_before_any_work(
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr("headspan.running.effects.effects", never)
+    monkeypatch.setattr("headspan.running.effects.running", never)
     assert "another model" in printed(capsys, ["effects", "demo", "--into", str(other)], 2)
     assert "no result file" in printed(capsys, ["effects", "demo", "--into", str(tmp_path / "none.safetensors")], 2)
     weights = Path(hs.__file__).parent / "data" / "demo" / "model.safetensors"
@@ -177,7 +177,7 @@ def test_a_perfect_predictor_and_a_useless_one() -> None:
     rng = np.random.default_rng(0)
     perfect = {pairing: found.of(pairing) for pairing in found.pairings}
     useless = {pairing: rng.normal(size=found.of(pairing).shape) for pairing in found.pairings}
-    rows = summarise_effects(found, {"pk raw": perfect, "cs raw": useless}, resamples=50).rows
+    rows = summarise_effects(found, {"pk raw": perfect, "cs raw": useless}, resamples=50).rows()
     for row in rows:
         if row["predictor"] == "pk raw":
             assert row["spearman"] == row["within"] == pytest.approx(1) and row["ap"] == 1
@@ -192,7 +192,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
     model = build(type(FAMILIES["gpt2"])("gpt2", config, 4))
     found = effects(model, tokens=[[5, 10, 15, 20, 25], [7, 3, 44, 3, 12]])
     predictors = predictors_of(hs.open(model), ["pk"], found.pairings)
-    rows = {(r["pairing"], r["predictor"]): r for r in summarise_effects(found, predictors, resamples=10).rows}
+    rows = {(r["pairing"], r["predictor"]): r for r in summarise_effects(found, predictors, resamples=10).rows()}
     for pairing in found.pairings:
         effect = found.of(pairing)
         present = ~np.isnan(effect)

@@ -26,7 +26,7 @@ def test_the_table_of_the_demo_model(found: hs.Effects) -> None:
     written = {
         tuple(line.split(" | ")[:2]): line.split(" | ")[2:] for line in section.splitlines() if line[:3] == "| O"
     }
-    rows = summarise_effects(found, predictors_of(hs.open("demo"), ["pk", "cs"], found.pairings)).rows
+    rows = summarise_effects(found, predictors_of(hs.open("demo"), ["pk", "cs"], found.pairings)).rows()
     assert len(rows) == 18
     for row in rows:
         cells = written[f"| {row['pairing']}", row["predictor"]]

@@ -399,7 +399,7 @@ def test_what_is_missing_is_reported_and_the_rest_is_drawn(tmp_path: Path) -> No
     }  # fmt: skip
     assert "two attention layers" in drawn.skipped["two-layer"]
     assert "cs scores" in drawn.skipped["scatter"]
-    assert "headspan behaviour" in drawn.skipped["identity"]
+    assert "hs.behaviour" in drawn.skipped["identity"]
     assert "all 16 pairings" in drawn.skipped["kl"]
     assert "norm" in drawn.skipped["folded-wiring"]
     assert {path.stem for path in drawn.files} == {
@@ -408,7 +408,7 @@ def test_what_is_missing_is_reported_and_the_rest_is_drawn(tmp_path: Path) -> No
     assert any("without tokens" in note for note in drawn.notes)
     without_weights = draw("norms,folded-wiring", Context(scores), tmp_path)
     assert not without_weights.files
-    assert all("--weights" in reason for reason in without_weights.skipped.values())
+    assert all("`model`" in reason for reason in without_weights.skipped.values())
 
 
 def test_names_and_formats_are_checked(context: Context, tmp_path: Path) -> None:

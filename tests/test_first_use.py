@@ -72,7 +72,7 @@ def test_a_result_where_a_model_is_needed(function, shared: hs.Scores, tmp_path:
 
 
 def test_the_name_that_is_proposed_for_a_result_can_be_written() -> None:
-    with pytest.raises(HeadspanError, match=r"--out nowhere\.safetensors$"):
+    with pytest.raises(HeadspanError, match=r"hs\.score\(model, out='nowhere\.safetensors'\)`$"):
         hs.load("nowhere")
 
 
@@ -101,7 +101,7 @@ def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     heads = {role: rng.standard_normal((2, 3, 16, 4)) for role in "QKVO"}
     rows = rng.standard_normal((2, 2, 16, 1))
-    nodes = tuple(Node(mlp_position(layer), layer, f"L{layer}N{i}", "neuron") for layer in (0, 1) for i in (0, 1))
+    nodes = tuple(Node.at(mlp_position(layer), layer, f"L{layer}N{i}", "neuron") for layer in (0, 1) for i in (0, 1))
 
     class WithNeurons(ArrayWeights):
         def read(self, role, layer):

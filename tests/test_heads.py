@@ -16,9 +16,9 @@ from headspan.vocabulary.heads import (
     ROLES,
     SAME_TYPE_PAIRINGS,
     Head,
-    HeadRole,
     Node,
     Pairing,
+    Port,
     Role,
     forward_mask,
     mlp_position,
@@ -38,12 +38,12 @@ heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(sorted(
 def test_names_parse_to_what_they_print(head: Head, role: Role) -> None:
     assert Head.parse(str(head)) == head
     assert Head.parse(f" {str(head).lower()} ") == head
-    assert HeadRole.parse(str(HeadRole(head, role))) == HeadRole(head, role)
+    assert Port.parse(str(Port(head, role))) == Port(head, role)
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_head_or_a_message(text: str) -> None:
-    for parse in (Head.parse, HeadRole.parse, Pairing.parse, parse_pairings):
+    for parse in (Head.parse, Port.parse, Pairing.parse, parse_pairings):
         try:
             parse(text)
         except HeadspanError as error:
@@ -61,7 +61,7 @@ def test_texts_that_are_not_a_head(text: str) -> None:
 @pytest.mark.parametrize("text", ["L4H11", "L4H11.", "L4H11.X", ".O", "O.L4H11", "L4H11.O.K"])
 def test_texts_that_are_not_a_head_with_a_role(text: str) -> None:
     with pytest.raises(HeadspanError):
-        HeadRole.parse(text)
+        Port.parse(text)
 
 
 def test_pairings() -> None:
@@ -119,7 +119,7 @@ def test_layers_may_differ_in_their_heads() -> None:
 
 
 def test_nodes_have_their_place_in_the_stream() -> None:
-    early, late = Node(EMBEDDING_POSITION, -1, "Paris", "token"), Node(mlp_position(1), 1, "L1N7", "neuron")
+    early, late = Node.at(EMBEDDING_POSITION, -1, "Paris", "token"), Node.at(mlp_position(1), 1, "L1N7", "neuron")
     heads = PortTable.regular(range(3), 2, 2)
     table = PortTable({**heads.ports, Role.W: (early, late), Role.R: (late,)})
     np.testing.assert_array_equal(forward_mask(table.of("W"), table.of("Q")), [[True] * 6, [False] * 4 + [True] * 2])
@@ -141,7 +141,7 @@ def test_masks_follow_their_definition(layers: int, counts: tuple[int, int], pai
     np.testing.assert_array_equal(default, upper if pairing.same_type else forward)
 
 
-@pytest.mark.parametrize("parse", [Head.parse, HeadRole.parse, Pairing.parse])
+@pytest.mark.parametrize("parse", [Head.parse, Port.parse, Pairing.parse])
 def test_a_name_of_a_page_is_cut_in_the_message(parse) -> None:
     with pytest.raises(HeadspanError) as caught:
         parse("x" * 9000)

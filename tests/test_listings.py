@@ -118,8 +118,9 @@ def test_the_same_option_has_the_same_spelling_everywhere() -> None:
     for command in known.values():
         for parameter in command.params:
             spellings.setdefault(parameter.name, set()).add(tuple(sorted(parameter.opts)))
-    for name in ("metric", "pairing", "k", "labels", "weights", "out", "fold", "null", "force"):
+    for name in ("metric", "pairing", "k", "labels", "out", "fold", "null", "force"):
         assert len(spellings[name]) == 1, (name, spellings[name])
+    assert spellings["model"] == {("model",), ("--weights",)}  # an option of commands that take a result
     assert "pairings" not in spellings and "metrics" not in spellings and "top" not in spellings
 
 

@@ -56,7 +56,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "depth must be from 1 to 4, not 5",
     ),
     "last hop": (
-        lambda place: hs.paths("demo", pairings="QK"),
+        lambda place: hs.paths("demo", pairing="QK"),
         "a hop goes from what writes to what reads, and QK does not. Give OQ, OK or OV, or OR, WQ, WK, "
         "WV or WR of nodes",
     ),
@@ -74,8 +74,8 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "what a result lacks": (
         lambda place: hs.top(place / "r.safetensors", "OQ"),
-        "this result has no pk scores for OQ: it has pk for OK; choose one of these (--metric, "
-        "--pairing), or run headspan score again with what you need",
+        "this result has no pk scores for OQ: it has pk for OK; choose one of these (`metric`, "
+        "`pairing`), or score the model again with what you need",
     ),
     "rule of a wiring": (
         lambda place: hs.wiring(place / "r.safetensors", rule="best"),
@@ -83,11 +83,12 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "threshold": (
         lambda place: hs.wiring(place / "r.safetensors", rule="threshold"),
-        "the rule threshold needs a smallest score. Give minimum, for example 20",
+        "the rule threshold needs a smallest score. Give `minimum`, for example 20",
     ),
     "no nodes": (
         lambda place: hs.nodes(arrays()),
-        "no nodes were given. Name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or unembedding",
+        "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` "
+        "or `unembedding`",
     ),
     "nodes k": (
         lambda place: hs.nodes(arrays(), hs.Node(np.ones(8), "u", 1), k=0),
@@ -125,7 +126,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "diff of a result": (
         lambda place: hs.diff("demo", place / "r.safetensors"),
         "{folder}/r.safetensors is a result file, and drift needs weights. Give the models, or compare "
-        "two results with headspan compare",
+        "two results with `hs.compare(first, second)`",
     ),
     "adapter first": (
         lambda place: hs.diff(place / "adapter", "demo"),

@@ -123,7 +123,7 @@ def test_heads_score_the_same_with_and_without_nodes(scores: Scores) -> None:
 def pair_of(widths: tuple[int, int]) -> WithNodes:
     """A node with different weights for reading and writing, and a second one after it."""
     random, weights = np.random.default_rng(3), model()
-    nodes = {role: (Node(1, 0, "unit", "neuron"), Node(3, 1, "next", "neuron")) for role in (Role.R, Role.W)}
+    nodes = {role: (Node.at(1, 0, "unit", "neuron"), Node.at(3, 1, "next", "neuron")) for role in (Role.R, Role.W)}
     bases = {
         role: tuple(random.standard_normal((D, w)) for _ in range(2)) for role, w in zip(nodes, widths, strict=True)
     }
@@ -199,7 +199,7 @@ def test_too_many_nodes_are_refused_before_anything_is_read(tmp_path: Path, monk
     np.save(tmp_path / "many.npy", RNG.standard_normal((MOST_NODES + 1, D)))
     weights = model()
     monkeypatch.setattr(ArrayWeights, "read", lambda *a: pytest.fail("a weight was read"))
-    with pytest.raises(HeadspanError, match=r"2,001 nodes are too many.*at most 2,000.*headspan nodes"):
+    with pytest.raises(HeadspanError, match=r"2,001 nodes are too many.*at most 2,000.*hs\.nodes"):
         hs.score(weights, "pk", nodes=[str(tmp_path / "many.npy")])
 
 
@@ -316,7 +316,7 @@ def test_odd_names_are_right_everywhere(tmp_path: Path) -> None:
 
 def test_names_that_differ_in_case_are_two_nodes() -> None:
     nodes = {
-        Role.R: tuple(Node(2, 1, name) for name in ("Paris", "paris", "Rome")),
+        Role.R: tuple(Node.at(2, 1, name) for name in ("Paris", "paris", "Rome")),
     }
     weights = WithNodes(model(), AddedNodes(nodes, {Role.R: tuple(RNG.standard_normal((3, D, 1)))}))
     matrix = hs.score(weights, "pk", "OK")["pk", "OR"]

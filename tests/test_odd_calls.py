@@ -14,6 +14,8 @@ import pytest
 
 import headspan as hs
 from headspan.paper.evaluation import classification, detection
+from headspan.results.effects import effects_of
+from headspan.running.demo_measurements import with_shipped
 
 
 def generator() -> Iterator[object]:
@@ -74,20 +76,25 @@ def small_things() -> dict[str, Any]:
     scores = hs.score(weights)
     labels = hs.Labels.from_pairs([("L0H0", "a"), ("L0H1", "a"), ("L1H0", "b"), ("L1H1", "b")])
     return {
-        "weights": weights, "scores": scores, "labels": labels, "first": scores, "second": scores, "ref": weights,
+        "weights": weights, "scores": scores, "labels": labels, "first": scores, "second": scores,
         "model": weights, "head": "L1H0", "pairing": "OK", "source": "L0H0.O", "target": "L1H0.K", "text": "OK",
         "matrix": np.eye(3), "name": "gpt2-ioi", "pairs": [("L0H0", "a")], "role": "O", "label": "a", "value": "Q",
-        "base": weights, "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
-        "head_role": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
-        "folder": "gallery", "results": [scores], "other": other, "refs": [weights, other],
+        "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
+        "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
+        "folder": "gallery", "other": other, "out": "figures", "effects": shipped_effects(),
     }  # fmt: skip
+
+
+def shipped_effects() -> hs.Effects:
+    return effects_of(with_shipped(hs.score("demo", "pk", "flow")))
 
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Public functions, and constructors by name, that can be called on tiny things."""
     found = {name: getattr(hs, name) for name in hs.__all__ if inspect.isfunction(getattr(hs, name))}
-    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.HeadRole)}
+    parsers = {f"{cls.__name__}.parse": cls.parse for cls in (hs.Head, hs.Pairing, hs.Port)}
     makers = {"Labels.load": hs.Labels.load, "Labels.from_pairs": hs.Labels.from_pairs, "Scores.load": hs.Scores.load}
+    found["figures"] = partial(hs.figures, only="scatter")  # one of them is enough
     return found | parsers | makers | {"detection": detection, "classification": classification, "Role": role}
 
 

@@ -315,9 +315,7 @@ def test_no_writer_goes_around_the_check() -> None:
     """Only the tile store, whose folder is ours, writes without asking."""
     allowed = {
         "tiles.py": {"atomic_path"},
-        "scores_file.py": {"write_sealed"},
-        "diff.py": {"write_sealed"},
-        "series_file.py": {"write_sealed"},
+        "saving.py": {"write_sealed"},
     }
     for path in Path(hs.__file__).parent.rglob("*.py"):
         if path.parent.name == "system":

@@ -18,7 +18,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.beside_heads import add_nodes
 from headspan.node_kinds.node_sets import NodeSet, Place
 from headspan.node_kinds.opening import node_sets
-from headspan.subspaces.random_subspaces import random_bases
+from headspan.subspaces.random_subspaces import moments, random_bases
 from headspan.vocabulary.heads import Role, mlp_position
 
 ROLES = "QKV"
@@ -164,6 +164,26 @@ def test_chance_by_simulation(links: int) -> None:
     assert squares.mean() == pytest.approx(found.sd[0] ** 2, abs=4 * squares.std() / np.sqrt(n))
 
 
+@pytest.mark.parametrize(("d", "m", "m2"), [(1, 1, 1), (2, 1, 1), (2, 1, 2), (3, 2, 1), (12, 3, 5)])
+def test_chance_of_one_hop_is_that_of_random_subspaces(d: int, m: int, m2: int) -> None:
+    none = np.zeros((1, 0))
+    found, expected = chance(d, m, m2, none, none), moments(d, m, m2)
+    assert (found.mean[0], found.sd[0]) == pytest.approx((float(expected.mean), float(expected.variance) ** 0.5))
+
+
+@pytest.mark.parametrize("ends", [{}, {"from_": "L1H0"}, {"to": "L3H1"}])
+def test_chance_counts_the_rank_of_every_weight_of_a_path(ends: dict[str, str]) -> None:
+    """What L1H0 writes has two dimensions of four."""
+    weights = model()
+    ranks = {f"{h}.{r}": basis(weights.read_head(f"{h}.{r}")).shape[1] for r in "QKVO" for h in weights.heads(r)}
+    found = hs.paths(weights, depth=3, k=10**5, **ends)
+    assert {path.hops for path in found} >= {2} and any(str(path.source) == "L1H0" for path in found)
+    for path in found:
+        carried = np.prod([min(ranks[f"{via}.O"], ranks[f"{via}.V"]) for via in path.via])
+        both = ranks[f"{path.source}.O"] * ranks[f"{path.target}.{path.pairing.target}"]
+        assert path.chance == pytest.approx(both * carried / 24**path.hops)
+
+
 def test_z_of_paths_through_random_weights() -> None:
     """Heads of independent random weights: z has mean 0 and sd 1."""
     rng = np.random.default_rng(1)
@@ -222,18 +242,34 @@ def test_paths_dropped_for_lack_of_memory_are_reported_with_a_bound(monkeypatch:
         assert expected <= {str(p) for p in some}
 
 
-def test_what_is_left_out_after_a_single_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All heads of layer 1 reach the end through L2H0 alone, and there is room for four of the six."""
+def test_progress_goes_twice_over_the_ends() -> None:
+    told: list[tuple[int, int]] = []
+    hs.paths(model(), to="L3H1", progress=lambda done, total: told.append((done, total)))  # its Q, K and V
+    assert told[:6] == [(done, 6) for done in range(6)] and {total for _, total in told} == {6}
+
+
+def layered(second: int) -> AttentionWeights:
+    """Six heads of layer 0 and of layer 1, which reach the end through some heads of layer 2 alone."""
     rng = np.random.default_rng(3)
     arrays = {role: np.zeros((4, 6, 24, 2)) for role in "QKVO"}
     for role, layer, heads, first, last in (
-        ("O", 0, 6, 0, 12), ("V", 1, 6, 0, 12), ("O", 1, 6, 12, 18), ("V", 2, 1, 12, 18), ("O", 2, 1, 18, 24),
-        ("Q", 3, 6, 18, 24),
+        ("O", 0, 6, 0, 12), ("V", 1, 6, 0, 12), ("O", 1, 6, 12, 18), ("V", 2, second, 12, 18),
+        ("O", 2, second, 18, 24), ("Q", 3, 6, 18, 24),
     ):  # fmt: skip
         arrays[role][layer, :heads, first:last] = rng.normal(size=(heads, last - first, 2))
+    return hs.open(arrays)
+
+
+@pytest.mark.parametrize(("second", "partial", "left"), [(1, 4, 24), (1, 5, 30), (2, 8, 48), (2, 11, 66)])
+def test_what_there_is_no_room_for_is_reported(
+    second: int, partial: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for some of the partial paths from layer 1; each goes on to the six heads of layer 0."""
     monkeypatch.setattr(path_search, "_QUICK", 4)
-    whole, some = (hs.paths(hs.open(arrays), "L3H0.Q", k=100, memory=memory) for memory in ("1GB", 1))
-    assert [sum(p.hops == 3 and p.score > 1e-9 for p in found) for found in (whole, some)] == [36, 24]
+    weights = layered(second)
+    # Half of the memory is for partial paths, 12 bytes for each number of their 2×2 matrices.
+    whole, some = (hs.paths(weights, "L3H0.Q", k=100, memory=2 * 12 * 2**2 * count) for count in (6 * second, partial))
+    assert [sum(p.hops == 3 and p.score > 1e-9 for p in found) for found in (whole, some)] == [36 * second, left]
     assert not whole.notes and len(some.notes) == 1 and "all paths of 3 hops" in some.notes[0]
     bound = float(some.notes[0].split("less than ")[1].split()[0])
     assert {str(p) for p in whole if p.score > bound * 1.01} <= {str(p) for p in some}
@@ -248,11 +284,21 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
     hs.score(folded, ["pk"], "flow").save(file)
     assert scores_of(hs.paths(file, to="L1H2", depth=1, model="demo")) == scores_of(other)
     for given in (str(file), hs.load(file)):
-        with pytest.raises(hs.HeadspanError, match="--weights"):
+        with pytest.raises(hs.HeadspanError, match="`model`"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
     with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
         hs.paths(file, to="L1H2", model=model())
+
+
+@pytest.mark.parametrize("name", ["probe", "probe.R"])
+def test_the_nodes_of_a_result_must_be_given_again(name: str) -> None:
+    weights, probe = model(), hs.Node(np.arange(24.0), "probe", layer=2)
+    scores = hs.score(weights, ["pk"], "flow", nodes=[probe])
+    with pytest.raises(hs.HeadspanError, match=r"probe.*nodes="):
+        hs.paths(scores, to=name, depth=1, model=weights)
+    found = hs.paths(scores, to=name, depth=1, model=weights, nodes=[probe])
+    assert {str(path.target) for path in found} == {"probe"}
 
 
 def test_the_demo_has_its_induction_circuit() -> None:
@@ -269,11 +315,11 @@ def test_the_demo_has_its_induction_circuit() -> None:
         ({"to": "L1H0", "depth": 5}, "from 1 to 4"),
         ({"to": "L1H0", "depth": 0}, "from 1 to 4"),
         ({"to": "L1H0", "k": 0}, "1 or more"),
-        ({"to": "L1H0", "pairings": "QK"}, "QK.*OQ, OK or OV"),
-        ({"to": "L1H0.Q", "pairings": "OK"}, "Q.*OK"),
+        ({"to": "L1H0", "pairing": "QK"}, "QK.*OQ, OK or OV"),
+        ({"to": "L1H0.Q", "pairing": "OK"}, "Q.*OK"),
         ({"to": "nonsense"}, "'nonsense'"),
         ({"to": "L1H0", "memory": "much"}, "'much'"),
-        ({"to": "L1H0", "weights": "demo"}, "weights"),
+        ({"to": "L1H0", "model": "demo"}, "`model`"),
     ],
 )
 def test_impossible_requests_are_refused(asked: dict[str, object], words: str) -> None:

@@ -281,7 +281,7 @@ def test_a_screened_result_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         ({"device": "torch:cpu"}, "CPU only"),
         ({"route": "gram"}, "has no route"),
         ({"seed": -1}, "whole number from 0"),
-        ({"screen": None, "seed": 1}, "only screening uses a seed"),
+        ({"screen": None, "seed": 1}, "`seed` has no effect without screening"),
     ],
 )
 def test_what_screening_cannot_do(options: dict, sentence: str) -> None:

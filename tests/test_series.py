@@ -123,16 +123,19 @@ def test_file_and_records(folders: list[Path], tmp_path: Path) -> None:
     again = hs.Series.load(tmp_path / "run.safetensors")
     assert again.folding == "folded" and again.steps == series.steps and again.edges == series.edges
     assert np.allclose(again.scores, series.scores) and np.allclose(again.from_last[Role.O], series.from_last[Role.O])
-    rows = series.records()
+    rows = series.rows("all")
     assert {row["table"] for row in rows} == {"trajectory", "edge", "drift", "hub"}
     assert len({tuple(row) for row in rows}) == 1
     assert len(series.to_pandas("drift")) == len(STEPS) * 4 * 6
     assert hs.track(tmp_path / "run.safetensors").edges == series.edges  # a finished series, as the command takes it
-    assert repr(series).startswith("Series of 5 steps") and "half-time" in series._repr_html_()
+    assert repr(series).startswith("Series of 5 steps") and "<th>half</th>" in series._repr_html_()
     with pytest.raises(HeadspanError, match=r"L0H0 → L0H1 \(OK\)"):
         series.of("L0H0", "L0H1", "OK")
-    with pytest.raises(HeadspanError, match=r"holds a training run, not the scores"):
-        hs.load(tmp_path / "run.safetensors")
+    assert hs.load(tmp_path / "run.safetensors") == series
+    with pytest.raises(HeadspanError, match=r"'series', not the scores of one model: make those with headspan score"):
+        hs.Scores.load(tmp_path / "run.safetensors")
+    with pytest.warns(DeprecationWarning, match=r"Series\.records is now Series\.rows"):
+        assert len(series.records()) == len(rows)
 
 
 @pytest.mark.parametrize("damage", ["junk", "scores", "other", "shape", "newer"])
@@ -179,7 +182,7 @@ def test_head_scores(tmp_path: Path) -> None:
     expected = hs.behaviour(folders[1])
     assert series.head_scores["induction"][1] == pytest.approx(expected.arrays["induction"], abs=1e-6)
     assert not np.allclose(series.head_scores["induction"][0], expected.arrays["induction"], atol=1e-3)
-    assert "head" in {row["table"] for row in series.records()}
+    assert "head" in {row["table"] for row in series.rows("all")}
 
 
 # -- which checkpoints -----------------------------------------------------------------------------------------

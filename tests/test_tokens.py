@@ -21,7 +21,7 @@ from headspan.reading.token_lengths import PREPROCESSINGS
 from headspan.reading.tokens import all_tokens, norm_correlations, random_best, unembedding_cosines
 from headspan.reading.tokens import tokens as head_tokens
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import ROLES, HeadRole, Role
+from headspan.vocabulary.heads import ROLES, Port, Role
 
 Array = NDArray[Any]
 D, M, VOCAB = 24, 5, 211
@@ -78,7 +78,7 @@ def scores_by_id(weights: AttentionWeights, head: str, role: str, preprocess: st
 def test_scores_equal_the_direct_projector(norm: str | None, preprocess: str) -> None:
     weights = ArrayWeights(arrays(norm))
     for name in ("L0H0.Q", "L1KV1.K", "L0KV0.V", "L1H3.O"):
-        head, role = HeadRole.parse(name)
+        head, role = Port.parse(name)
         expected = direct_scores(normed(weights, weights.read_head(name)), weights.unembedding(), preprocess)
         found = scores_by_id(weights, str(head), str(role), preprocess)
         np.testing.assert_allclose(found, expected, rtol=2e-5)
@@ -148,7 +148,7 @@ def test_scores_of_a_real_model_equal_the_direct_projector(smollm2_gguf: Path) -
     weights = headspan.open(str(smollm2_gguf))
     rows = weights.unembedding()
     for name in ("L3H4.Q", "L14H0.O", "L29KV2.V"):
-        head, role = HeadRole.parse(name)
+        head, role = Port.parse(name)
         expected = direct_scores(normed(weights, weights.read_head(name)), rows, "centre-normalise")
         found = head_tokens(weights, head, role, k=20)
         assert [token.id for token in found[:10]] == list(np.argsort(-expected, kind="stable")[:10])
@@ -285,7 +285,7 @@ def test_norm_table_equals_plain_loops(memory: int | str) -> None:
         for role in ROLES:
             expected = [
                 spearmanr(
-                    lengths, direct_scores(normed(weights, weights.read_head(HeadRole(head, role))), rows, name)
+                    lengths, direct_scores(normed(weights, weights.read_head(Port(head, role))), rows, name)
                 ).statistic
                 for head in weights.heads(role)
             ]

@@ -14,7 +14,7 @@ import headspan as hs
 from families import FAMILIES, WIDE, build, close, normalise
 from headspan.checkpoints.mapping import MappingSource
 from headspan.models.arrays import ArrayWeights
-from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
+from headspan.vocabulary.heads import ROLES, Head, Port, Role
 
 LAYERS, HEADS, KV, D, M = 3, 4, 2, 12, 5
 
@@ -398,7 +398,7 @@ def test_large_finite_weights_are_not_mistaken_for_infinite_ones() -> None:
 def test_a_head_that_is_not_there() -> None:
     weights = hs.open(MappingSource(*llama()))
     with pytest.raises(hs.HeadspanError, match="L0H9"):
-        weights.read_head(HeadRole(Head(0, 9), Role.Q))
+        weights.read_head(Port(Head(0, 9), Role.Q))
     np.testing.assert_array_equal(weights.read_head("L0H0.K"), weights.read_head("L0KV0.K"))  # a shared key head
 
 

@@ -129,7 +129,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
         ({"rule": "significance", "q": 0}, "between 0 and 1"),
         ({"rule": "significance", "metric": "cs"}, "pk only"),
         ({"metric": "procrustes"}, "no procrustes scores"),
-        ({"pairings": "OX"}, "unknown pairing"),
+        ({"pairing": "OX"}, "unknown pairing"),
     ],
 )
 def test_bad_requests_are_refused_with_one_message(scores: Scores, options: dict, told: str) -> None:
@@ -145,7 +145,7 @@ def test_significance_has_one_default_and_options_without_effect_are_refused(sco
     scores.save(tmp_path / "r.safetensors")
     for rule in ("top", "top-per-target", "threshold"):
         for name, value in (("null", "reversed"), ("null", "random"), ("q", "0.05")):
-            with pytest.raises(HeadspanError, match=f"{name} {value}.*{rule}"):
+            with pytest.raises(HeadspanError, match=f"`{name}`.*{rule}"):
                 wiring(scores, rule=rule, minimum=0.0, **{name: float(value) if name == "q" else value})  # type: ignore[arg-type]
     run = CliRunner().invoke(app, ["wiring", str(tmp_path / "r.safetensors"), "--null", "reversed"])
     assert isinstance(run.exception, HeadspanError)

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.4.0.dev0"
 
-# Public name -> module that defines it, with the name it has there where that is another.
+# Public name -> module that defines it.
 # Resolved on first use, so that `import headspan` stays instant.
 _EXPORTS = {
     # the vocabulary
     "HeadspanError": "vocabulary.errors",
     "HeadspanWarning": "vocabulary.errors",
     "Head": "vocabulary.heads",
-    "HeadRole": "vocabulary.heads",
+    "Node": "vocabulary.heads",
     "Pairing": "vocabulary.heads",
+    "Port": "vocabulary.heads",
     "Role": "vocabulary.heads",
     "Scores": "results.scores",
     "Labels": "results.labels",
     # models and results
-    "Node": "node_kinds.node_sets:GivenNode",
     "open": "models.opening",
     "fold": "models.folding",
     "adapt": "models.adapters",
     "info": "reading.info",
     "score": "scoring.run",
-    "load": "results.scores",
+    "load": "results.saving",
     # what the numbers mean: one verb per command
     "top": "graphs.strongest",
     "around": "graphs.strongest",
@@ -66,6 +66,9 @@ _EXPORTS = {
     "projection_kernel": "subspaces.matrices",
 }
 
+# Names of earlier versions -> where they are now. They go with the next version.
+_RENAMED = {"HeadRole": ("vocabulary.heads", "Port")}
+
 if TYPE_CHECKING:
     from headspan.change.compare import compare
     from headspan.change.diff import diff
@@ -80,7 +83,6 @@ if TYPE_CHECKING:
     from headspan.models.adapters import adapt
     from headspan.models.folding import fold
     from headspan.models.opening import open
-    from headspan.node_kinds.node_sets import GivenNode as Node
     from headspan.paper.evaluation import evaluate
     from headspan.paper.reproduction import reproduce
     from headspan.plotting.drawn_wiring import wiring
@@ -90,7 +92,8 @@ if TYPE_CHECKING:
     from headspan.reading.pair import pair
     from headspan.reading.tokens import tokens
     from headspan.results.labels import Labels
-    from headspan.results.scores import Scores, load
+    from headspan.results.saving import load
+    from headspan.results.scores import Scores
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
     from headspan.running.effects_curve import effects_curve
@@ -101,18 +104,18 @@ if TYPE_CHECKING:
     from headspan.statistics.significance import significance
     from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
     from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
-    from headspan.vocabulary.heads import Head, HeadRole, Pairing, Role
+    from headspan.vocabulary.heads import Head, Node, Pairing, Port, Role
 
 __all__ = [
     "Circuit",
     "Effects",
     "Head",
-    "HeadRole",
     "HeadspanError",
     "HeadspanWarning",
     "Labels",
     "Node",
     "Pairing",
+    "Port",
     "Role",
     "Scores",
     "Series",
@@ -155,6 +158,13 @@ def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         module, _, spelled = _EXPORTS[name].partition(":")
         return getattr(import_module(f"headspan.{module}"), spelled or name)
+    if name in _RENAMED:
+        from headspan.system.deprecation import warn_renamed
+
+        module, new = _RENAMED[name]
+        place = f"headspan.{new}" if new in _EXPORTS else f"headspan.{module}.{new}"
+        warn_renamed(f"headspan.{name}", place)
+        return getattr(import_module(f"headspan.{module}"), new)
     raise AttributeError(f"module 'headspan' has no attribute {name!r}")
 
 

@@ -79,7 +79,7 @@ def _python(path: Path) -> None:
 
 def _python_series(path: Path) -> None:
     series = hs.Series.load(path)
-    repr(series), series._repr_html_(), series.records(), series.to_pandas("drift")
+    repr(series), series._repr_html_(), series.rows("all"), series.to_pandas("drift")
     series.save(path.with_name("new.safetensors"))
 
 

@@ -67,7 +67,12 @@ TESTS = {
     "graphs.path_search": ("test_paths.py", "not simulation", "not random_weights"),
     "graphs.paths": ("test_paths.py", "not simulation", "not random_weights"),
     "graphs.chains": ("test_paths.py",),
-    "change.diff": ("test_drift.py", *_NO_FLOORS, "not effects"),
+    "change.diff": (
+        "test_drift.py",
+        "test_adapters.py::test_what_the_adapter_does_not_touch_does_not_move",
+        *_NO_FLOORS,
+        "not effects",
+    ),
     "change.edge_changes": ("test_drift.py", *_NO_FLOORS, "not effects", "not planted", "not command", "not refus"),
     "change.rounding": ("test_rounding_floor.py", "test_drift.py"),
     "models.adapters": ("test_adapters.py",),

@@ -2,8 +2,8 @@
 
 >>> import headspan as hs
 >>> change = hs.diff("demo", "demo")
->>> change
-Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost
+>>> repr(change).splitlines()[0]
+'Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost'
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import headspan
 from headspan.change.edge_changes import EdgeChange, HubChange, edge_changes, hub_changes
 from headspan.change.rounding import StoredPort, rounding_floor
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
@@ -27,14 +26,12 @@ from headspan.models.folding import fold as folded
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores, is_result
-from headspan.results.tabular import data_frame, same_content
+from headspan.results.tabular import Tabular, data_frame, same_content
 from headspan.subspaces.bases import span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
-from headspan.system.deprecation import renamed
-from headspan.system.outputs import check_output
+from headspan.system.deprecation import renamed, warn_renamed
 from headspan.system.progress import Update, progress_bar
-from headspan.system.sealed_file import write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Role
 
@@ -66,9 +63,9 @@ class PortDrift(NamedTuple):
         return self.drift > (1e-12 if math.isnan(self.floor) else self.floor)
 
 
-@dataclass(frozen=True, eq=False)
-class Diff:
-    """Two models compared; a notebook shows it, ``save`` writes it, ``records`` and ``to_pandas`` list it."""
+@dataclass(frozen=True, repr=False, eq=False)
+class Diff(Tabular):
+    """Two models compared; a notebook shows it, ``save`` writes it, ``rows`` and ``to_pandas`` list it."""
 
     base: str
     other: str
@@ -96,11 +93,11 @@ class Diff:
         return f"{self.drift[0].head}.{self.drift[0].role}"
 
     def __eq__(self, other: object) -> bool:
-        return same_content(self.records(), other.records()) if isinstance(other, Diff) else NotImplemented
+        return same_content(self.rows("all"), other.rows("all")) if isinstance(other, Diff) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
-    def records(self, table: str = "all") -> list[dict[str, Any]]:
+    def rows(self, table: str = "drift") -> list[dict[str, Any]]:
         """Flat records with the same columns for all three tables: drift, edge and hub."""
         if table != "all" and table not in TABLES:
             raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
@@ -110,47 +107,24 @@ class Diff:
             return [{key: row.get(key) for key in columns} for row in rows]
         return [row for row in rows if row["table"] == table]
 
+    def records(self, table: str = "all") -> list[dict[str, Any]]:
+        """The old name of :meth:`rows`."""
+        warn_renamed("Diff.records", "Diff.rows")
+        return self.rows(table)
+
     def to_pandas(self, table: str = "drift") -> pandas.DataFrame:
         """One of the tables (drift, edge, hub or all) as a data frame."""
-        return data_frame(self.records(table))
+        return data_frame(self.rows(table))
 
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Scores before and after, drift, floor and angle as one safetensors file with everything else as JSON."""
-        tensors: dict[str, np.ndarray] = {}
-        for when, scores in (("before", self.before), ("after", self.after)):
-            tensors |= {f"{when}/{metric}/{pairing}": array for (metric, pairing), array in scores.arrays.items()}
-        for role in ROLES:
-            lines = [line for line in self.drift if line.role is role]
-            for what in ("drift", "floor", "angle"):
-                tensors[f"{what}/{role}"] = np.array([getattr(line, what) for line in lines])
-        head = {
-            "schema": 1, "kind": "diff", "headspan": headspan.__version__, "base": self.base, "other": self.other,
-            "folding": self.folding, "k": self.k, "notes": self.notes, "records": _plain(self.records()),
-            "heads": {str(role): [str(line.head) for line in self.drift if line.role is role] for role in ROLES},
-            "provenance": {"base": self.before.provenance, "other": self.after.provenance},
-        }  # fmt: skip
-        target = check_output(path, "diff", inputs=[self.base, self.other], force=force)
-        write_sealed(target, tensors, head)
+    def _inputs(self) -> list[str]:
+        return [self.base, self.other]
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         moved = sum(line.moved for line in self.drift)
         kinds = [edge.kind for edge in self.edges]
         return (
             f"Diff of {self.base} and {self.other}: {len(self.drift)} weights, {moved or 'none'} moved; "
             f"edges: {kinds.count('gained')} gained, {kinds.count('lost')} lost"
-        )
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(
-            f"<tr><td>{p.head}.{p.role}</td><td>{p.drift:.3g}</td><td>{p.floor:.2g}</td><td>{p.angle:.2f}°</td></tr>"
-            for p in self.top(10)
-        )
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return (
-            f"<p>{escape(repr(self))}</p>{notes}<table><thead><tr><th>weight</th><th>drift</th><th>rounding floor</th>"
-            f"<th>largest angle</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
 
@@ -349,8 +323,3 @@ def _edge_row(edge: EdgeChange) -> dict[str, Any]:
 
 def _hub_row(hub: HubChange) -> dict[str, Any]:
     return {"table": "hub"} | hub._asdict() | {"pairing": str(hub.pairing), "head": str(hub.head)}
-
-
-def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records for JSON: NaN as null."""
-    return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]

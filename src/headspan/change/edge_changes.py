@@ -12,7 +12,7 @@ from headspan.results.scores import Scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.subspaces.metrics import PK
 from headspan.system.ordering import places
-from headspan.vocabulary.heads import Head, Pairing, Role
+from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Role
 
 EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
 
@@ -107,5 +107,5 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
         yield from sorted(changes, key=lambda line: -abs(line.rank_before - line.rank_after))
 
 
-def _hub_places(scores: HubScores) -> dict[Head, int]:
+def _hub_places(scores: HubScores) -> dict[HeadOrNode, int]:
     return {line.head: line.rank for line in scores.top(len(scores.heads))}

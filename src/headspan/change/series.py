@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headspan.change.series_file import SeriesEdge, Step, read_series, write_series
-from headspan.results.tabular import data_frame, same_content
+from headspan.change.series_file import SEALED_SCHEMA, SeriesEdge, Step, read_series, series_parts
+from headspan.results.tabular import Tabular, data_frame, same_content
+from headspan.system.deprecation import warn_renamed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head, Pairing, Role
 
@@ -40,14 +41,16 @@ class Trajectory(NamedTuple):
     rank: int  # at the last step
 
 
-@dataclass(frozen=True, eq=False)
-class Series:
+@dataclass(frozen=True, repr=False, eq=False)
+class Series(Tabular):
     """Everything measured along a training run. Arrays have one row per step.
 
     scores, ranks: (steps, edges), PK and rank in its pairing; NaN and 0 if an edge was not kept at a step.
     from_previous, from_last: by role (steps, heads), drift from the previous step (NaN at the first) and from the last.
     hubs: by (inlet or outlet, pairing), (steps, heads). head_scores: by kind (steps, query heads), empty without a run.
     """
+
+    _sealed_since = SEALED_SCHEMA
 
     steps: tuple[Step, ...]
     k: int
@@ -97,17 +100,22 @@ class Series:
     # ---------------------------------------------------------------- records
 
     def __eq__(self, other: object) -> bool:
-        return same_content(self.records(), other.records()) if isinstance(other, Series) else NotImplemented
+        return same_content(self.rows("all"), other.rows("all")) if isinstance(other, Series) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
-    def records(self, table: str = "all") -> list[dict[str, Any]]:
+    def rows(self, table: str = "trajectory") -> list[dict[str, Any]]:
         """Flat records: trajectory (one per edge); edge, drift, hub and head (one per step each); or all of them."""
         if table != "all" and table not in TABLES:
             raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
         rows = [row for name in TABLES if table in ("all", name) for row in getattr(self, f"_{name}_rows")()]
         columns = dict.fromkeys(key for row in rows for key in row)
         return [{key: row.get(key) for key in columns} for row in rows]
+
+    def records(self, table: str = "all") -> list[dict[str, Any]]:
+        """The old name of :meth:`rows`."""
+        warn_renamed("Series.records", "Series.rows")
+        return self.rows(table)
 
     def _trajectory_rows(self) -> Iterator[dict[str, Any]]:
         for line in self.trajectories():
@@ -147,35 +155,23 @@ class Series:
 
     def to_pandas(self, table: str = "trajectory") -> pandas.DataFrame:
         """One of the tables as a data frame."""
-        return data_frame(self.records(table))
+        return data_frame(self.rows(table))
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         first, last = self.steps[0], self.steps[-1]
         return f"Series of {len(self.steps)} steps, {first.name} to {last.name}, {len(self.edges)} edges"
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(
-            f"<tr><td>{t.edge}</td><td>{t.first:.2f}</td><td>{t.final:.2f}</td><td>{t.birth}</td>"
-            f"<td>{'–' if math.isnan(t.half) else f'{t.half:g}'}</td></tr>"
-            for t in sorted(self.trajectories(), key=lambda t: -abs(t.growth))[:10]
-        )
-        return (
-            f"<p>{escape(repr(self))}</p><table><thead><tr><th>edge</th><th>first PK</th><th>last PK</th><th>birth</th>"
-            f"<th>half-time</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
-
     # ------------------------------------------------------------------ files
 
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write everything to one safetensors file; it appears only when complete."""
-        write_series(path, self, force)
+    def _to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return series_parts(self)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Series:
-        """Read a file that ``save`` wrote; anything else is refused."""
-        return cls(*read_series(path))
+    def _from_parts(cls, head: Any, arrays: Mapping[str, np.ndarray], path: Path) -> Series:
+        return cls(*read_series(head, arrays, path))
+
+    def _inputs(self) -> list[str]:
+        return [step.name for step in self.steps]
 
 
 def half_time(numbers: np.ndarray, scores: np.ndarray) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,8 +12,6 @@ import numpy as np
 import headspan
 from headspan.results.checks import SLACK, check_heads, damaged
 from headspan.results.metadata import SERIES, SERIES_PROVENANCE, check_fields
-from headspan.system.outputs import check_output
-from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Pairing, Role
 
@@ -26,48 +23,42 @@ _SHARE = (-SLACK, 1 + SLACK)  # drift and head scores
 Arrays = dict[str, np.ndarray]
 
 
-def write_series(path: str | os.PathLike[str], series: Series, force: bool) -> None:
-    """Write everything to one file, after checking the path; the file appears only when complete."""
+def series_parts(series: Series) -> tuple[dict[str, Any], Arrays]:
+    """The metadata and the arrays of the file."""
     head = {
         "schema": SCHEMA, "kind": "series", "headspan": headspan.__version__, "k": series.k, "folding": series.folding,
         "steps": [list(step) for step in series.steps], "edges": [list(map(str, edge)) for edge in series.edges],
         "heads": {str(role): list(map(str, heads)) for role, heads in series.heads.items()}, "notes": series.notes,
         "provenance": series.provenance,
     }  # fmt: skip
-    target = check_output(path, "series", inputs=[step.name for step in series.steps], force=force)
-    write_sealed(target, _tensors(series), head)
+    tensors = _tensors(series)
+    return {**head, "order": list(tensors)}, tensors  # safetensors sorts by name
 
 
 def _tensors(series: Series) -> Arrays:
-    tensors = {"scores": series.scores.astype(np.float32), "ranks": series.ranks.astype(np.int32)}
+    tensors = {"scores": series.scores, "ranks": series.ranks.astype(np.int32)}
     for role in series.heads:
-        tensors[f"from_previous/{role}"] = series.from_previous[role].astype(np.float32)
-        tensors[f"from_last/{role}"] = series.from_last[role].astype(np.float32)
-    tensors |= {f"{hub}/{pairing}": values.astype(np.float32) for (hub, pairing), values in series.hubs.items()}
-    return tensors | {f"head/{kind}": values.astype(np.float32) for kind, values in series.head_scores.items()}
+        tensors[f"from_previous/{role}"] = series.from_previous[role]
+        tensors[f"from_last/{role}"] = series.from_last[role]
+    tensors |= {f"{hub}/{pairing}": values for (hub, pairing), values in series.hubs.items()}
+    return tensors | {f"head/{kind}": values for kind, values in series.head_scores.items()}
 
 
-def read_series(path: str | os.PathLike[str]) -> tuple[Any, ...]:
-    """The fields of the series in a file that `write_series` wrote; other files are refused, edits are reported."""
-    place = Path(path)
-    head, tensors = read_sealed(path, "series", f"there is no file {path}. Make a series with `hs.track(model)`")
-    if not isinstance(head, dict) or head.get("kind") != "series":
-        raise HeadspanError(f"{path} is not a series. Make one with `hs.track(model)`")
+def read_series(head: Any, tensors: Mapping[str, np.ndarray], path: Path) -> tuple[Any, ...]:
+    """The fields of the series in a file; a newer version or impossible content is refused."""
     if type(head.get("schema")) is not int or head["schema"] > SCHEMA:
         raise HeadspanError(f"{path} was written by a newer version of headspan. Upgrade headspan")
-    if not {*SERIES} - {"hash"} <= {*head}:
-        raise damaged(place, "its metadata is incomplete")
-    check_fields(head, SERIES, "metadata", place)
-    check_fields(head["provenance"], SERIES_PROVENANCE, "provenance", place)
+    if not {*SERIES} - {"hash", "order"} <= {*head}:
+        raise damaged(path, "its metadata is incomplete")
+    check_fields(head, SERIES, "metadata", path)
+    check_fields(head["provenance"], SERIES_PROVENANCE, "provenance", path)
     try:
-        fields = _fields(head, tensors, place)
+        return _fields(head, tensors, path)
     except (KeyError, ValueError) as error:
-        raise damaged(place, f"it lacks or contradicts {str(error)[:80]}") from None
-    check_seal(head, tensors, place, fields[-1], expected=head["schema"] >= SEALED_SCHEMA)
-    return fields
+        raise damaged(path, f"it lacks or contradicts {str(error)[:80]}") from None
 
 
-def _fields(head: Mapping[str, Any], tensors: Arrays, path: Path) -> tuple[Any, ...]:
+def _fields(head: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> tuple[Any, ...]:
     steps = tuple(Step(*step) for step in head["steps"])
     edges = tuple(SeriesEdge(Pairing.parse(p), Head.parse(s), Head.parse(t)) for p, s, t in head["edges"])
     heads = {Role(role): tuple(Head.parse(h) for h in names) for role, names in head["heads"].items()}
@@ -89,7 +80,9 @@ def _fields(head: Mapping[str, Any], tensors: Arrays, path: Path) -> tuple[Any, 
     widths = head["provenance"].get("dimensions") or {}
     widest = min((max(widths.values(), default=math.inf), head["provenance"].get("d_model", math.inf)))
     hubs: dict[tuple[str, Pairing], np.ndarray] = {}
-    for name in tensors:
+    listed = [name for name in dict.fromkeys(head.get("order", ())) if name in tensors]  # of 0.4 or later
+    names = list(dict.fromkeys([*listed, *tensors]))
+    for name in names:
         kind, _, rest = name.partition("/")
         if kind in ("inlet", "outlet"):
             pairing = Pairing.parse(rest)
@@ -100,7 +93,7 @@ def _fields(head: Mapping[str, Any], tensors: Arrays, path: Path) -> tuple[Any, 
         {role: take(f"from_previous/{role}", len(heads[role]), *_SHARE) for role in ROLES},
         {role: take(f"from_last/{role}", len(heads[role]), *_SHARE) for role in ROLES},
         hubs,
-        {n.partition("/")[2]: take(n, len(heads[Role.Q]), -0.01, 1.01) for n in tensors if n.startswith("head/")},
+        {n.partition("/")[2]: take(n, len(heads[Role.Q]), -0.01, 1.01) for n in names if n.startswith("head/")},
         list(head["notes"]), dict(head["provenance"]),
     )  # fmt: skip
 

@@ -32,8 +32,7 @@ _MODULES = {
     "behaviour": ["behaviour"],
     "effects": ["effects"],
     "pictures": ["wiring", "figures"],
-    "report": ["report"],
-    "site": ["site"],
+    "report": ["report", "site"],
     "cache": ["cache"],
 }
 

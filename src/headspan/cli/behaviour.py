@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +69,7 @@ def behaviour(
     from headspan.results.labels import write_labels
     from headspan.running.behaviour import behaviour as measure
     from headspan.running.opening import check_dtype
-    from headspan.system.outputs import check_outputs, writing
+    from headspan.system.outputs import check_outputs
 
     if best is not None and threshold is not None:
         raise HeadspanError("--best and --threshold both choose labels. Give only one of them")
@@ -99,8 +98,7 @@ def behaviour(
     for remark in scores.notes:
         note(remark)
     if out is not None:
-        with writing(out, "json", force=force) as temporary:
-            temporary.write_text(json.dumps(scores.to_file_dict(), indent=1) + "\n", encoding="utf-8")
+        scores.save(out, force=force)
     if labels_out is not None:
         write_labels(scores.labels(best, threshold), labels_out, force=force)
     title = f"Heads of {model} by what they attend to"

@@ -65,7 +65,7 @@ def diff(
         note(sentence)
     for path, kind in outputs:
         _write(change, path, kind, force)
-    return Listing(change.records(table), tables=_tables(change, table, k))
+    return Listing(change.rows(table), tables=_tables(change, table, k))
 
 
 def _tables(change: Diff, table: str, k: int) -> list[Table]:
@@ -76,7 +76,7 @@ def _tables(change: Diff, table: str, k: int) -> list[Table]:
         "edge": f"edges that entered or left the top {change.k}, and the largest other changes (pk)",
         "hub": "hubs whose rank changed",
     }
-    rows = {name: [_short(row) for row in change.records(name)] for name in titles if table in ("all", name)}
+    rows = {name: [_short(row) for row in change.rows(name)] for name in titles if table in ("all", name)}
     return [(titles[name], r[:k] if name == "drift" else r, _FORMATS) for name, r in rows.items()]
 
 
@@ -156,7 +156,7 @@ def track(
             _write(series, path, kind, force)
     formats = dict.fromkeys(("first", "final", "score"), ".3f") | {"growth": "+.3f", "half": ".4g"}
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
-    rows = series.records(table)
+    rows = series.rows(table)
     shown = [key for key in (rows[0] if rows else ()) if key != "table"]
     title = f"{len(series.steps)} steps, {len(series.edges)} edges ever among the top {series.k} (pk)"
     return Listing(rows, title, formats, shown=shown)

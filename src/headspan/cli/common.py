@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from headspan.cli.notes import in_options, note, notes_as_lines
+from headspan.cli.notes import in_options, known_options, note, notes_as_lines
 from headspan.cli.tables import Row, print_csv, print_json, print_lines, print_table
 from headspan.system.progress import progress_bar as progress
 from headspan.vocabulary.errors import HeadspanError
@@ -120,6 +120,10 @@ def out_option(what: str) -> Any:
 
 class Command(TyperCommand):
     """A command that accepts the spellings in ``ALIASES`` and fills the names of the similarities into its help."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        known_options.update(option for parameter in self.params for option in parameter.opts)
 
     def get_help(self, ctx: Any) -> str:
         from headspan.subspaces.metrics import METRICS, PK

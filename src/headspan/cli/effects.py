@@ -212,14 +212,14 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
         note(sentence)
     tables: list[Any] = []
     for material in found.materials:
-        mine = [row for row in told.rows if row["material"] == material]
+        mine = [row for row in told.rows() if row["material"] == material]
         counts = dict.fromkeys((row["pairing"], row["largest_edges"]) for row in mine)
         largest = ", ".join(f"{n} {p}" for p, n in counts)
         title = f"{model} on {material}: finding the largest 1 % of effects ({largest} edges; k = {told.k})"
         tables.append((title, [_told(row) for row in mine], {"spearman": ".2f", "hits": ".0f", "habit_ap": ".2f"}))
     formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))
-    return Listing(told.rows, tables=tables, code=code)
+    return Listing(told.rows(), tables=tables, code=code)
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class _Lines(logging.Handler):
 
 # ------------------------------------------------------------------------------------------ Python code as options
 
+known_options: set[str] = set()  # of all commands, filled as they are made
 _CODE = re.compile(r"`([^`]{1,300})`")
 _OPTIONS = {"model": "--weights", "from_": "--from", "k": "-k"}  # others: --name
 _ARGUMENTS = {"scores": "RESULT"}  # others: NAME
@@ -68,6 +69,7 @@ _ARGUMENTS = {"scores": "RESULT"}  # others: NAME
 def in_options(text: str) -> str:
     """A message of the library, in which Python code is in backquotes, with that code as a user would type it.
 
+    >>> known_options |= {"--from", "--screen", "--out"}
     >>> in_options("leave out `from_`, or add `screen=100`: `hs.score(model, out='r.safetensors')`")
     'leave out --from, or add --screen 100: headspan score MODEL --out r.safetensors'
     """
@@ -85,11 +87,12 @@ def _typed(code: str) -> str | None:
     if len(call.args) == 1 and not call.keywords:
         (one,) = call.args
         if isinstance(one, ast.Name):
-            return _option(one.id)
+            return option if (option := _option(one.id)) in known_options else None  # or a word of another program
         if isinstance(one, ast.Call) and ast.unparse(one.func).startswith("hs."):
             words = [ast.unparse(one.func).replace("hs.", "headspan ", 1), *map(_positional, one.args)]
             return " ".join([*words, *map(_keyword, one.keywords)])
-    return " ".join(map(_keyword, call.keywords)) if call.keywords and not call.args else None
+    known = all(_option(str(given.arg)) in known_options for given in call.keywords)
+    return " ".join(map(_keyword, call.keywords)) if known and call.keywords and not call.args else None
 
 
 def _option(name: str) -> str:

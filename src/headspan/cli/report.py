@@ -1,4 +1,4 @@
-"""``headspan report``: one interactive HTML file."""
+"""``headspan report``: one interactive HTML file; and ``headspan site``: a gallery of several results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ from headspan.cli.common import (
 )
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
+    app.command("site")(site)
 
 
 def report(
@@ -37,9 +42,7 @@ def report(
     pairing: Pairings = None,
     model: WeightsOption = None,
     behaviour: BehaviourOption = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
-    ] = None,
+    tokens: Tokens = None,
     force: Force = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -93,3 +96,32 @@ def report(
     note(f"{out}: {len(page.html.encode()) / 1e6:.1f} MB. Open it in a browser")
     if show:
         typer.launch(str(out.resolve()))
+
+
+def site(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder, or an existing gallery.")],
+    scores: Annotated[
+        list[str], typer.Argument(metavar="RESULT|MODEL…", help="Saved results, or models to score now.")
+    ],
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--weights", help="The model of a RESULT, for tokens and angles; may be repeated, in any order."),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the index page.")] = "headspan gallery",
+    tokens: Tokens = None,
+    force: Force = False,
+) -> None:
+    """Build a static gallery: an index with pictures and key facts, and one page per model.
+
+    The gallery needs no server: copy the folder anywhere.
+
+    \b
+    Examples:
+      headspan site gallery gpt2.safetensors smollm2.safetensors
+      headspan site gallery demo gpt2.safetensors --weights openai-community/gpt2
+    """
+    from headspan.explorer.site import site as make
+
+    with progress("making the gallery") as update:
+        made = make(folder, scores, model=model or [], title=title, tokens=tokens, force=force, progress=update)
+    note(f"{made.folder / 'index.html'}: {len(made.pages)} models. Open it in a browser")

@@ -210,8 +210,8 @@ def reproduce(
 
     with progress("computing") as update:
         result = run(model, update)
-    rows = [row._asdict() for row in result.rows]
-    reasons = dict.fromkeys(row.note for row in result.rows if row.verdict == NOT_AVAILABLE)
+    rows = result.rows()
+    reasons = dict.fromkeys(row.note for row in result.numbers if row.verdict == NOT_AVAILABLE)
     remarks = [*(f"not available: {reason}" for reason in reasons), *result.remarks]
     if out is not None:
         remarks.append("written: " + ", ".join(map(str, result.write(out, force=force))))
@@ -224,8 +224,8 @@ def _reproduction_tables(result: Reproduction, everything: bool) -> list[Table]:
     from headspan.paper.reproduction import DIFFERS, WITHIN_ROOM
 
     tables: list[Table] = [("published numbers, by section", result.by_section(), {})]
-    for section in dict.fromkeys(row.section for row in result.rows):
-        rows = [row for row in result.rows if row.section == section]
+    for section in dict.fromkeys(row.section for row in result.numbers):
+        rows = [row for row in result.numbers if row.section == section]
         if not everything:
             rows = [row for row in rows if row.verdict in (DIFFERS, WITHIN_ROOM)]
         lines = [{n: v for n, v in row._asdict().items() if n != "section"} for row in rows]

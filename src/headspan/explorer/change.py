@@ -47,9 +47,9 @@ def _diff_payload(change: Diff) -> dict[str, Any]:
         "notes": change.notes,
         "heads": _heads({role: [line.head for line in change.drift if line.role is role] for role in ROLES}),
         "served_by": _names(change.before.ports),
-        "drift": _plain(change.records("drift")),
-        "edges": _with_strengths(change, _plain([*change.records("edge"), *_kept(change)])),
-        "hubs": _plain(change.records("hub")),
+        "drift": _plain(change.rows("drift")),
+        "edges": _with_strengths(change, _plain([*change.rows("edge"), *_kept(change)])),
+        "hubs": _plain(change.rows("hub")),
         "k": change.k,
     }
 
@@ -79,7 +79,7 @@ def _series_payload(series: Series) -> dict[str, Any]:
             for kind, values in series.head_scores.items()
         ],
         "query": [str(head) for head in series.heads[Role.Q]],
-        "trajectories": _plain(series.records("trajectory")),
+        "trajectories": _plain(series.rows("trajectory")),
     }  # fmt: skip
 
 

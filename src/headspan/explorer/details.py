@@ -20,7 +20,7 @@ from headspan.subspaces.bases import orthonormal_bases
 from headspan.subspaces.random_subspaces import expected_squares
 from headspan.system.memory import available_memory
 from headspan.system.progress import Update
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, HeadRole, Pairing
+from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Port
 
 # Number of pairs stored with their angles, per pairing; the pairings along the flow of information come first.
 FLOW_ANGLES, OTHER_ANGLES = 80, 20
@@ -100,7 +100,7 @@ def chance_curves(scores: Scores, details: dict[str, dict[str, dict[str, Any]]] 
     }
 
 
-def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
+def _bases(weights: AttentionWeights) -> Callable[[Port], np.ndarray]:
     """Orthonormal bases of single heads. A few hundred are cached, since the best pairs share heads."""
 
     @lru_cache(maxsize=64)
@@ -108,7 +108,7 @@ def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
         return weights.read(role, number)
 
     @lru_cache(maxsize=512)
-    def basis(end: HeadRole) -> np.ndarray:
+    def basis(end: Port) -> np.ndarray:
         head, role = end
         place = weights.heads_in(role, head.layer).index(head)
         own = layer(role.value, head.layer)[place : place + 1]
@@ -118,10 +118,10 @@ def _bases(weights: AttentionWeights) -> Callable[[HeadRole], np.ndarray]:
     return basis
 
 
-def _ends(scores: Scores, pairing: Pairing, row: int, column: int) -> tuple[HeadRole, HeadRole]:
+def _ends(scores: Scores, pairing: Pairing, row: int, column: int) -> tuple[Port, Port]:
     return (
-        HeadRole(scores.heads(pairing.source)[row], pairing.source),
-        HeadRole(scores.heads(pairing.target)[column], pairing.target),
+        Port(scores.heads(pairing.source)[row], pairing.source),
+        Port(scores.heads(pairing.target)[column], pairing.target),
     )
 
 
@@ -146,7 +146,7 @@ def tokens_by_role(
     scores: Scores, weights: AttentionWeights, rows: VocabularyRows, k: int, progress: Update
 ) -> dict[str, dict[str, list[str]]]:
     """The top k tokens by role for every head, or for the heads on the strongest edges if all would take too long."""
-    ports = [HeadRole(head, role) for role in ROLES for head in weights.heads(role)]
+    ports = [Port(head, role) for role in ROLES for head in weights.heads(role)]
     work = 2.0 * rows.size * weights.d_model * max(weights.d_head(role) for role in ROLES)
     most = int(TOKEN_WORK // work)
     if len(ports) > most:
@@ -157,17 +157,17 @@ def tokens_by_role(
     return found
 
 
-def _on_strongest_edges(scores: Scores, most: int) -> list[HeadRole]:
+def _on_strongest_edges(scores: Scores, most: int) -> list[Port]:
     """The ends of the strongest edges, taking the pairings in turn."""
     metric = metric_order(scores)[0]
     pairings = [p for p in FLOW_PAIRINGS if (metric, p) in scores] or [
         p for p in scores.pairings if set(p) <= set(ROLES)
     ]
     lists = [scores[metric, pairing].forward().top(most) for pairing in pairings if (metric, pairing) in scores]
-    ports: dict[HeadRole, None] = {}
+    ports: dict[Port, None] = {}
     for edges in itertools.zip_longest(*lists):
         for edge in filter(None, edges):
-            for end in (HeadRole(edge.source, edge.pairing.source), HeadRole(edge.target, edge.pairing.target)):
+            for end in (Port(edge.source, edge.pairing.source), Port(edge.target, edge.pairing.target)):
                 if len(ports) < most:
                     ports[end] = None
     return list(ports)

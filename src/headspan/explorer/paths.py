@@ -9,7 +9,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Port
 
 DEPTH, MOST = 3, 30  # most hops, and paths kept for each number of hops
 TARGETS, FEWER = 10, 4  # most targets, and fewer in a large model
@@ -47,8 +47,8 @@ def strongest_paths(scores: Scores, weights: AttentionWeights | None) -> list[di
     ]
 
 
-def _targets(scores: Scores, most: int) -> list[HeadRole]:
+def _targets(scores: Scores, most: int) -> list[Port]:
     """The distinct targets of the strongest edges, best first."""
     edges = [e for p in FLOW_PAIRINGS if (PK, p) in scores for e in scores[PK, p].forward().top(TARGETS)]
     edges.sort(key=lambda edge: -edge.score)
-    return list(dict.fromkeys(HeadRole(edge.target, edge.pairing.target) for edge in edges))[:most]
+    return list(dict.fromkeys(Port(edge.target, edge.pairing.target) for edge in edges))[:most]

@@ -74,6 +74,6 @@ def _induction_edge(scores: Scores, labels: Labels | None) -> Edge | None:
     if labels is None or (PK, _OK) not in scores:
         return None
     for edge in scores[PK, _OK].forward().top(20):
-        if "previous_token" in labels.of(edge.source) and "induction" in labels.of(edge.target):
+        if "previous_token" in labels.of(str(edge.source)) and "induction" in labels.of(str(edge.target)):
             return edge
     return None

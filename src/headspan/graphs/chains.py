@@ -22,7 +22,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.memory import available_memory
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Port, Role, positions_of
+from headspan.vocabulary.heads import HeadOrNode, Role, positions_of
 
 WRITES = (Role.O, Role.W)
 READS = (Role.Q, Role.K, Role.V, Role.R)
@@ -32,7 +32,7 @@ CARRIES = (Role.V, Role.R)  # roles whose input reaches the output; queries and 
 class Ends(NamedTuple):
     """Ports of one side: (n, d, m) orthonormal bases with zero columns beyond the rank of each."""
 
-    ports: tuple[Port, ...]
+    ports: tuple[HeadOrNode, ...]
     roles: tuple[Role, ...]
     bases: np.ndarray
     ranks: np.ndarray
@@ -42,11 +42,11 @@ class Ends(NamedTuple):
     def positions(self) -> np.ndarray:
         return positions_of(self.ports)
 
-    def place(self, port: Port, role: Role) -> int:
+    def place(self, port: HeadOrNode, role: Role) -> int:
         return self._places[port, role]
 
     @property
-    def _places(self) -> dict[tuple[Port, Role], int]:
+    def _places(self) -> dict[tuple[HeadOrNode, Role], int]:
         return {key: i for i, key in enumerate(zip(self.ports, self.roles, strict=True))}
 
     def take(self, chosen: Sequence[int] | np.ndarray) -> Ends:
@@ -62,7 +62,7 @@ class Links(NamedTuple):
     sizes: tr M̂ᵀM̂, the rank r. fourths: tr (M̂ᵀM̂)². gains: the largest squared singular value.
     """
 
-    ports: tuple[Port, ...]
+    ports: tuple[HeadOrNode, ...]
     write: np.ndarray
     read: np.ndarray
     cores: np.ndarray
@@ -122,10 +122,10 @@ def _node_widths(weights: AttentionWeights) -> list[int]:
 
 
 def _ends(
-    weights: AttentionWeights, roles: Sequence[Role], m: int, only: set[tuple[Port, Role]] | None = None
+    weights: AttentionWeights, roles: Sequence[Role], m: int, only: set[tuple[HeadOrNode, Role]] | None = None
 ) -> tuple[Ends, list[np.ndarray]]:
     """The bases of all ports of some roles, and UᵀW of each, its weight in that basis."""
-    found: list[tuple[Port, Role]] = []
+    found: list[tuple[HeadOrNode, Role]] = []
     bases, ranks, inner = list[np.ndarray](), list[int](), list[np.ndarray]()
     for role in roles:
         for layer in dict.fromkeys(

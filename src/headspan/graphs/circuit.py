@@ -22,7 +22,7 @@ from headspan.system.arguments import checked
 from headspan.system.inputs import read_text, reason
 from headspan.system.outputs import writing
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Pairing, Port, Role
+from headspan.vocabulary.heads import HeadOrNode, Pairing, Role
 from headspan.vocabulary.ports import PortTable
 
 FORMAT, VERSION = "headspan circuit", 1
@@ -41,7 +41,7 @@ class CircuitEdge:
     metric: str = _METRIC
     score: float | None = None
 
-    def resolved(self, table: PortTable) -> tuple[Pairing, Port, Port]:
+    def resolved(self, table: PortTable) -> tuple[Pairing, HeadOrNode, HeadOrNode]:
         """The pairing, and both ends as ports of a model."""
         (source, writes), (target, reads) = _split(self.source), _split(self.target)
         return Pairing(writes, reads), table.resolve(source, writes), table.resolve(target, reads)
@@ -114,7 +114,7 @@ class Circuit(Tabular):
         read = tuple(_edge(edge, i, where) for i, edge in enumerate(edges, start=1))
         return cls(_text(content, "name", where), _text(content, "model", where), read, _nodes(content, where))
 
-    def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, Port, Port]]:
+    def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]]:
         """The edges as ports of a model; an unknown head is an error that names it."""
         found = []
         for edge in self.edges:
@@ -194,9 +194,9 @@ def _split(port: str) -> tuple[str, Role]:
     return name, Role(role.upper())
 
 
-def edges_of(circuit: Circuit, table: PortTable) -> Iterable[tuple[CircuitEdge, Pairing, Port, Port]]:
+def edges_of(circuit: Circuit, table: PortTable) -> Iterable[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]]:
     """The distinct edges of a circuit on a model."""
-    seen: dict[tuple[str, Pairing, Port, Port], CircuitEdge] = {}
+    seen: dict[tuple[str, Pairing, HeadOrNode, HeadOrNode], CircuitEdge] = {}
     for edge, pairing, source, target in circuit.check(table):
         seen.setdefault((edge.metric, pairing, source, target), edge)
     return [(edge, pairing, source, target) for (_, pairing, source, target), edge in seen.items()]

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.effects import Effects, effects_in
 from headspan.results.effects_fields import EFFECT_FIELDS, effect_fields
 from headspan.results.graph_files import Graph, Link, as_graphml, as_networkx
@@ -23,7 +25,7 @@ from headspan.subspaces.metrics import metric_of
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, writing
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Head, Pairing, Port, Role
+from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Role
 
 if TYPE_CHECKING:
     import networkx
@@ -42,10 +44,10 @@ class HeadCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class WiringNode:
     """A head of the graph (or another node of the model), with its labels and its hub values by pairing."""
 
-    head: Port
+    head: HeadOrNode
     labels: tuple[str, ...] = ()
     inlet: Mapping[str, float] = field(default_factory=dict)
     outlet: Mapping[str, float] = field(default_factory=dict)
@@ -59,10 +61,17 @@ class Wiring(Tabular):
     pairings: tuple[Pairing, ...]
     rule: str
     edges: Edges
-    nodes: tuple[Node, ...]
+    nodes: tuple[WiringNode, ...]
     label_names: tuple[str, ...]
     scores: Scores = field(repr=False)
     notes: tuple[str, ...] = ()  # without edges, what to choose instead; otherwise caveats
+
+    def _check(self, path: Path) -> None:
+        known = {node.head for node in self.nodes}
+        if not {end for edge in self.edges for end in (edge.source, edge.target)} <= known:
+            raise damaged(path, "it has edges of heads that are not among its nodes")
+        for edge in self.edges:
+            self.scores[edge.metric, edge.pairing].find(edge.source, edge.target)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, with its effect if measured and the labels of both heads (separated by ``;``)."""
@@ -104,7 +113,7 @@ class Wiring(Tabular):
         return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
 
     @checked
-    def node(self, head: Port | str) -> Node:
+    def node(self, head: HeadOrNode | str) -> WiringNode:
         """The node of one head, or of another node of the model by its name."""
         wanted, _ = self.scores.ports.ask(head)
         for node in self.nodes:
@@ -197,7 +206,7 @@ class Wiring(Tabular):
         edges += [Link(str(kv), str(head), "serves", {"pairing": "serves"}) for kv, head in self.serves()]
         return Graph(self._about(), {names[node.head]: _node_fields(node) for node in self.nodes}, edges)
 
-    def _graph_names(self) -> dict[Port, str]:
+    def _graph_names(self) -> dict[HeadOrNode, str]:
         """The names of the nodes. A node that writes at the start of the stream and reads at its end becomes two."""
         count = Counter(str(node.head) for node in self.nodes)
         twice = [node.head for node in self.nodes if count[str(node.head)] > 1]
@@ -214,7 +223,7 @@ class Wiring(Tabular):
         }
 
 
-def _node_fields(node: Node) -> dict[str, str | int | float]:
+def _node_fields(node: WiringNode) -> dict[str, str | int | float]:
     fields: dict[str, str | int | float] = {
         "layer": node.head.layer, "kind": node.head.kind, "position": node.head.position,
         "labels": ";".join(node.labels),

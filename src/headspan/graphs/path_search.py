@@ -18,7 +18,7 @@ import numpy as np
 from headspan.graphs.chains import Chains, Ends, Links
 from headspan.system.progress import Update
 from headspan.system.threads import parallel_map
-from headspan.vocabulary.heads import Port
+from headspan.vocabulary.heads import HeadOrNode
 
 _QUICK = 64  # partial paths that the first search keeps at every hop
 _SPARE = 8  # extra candidates, since float32 may reorder ties
@@ -63,7 +63,7 @@ class Way:
     def _names(self) -> np.ndarray:
         return np.array([str(port) for port in self.outer.ports], dtype=object)
 
-    def before(self, port: Port) -> np.ndarray:
+    def before(self, port: HeadOrNode) -> np.ndarray:
         """Which of outer lie beyond a port, seen from the ends; a direction can lie on both sides of itself."""
         return (self.outer_order < self.sign * port.position) & (self._names != str(port))
 

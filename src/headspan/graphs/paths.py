@@ -31,7 +31,7 @@ from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
     Head,
-    HeadRole,
+    HeadOrNode,
     Node,
     Pairing,
     Port,
@@ -59,9 +59,9 @@ class Path:
     """
 
     rank: int
-    source: Port
-    via: tuple[Port, ...]
-    target: Port
+    source: HeadOrNode
+    via: tuple[HeadOrNode, ...]
+    target: HeadOrNode
     pairing: Pairing
     score: float
     product: float
@@ -92,6 +92,9 @@ class Path:
 class Paths(Tabular, list[Path]):
     """Paths by number of hops, each best first. notes: messages about them for the reader."""
 
+    model: str
+    notes: tuple[str, ...]
+
     def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
         super().__init__(found)
         self.model, self.notes = model, tuple(notes)
@@ -118,11 +121,11 @@ class Paths(Tabular, list[Path]):
         return Circuit(name or "strongest paths", self.model, tuple(edges.values()))
 
 
-def _writer(port: Port) -> Role:
+def _writer(port: HeadOrNode) -> Role:
     return Role.O if isinstance(port, Head) else Role.W
 
 
-def _carrier(port: Port) -> Role:
+def _carrier(port: HeadOrNode) -> Role:
     return Role.V if isinstance(port, Head) else Role.R
 
 
@@ -130,8 +133,8 @@ def _carrier(port: Port) -> Role:
 @checked
 def paths(
     scores: ScoresLike | None = None,
-    to: Head | HeadRole | str | None = None,
-    from_: Head | HeadRole | str | None = None,
+    to: Head | Port | str | None = None,
+    from_: Head | Port | str | None = None,
     depth: int = 3,
     k: int = 10,
     pairing: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -227,8 +230,8 @@ def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) 
 
 def strongest(
     weights: AttentionWeights,
-    to: Head | HeadRole | str | list[HeadRole] | None = None,
-    from_: Head | HeadRole | str | None = None,
+    to: Head | Port | str | list[Port] | None = None,
+    from_: Head | Port | str | None = None,
     depth: int = 3,
     k: int = 10,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -276,7 +279,7 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
     return frozenset(map(str, chosen))
 
 
-def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tuple[Port, Role]]:
+def _sources(weights: AttentionWeights, name: Head | Port | str) -> list[tuple[HeadOrNode, Role]]:
     """The possible starts of a path: the output of a query head, of the group of a KV head, or of a node."""
     table = weights.ports
     port, role = table.ask(name)
@@ -292,7 +295,7 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
 
 
 def _targets(
-    weights: AttentionWeights, name: Head | HeadRole | str | None, last: frozenset[str]
+    weights: AttentionWeights, name: Head | Port | str | None, last: frozenset[str]
 ) -> tuple[list[tuple[Role, int]], list[str]]:
     """The ports at which paths can end, by role and index, and a note about the name."""
     table = weights.ports

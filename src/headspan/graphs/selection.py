@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from headspan.graphs.circuit import Circuit, edges_of, given_circuit
-from headspan.graphs.graph import Node, Wiring
+from headspan.graphs.graph import Wiring, WiringNode
 from headspan.results.choices import given_labels, given_pairings
 from headspan.results.effects import compared_effects
 from headspan.results.matrix import Edge, Edges, ScoreMatrix
@@ -22,7 +22,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
-from headspan.vocabulary.heads import Head, Pairing, Port, parse_pairings
+from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 
 if TYPE_CHECKING:
     from headspan.results.labels import Labels
@@ -232,7 +232,7 @@ def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> 
 
 def _nodes(
     edges: Edges, scores: Scores, metric: str, pairings: Iterable[Pairing], labels: Labels | None
-) -> tuple[Node, ...]:
+) -> tuple[WiringNode, ...]:
     """Every head and node at the end of an edge, in stream order, query heads before shared heads."""
     heads = {edge.source for edge in edges} | {edge.target for edge in edges}
     whole = edges and not scores.screened  # hubs need every pair
@@ -240,7 +240,7 @@ def _nodes(
     inlets = {pairing: _by_head(hub.inlet) for pairing, hub in found.items()}
     outlets = {pairing: _by_head(hub.outlet) for pairing, hub in found.items()}
     return tuple(
-        Node(
+        WiringNode(
             head,
             labels.of(head) if labels is not None and isinstance(head, Head) else (),
             {pairing: values[head] for pairing, values in inlets.items() if head in values},
@@ -250,9 +250,9 @@ def _nodes(
     )
 
 
-def _stream_order(port: Port) -> tuple[Any, ...]:
+def _stream_order(port: HeadOrNode) -> tuple[Any, ...]:
     return (port.position, port.kv, port.index, "") if isinstance(port, Head) else (port.position, True, 0, port.name)
 
 
-def _by_head(hub: HubScores) -> dict[Port, float]:
+def _by_head(hub: HubScores) -> dict[HeadOrNode, float]:
     return {head: float(value) for head, value in zip(hub.heads, hub.values, strict=True) if not np.isnan(value)}

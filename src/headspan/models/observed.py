@@ -57,7 +57,7 @@ def observed_weights(weights: AttentionWeights, statistics: Statistics) -> Obser
     if not weights.ports.same_heads(statistics.ports) or widths != seen:
         raise HeadspanError(
             f"the statistics are not those of {weights.reference}, which has "
-            f"{shape_text(weights.ports, weights.d_model)}: run hs.observe on this model"
+            f"{shape_text(weights.ports, weights.d_model)}: make those with `hs.observe(model)`"
         )
     same_model(statistics.model, {**weights.provenance, "folding": "none"}, "the statistics", "these weights")
     roots: dict[tuple[Role, int], np.ndarray] = {}

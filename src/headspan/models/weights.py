@@ -16,7 +16,7 @@ import numpy as np
 from headspan.models.families.entry import NormKind
 from headspan.models.families.latent_attention import Chance, LatentFactors, latent_chance, stacked_root
 from headspan.vocabulary.errors import HeadspanError, visible
-from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
+from headspan.vocabulary.heads import ROLES, Head, Port, Role
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class AttentionWeights(ABC):
         role = Role.parse(role)
         return self.heads(role)[self.ports.span(role, layer)]
 
-    def read_head(self, head_role: HeadRole | str) -> np.ndarray:
+    def read_head(self, port: Port | str) -> np.ndarray:
         """The (d, m) weight of one head, for example of ``"L4H11.O"``; K and V of a query head are its KV head's.
 
         Under latent attention ``"L4QR11.Q"`` are the rotary query rows of L4H11.
         """
-        name, role = HeadRole.parse(head_role)
-        if name.kind == "QR":
+        name, role = Port.parse(port)
+        if isinstance(name, Head) and name.kind == "QR":
             return self._rotary_rows(name, role)
         head = self.ports.resolve(name, role)
         place = self.heads_in(role, head.layer).index(head)
@@ -212,7 +212,7 @@ class AttentionWeights(ABC):
 
     def observed(self, role: Role | str, layer: int) -> np.ndarray:
         """The folded weights of a role times the roots of their statistics, (n, d, m); see `ObservedWeights`."""
-        raise HeadspanError(f"there are no statistics of {self.reference}. Make them with hs.observe")
+        raise HeadspanError(f"there are no statistics of {self.reference}. Make them with `hs.observe(model)`")
 
     @abstractmethod
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:

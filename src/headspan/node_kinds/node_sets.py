@@ -159,43 +159,8 @@ class Rows(Sequence[Node]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = int(self._nodes.ids[index])
-        return Node(*self._place, self._nodes.name(number), self._nodes.kind)
-
-
-class GivenNode:
-    """One node created in Python with ``headspan.Node``: a direction or a basis, its name and its layer.
-
-    basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace spanned by r vectors.
-    layer: the node is at the input of this layer; without a layer it reads at the end and writes at the start.
-    reads, writes: which ports it has; a probe reads, a steering vector writes.
-
-    >>> GivenNode(np.ones(8), name="refusal", layer=14, reads=True, writes=False)
-    node refusal at layer 14: shape (8,), reads
-    """
-
-    def __init__(
-        self, basis: Any, name: str = "node", layer: int | None = None, reads: bool = True, writes: bool = True
-    ) -> None:
-        self.name, self.layer = check_name(name), layer
-        if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-            raise HeadspanError(f"the layer of {self.name} must be a whole number from 0, not {repr(layer)[:40]}")
-        if not isinstance(reads, bool) or not isinstance(writes, bool):
-            raise HeadspanError(f"reads and writes of {self.name} must be True or False")
-        if not reads and not writes:
-            raise HeadspanError(f"{self.name} neither reads nor writes: set reads or writes to True")
-        self.reads, self.writes = reads, writes
-        if not hasattr(basis, "shape"):
-            raise HeadspanError(f"the basis of {self.name} must be an array, not {repr(basis)[:60]}")
-        self.basis = exact_array(basis, f"the basis of {self.name}")
-        if self.basis.ndim not in (1, 2) or 0 in self.basis.shape:
-            raise HeadspanError(
-                f"the basis of {self.name} has shape {self.basis.shape}: give one vector (d,) or vectors (d, r)"
-            )
-
-    def __repr__(self) -> str:
-        where = "" if self.layer is None else f" at layer {self.layer}"
-        ports = " and ".join(word for word, has in (("reads", self.reads), ("writes", self.writes)) if has)
-        return f"node {self.name}{where}: shape {self.basis.shape}, {ports}"
+        roles = self._nodes.places
+        return Node.at(*self._place, self._nodes.name(number), self._nodes.kind, Role.R in roles, Role.W in roles)
 
 
 class GivenNodes(NodeSet):
@@ -203,8 +168,10 @@ class GivenNodes(NodeSet):
 
     strict = True
 
-    def __init__(self, weights: AttentionWeights, given: GivenNode) -> None:
-        basis, d = given.basis, weights.d_model
+    def __init__(self, weights: AttentionWeights, given: Node) -> None:
+        if given.basis is None:
+            raise HeadspanError(f"the node {given.name} has no basis: a result does not keep the vectors of its nodes")
+        basis, d = exact_array(given.basis, f"the basis of {given.name}"), weights.d_model
         self.notes, self.d_model, self.centred_roles = [], d, centred_writers(weights)
         columns, note = oriented(basis.shape, d, f"the basis of {given.name}")
         if note and basis.ndim == 2 and 1 not in basis.shape:

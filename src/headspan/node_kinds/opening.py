@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from headspan.models.weights import AttentionWeights
-from headspan.node_kinds.node_sets import GivenNode, GivenNodes, NodeSet, no_layer
+from headspan.node_kinds.node_sets import GivenNodes, NodeSet, no_layer
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
+from headspan.vocabulary.heads import Node
 
 _LISTED = 4096  # names of a set up to this size are compared one by one
 
@@ -20,7 +21,7 @@ _ARGUMENTS = ("add", "sae", "adapter", "neurons", "tokens", "embedding", "unembe
 
 def node_sets(
     weights: AttentionWeights,
-    add: str | os.PathLike[str] | GivenNode | NodeSet | Mapping[str, Any] | Iterable[Any] | None = None,
+    add: str | os.PathLike[str] | Node | NodeSet | Mapping[str, Any] | Iterable[Any] | None = None,
     sae: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     adapter: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     neurons: str | Iterable[str] | None = None,
@@ -43,7 +44,7 @@ def node_sets(
 
     added = listed(add)
     sets: list[NodeSet] = [found for item in added for found in _added(weights, item)]
-    floating = [item.name for item in added if isinstance(item, GivenNode) and item.layer is None]
+    floating = [item.name for item in added if isinstance(item, Node) and item.layer is None]
     if floating:
         sets[0].notes.append(no_layer(*floating))
     sets += [found for item in listed(sae) for found in sae_sets(weights, _path(item))]
@@ -59,7 +60,7 @@ def _added(weights: AttentionWeights, item: Any) -> list[NodeSet]:
 
     if isinstance(item, NodeSet):
         return [item]
-    if isinstance(item, GivenNode):
+    if isinstance(item, Node):
         return [GivenNodes(weights, item)]
     if isinstance(item, Mapping):
         wrong = [key for key in item if key not in _ARGUMENTS]
@@ -82,7 +83,7 @@ def listed(given: Any) -> list[Any]:
     """One item or several, as a list."""
     if given is None:
         return []
-    if isinstance(given, (str, os.PathLike, GivenNode, NodeSet, Mapping)):
+    if isinstance(given, (str, os.PathLike, Node, NodeSet, Mapping)):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, type):
         raise WrongArgument(f"nodes must be a list of files and headspan.Node objects, not {repr(given)[:60]}")

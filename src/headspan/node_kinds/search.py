@@ -21,7 +21,7 @@ from headspan.node_kinds.node_sets import NodeSet
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.ordering import Best
 from headspan.system.progress import Update
-from headspan.vocabulary.heads import Port, Role, positions_of
+from headspan.vocabulary.heads import HeadOrNode, Role, positions_of
 
 PRODUCT = 2**24  # entries of one matrix product
 OTHERS = 999  # most nodes used for the empirical null of a kind
@@ -65,7 +65,7 @@ def as_rows(bases: np.ndarray) -> np.ndarray:
 class Stack:
     """Concatenated ports: (d, n·m) bases, their ranks and positions; ``first`` is the number of ports before them."""
 
-    ports: Sequence[Port]
+    ports: Sequence[HeadOrNode]
     role: Role
     bases: np.ndarray
     width: int
@@ -88,7 +88,7 @@ class Stack:
 class _Block(NamedTuple):
     """Some nodes of a set: (n, d, r) vectors at one position."""
 
-    ports: Sequence[Port]
+    ports: Sequence[HeadOrNode]
     vectors: np.ndarray
     position: int
     centred: bool
@@ -119,7 +119,7 @@ class Side:
     role: Role  # of the nodes
     name: str
     partners: tuple[Role, ...]  # of heads
-    ports: list[tuple[Sequence[Port], Role]] = field(default_factory=list)
+    ports: list[tuple[Sequence[HeadOrNode], Role]] = field(default_factory=list)
     ranks: list[np.ndarray] = field(default_factory=list)
     centred: list[np.ndarray] = field(default_factory=list)
     best: dict[int, dict[int, Best]] = field(default_factory=dict)  # set -> first node of a block -> best ports

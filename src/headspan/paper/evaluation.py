@@ -26,7 +26,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
-from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, parse_pairings, same_type_mask
+from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Pairing, parse_pairings, same_type_mask
 
 Measure = Literal["pr_auc", "average_precision"]
 _BATCH = 2**21  # weights handled at once in a bootstrap: 16 MB per temporary array
@@ -75,7 +75,7 @@ def _detection_curve(scores: Scores, labels: Labels, metric: str, pairing: Pairi
     rows, columns, values = matrix.pairs()
     if not len(values):
         raise HeadspanError(f"{pairing} has no forward pairs. Detection needs heads in at least two layers")
-    best: dict[Head, float] = {}
+    best: dict[Any, float] = {}  # of heads: pairings of nodes are not evaluated
     for side, heads in ((rows, matrix.sources), (columns, matrix.targets)):
         highest = np.full(len(heads), -np.inf)
         np.maximum.at(highest, side, values)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import evaluate, near_tie_range
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
-from headspan.results.tabular import csv_text, data_frame, html_table
+from headspan.results.tabular import Tabular, csv_text, html_table, text_table
 from headspan.scoring.inputs import WeightsLike, given_weights
 from headspan.scoring.run import score
 from headspan.statistics.baseline import kl_divergence, summarise
@@ -35,9 +35,6 @@ from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
-
-if TYPE_CHECKING:
-    import pandas
 
 Tree = dict[str, Any]
 
@@ -90,25 +87,25 @@ class Row(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True, repr=False)
-class Reproduction:
-    """All rows, our numbers in the layout of the published ones, and remarks on the paper."""
+@dataclass(frozen=True, repr=False, eq=False)
+class Reproduction(Tabular):
+    """Every published number and ours, our numbers in the layout of the published ones, and remarks on the paper."""
 
     model: dict[str, Any]
-    rows: tuple[Row, ...]
+    numbers: tuple[Row, ...]
     ours: Tree
     remarks: tuple[str, ...]
 
-    def __repr__(self) -> str:
-        differing = [f"  {r.section} {r.key}: {r.ours} for {r.published}" for r in self.rows if r.verdict == DIFFERS]
-        more = [f"  … and {len(differing) - 6} more"] if len(differing) > 6 else []
-        return "\n".join(
-            [f"the paper's numbers from {self.model.get('reference')}: {self.summary}", *differing[:6], *more]
-        )
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per published number: section, key, published, ours, verdict, note."""
+        return [number._asdict() for number in self.numbers]
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row per published number: section, key, published, ours, verdict, note."""
-        return data_frame([row._asdict() for row in self.rows])
+    def _headline(self) -> str:
+        return f"the paper's numbers from {self.model.get('reference')}: {self.summary}"
+
+    def __repr__(self) -> str:
+        """The counts, and the numbers that differ."""
+        return text_table(self._headline(), [row for row in self.rows() if row["verdict"] == DIFFERS])
 
     def _repr_html_(self) -> str:
         return html_table(self.summary, self.by_section())
@@ -116,7 +113,7 @@ class Reproduction:
     @property
     def summary(self) -> str:
         """One line: how many agree to the printed digit, agree within tolerance, differ, are not available."""
-        counts = Counter(row.verdict for row in self.rows)
+        counts = Counter(row.verdict for row in self.numbers)
         return (
             f"{counts[AGREES]} agree to the printed digit, {counts[WITHIN_ROOM]} within a stated tolerance, "
             f"{counts[DIFFERS]} differ, {counts[NOT_AVAILABLE]} not available"
@@ -125,13 +122,13 @@ class Reproduction:
     @property
     def success(self) -> bool:
         """False if a number differs."""
-        return not any(row.verdict == DIFFERS for row in self.rows)
+        return not any(row.verdict == DIFFERS for row in self.numbers)
 
     def by_section(self) -> list[dict[str, Any]]:
         """How many numbers of each section have each verdict."""
         lines = []
-        for section in dict.fromkeys(row.section for row in self.rows):
-            counts = Counter(row.verdict for row in self.rows if row.section == section)
+        for section in dict.fromkeys(row.section for row in self.numbers):
+            counts = Counter(row.verdict for row in self.numbers if row.section == section)
             lines.append({"section": section, **{v: counts[v] for v in VERDICTS}})
         return lines
 
@@ -140,7 +137,7 @@ class Reproduction:
         """``reproduction.csv``, ``reproduction.md`` and ``ours.json`` in a folder."""
         check_folder(folder, FILES, force=force)
         contents = {
-            "reproduction.csv": csv_text((row._asdict() for row in self.rows), Row._fields),
+            "reproduction.csv": csv_text(self.rows(), Row._fields),
             "reproduction.md": "\n".join(_markdown(self)) + "\n",
             "ours.json": json.dumps({"generator": GENERATOR, **self.ours}, indent=1) + "\n",
         }
@@ -373,10 +370,10 @@ def _markdown(result: Reproduction) -> Iterator[str]:
     yield f"Model: {result.model.get('reference')}, fingerprint {result.model.get('fingerprint')}\n"
     yield f"**{result.summary}**\n"
     yield from (f"{remark}\n" for remark in result.remarks)
-    for section in dict.fromkeys(row.section for row in result.rows):
+    for section in dict.fromkeys(row.section for row in result.numbers):
         yield f"\n## {section}\n"
         digits = DIGITS[section]
         yield f"Printed with {digits} decimals.\n" if digits else "Counts, which agree if they are equal.\n"
         yield "| key | published | ours | verdict | note |\n|---|---:|---:|---|---|"
-        for row in (row for row in result.rows if row.section == section):
+        for row in (row for row in result.numbers if row.section == section):
             yield f"| {row.key} | {row.published} | {row.ours} | {row.verdict} | {row.note} |"

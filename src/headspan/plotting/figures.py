@@ -61,6 +61,8 @@ def figures(
     dpi : pixels per inch of png files. force : overwrite files of these names that are not such figures.
     """
     names, endings = parse_names(only), parse_formats(format)
+    if not 20 <= dpi <= 1200:
+        raise HeadspanError(f"dpi must be from 20 to 1200, not {dpi:g}")
     given = {"k": k, "labels": labels, "run": run, "text": text, "behaviour": behaviour}
     for name, value in given.items():
         if not set(_USED_BY[name]) & set(names) and not (name in ("run", "behaviour") and labels == "behaviour"):

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headspan.graphs.graph import Node as Wired
-from headspan.graphs.graph import Wiring
+from headspan.graphs.graph import Wiring, WiringNode
 from headspan.plotting import style
 from headspan.plotting.canvas import legend_below, legend_rows, new_figure
 from headspan.plotting.nodes import (
@@ -27,7 +26,7 @@ from headspan.plotting.nodes import (
     shown_labels,
 )
 from headspan.results.matrix import Edge
-from headspan.vocabulary.heads import Head, Node, Port, attention_position
+from headspan.vocabulary.heads import Head, HeadOrNode, Node, attention_position
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,13 +81,13 @@ class _Cells:
         """The gap between query heads and shared heads, in rows."""
         return 0.6 if len({head.kv for head in self.rows}) > 1 else 0.0
 
-    def place(self, head: Port) -> Point:
+    def place(self, head: HeadOrNode) -> Point:
         if isinstance(head, Node):
             return self.columns.index(gap_of(head, self.layers)) * self.cell[0], -self.levels[head] * self.cell[1]
         row = self.rows.index(_row(head)) + (self.apart if head.kv else 0.0)
         return self.columns.index(head.layer) * self.cell[0], -row * self.cell[1]
 
-    def box_of(self, node: Wired, tokens: Tokens) -> Point:
+    def box_of(self, node: WiringNode, tokens: Tokens) -> Point:
         """Heads without tokens get a low box even if others have tokens."""
         return self.box if not tokens or (isinstance(node.head, Head) and node.head in tokens) else (self.box[0], 0.27)
 
@@ -120,7 +119,7 @@ def gap_of(node: Node, layers: Collection[int]) -> float:
 
     A node at the input of a layer has the position of its attention (reading) or the one before (writing).
 
-    >>> [gap_of(Node(position, 0, "n"), range(3)) for position in (-1, 0, 1, 2, 3, 2**31)]
+    >>> [gap_of(Node.at(position, 0, "n"), range(3)) for position in (-1, 0, 1, 2, 3, 2**31)]
     [-0.5, -0.5, 0.5, 0.5, 1.5, 2.5]
     """
     before = [layer for layer in layers if attention_position(layer) < node.position]
@@ -185,7 +184,7 @@ def _frame(axes: Axes, cells: _Cells) -> None:
         axes.scatter(*zip(*points, strict=True), s=5, color=style.FAINT, linewidths=0, zorder=1, gid="unwired")
 
 
-def _write(axes: Axes, node: Wired, where: Point, cells: _Cells, tokens: Sequence[str]) -> None:
+def _write(axes: Axes, node: WiringNode, where: Point, cells: _Cells, tokens: Sequence[str]) -> None:
     """The name of a head in the middle of its box, or above its tokens."""
     if not tokens:
         fits = cells.fontsize if len(str(node.head)) < 6 else cells.fontsize - (1 if isinstance(node.head, Head) else 2)
@@ -205,7 +204,7 @@ def _cut(token: str, most: int = 10) -> str:
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
-def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[Port, float]) -> None:
+def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[HeadOrNode, float]) -> None:
     """A curve from the right side of the source to the left side of the target, level at both ends.
 
     Every pairing arrives at its own height, so that parallel edges stay apart.

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from headspan.graphs.graph import Wiring
-from headspan.vocabulary.heads import Port, positions_of
+from headspan.vocabulary.heads import HeadOrNode, positions_of
 
 ASPECT = 1.5  # width over height of the ellipse
 _TRIALS = 6000  # most swaps tried
@@ -25,7 +25,7 @@ _CROSSING, _OVERRUN, _LENGTH, _DISORDER = 1.0, 3.0, 0.45, 0.35
 class EllipseLayout:
     """Centre of every head, and the half axes of the ellipse (0 without labels), in units of the box width."""
 
-    places: dict[Port, tuple[float, float]]
+    places: dict[HeadOrNode, tuple[float, float]]
     half_axes: tuple[float, float]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headspan.graphs.graph import Node, Wiring
+from headspan.graphs.graph import Wiring, WiringNode
 from headspan.plotting import style
 from headspan.results.matrix import Edge
 from headspan.vocabulary.heads import Head, Pairing, Role
@@ -19,7 +19,7 @@ FAINTEST, DARKER = 0.14, 1.05  # opacity of an edge at chance, and its slope wit
 Point = tuple[float, float]
 
 
-def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mapping[str, str]) -> Patch:
+def draw_box(axes: Axes, node: WiringNode, centre: Point, size: Point, colours: Mapping[str, str]) -> Patch:
     """A rounded box, striped if a head has several labels. Other nodes have the outline of their kind."""
     from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
@@ -50,7 +50,7 @@ def draw_box(axes: Axes, node: Node, centre: Point, size: Point, colours: Mappin
     return box
 
 
-def draw_name(axes: Axes, node: Node, where: Point, fontsize: float, **options: Any) -> None:
+def draw_name(axes: Axes, node: WiringNode, where: Point, fontsize: float, **options: Any) -> None:
     """The head's name, bold if it has a label. Names of other nodes are cut to fit."""
     options = {"ha": "center", "va": "center_baseline", **options}
     weight = "bold" if node.labels else "normal"

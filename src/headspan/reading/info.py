@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headspan.models.folding import FOLDED_NORMS
 from headspan.models.weights import AttentionWeights
+from headspan.results.checks import damaged
+from headspan.results.metadata import Field, check_fields, fields, list_of, mapping_of, optional, text, whole
+from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import WeightsLike, given_weights
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.heads import ROLES, HeadRole
+from headspan.vocabulary.errors import visible
+from headspan.vocabulary.heads import ROLES, Port
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
@@ -36,10 +41,64 @@ FOLD_ADVICE = {
 }
 _SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
+_LINE = 120  # characters of a line in a repr
+_NORM = Field("a kind of norm", lambda value: isinstance(value, str) and value in _NORMS)
+_PLACE = Field("the place of a norm", lambda value: isinstance(value, str) and value in _PLACES)
+_BOOLEAN = Field("true or false", lambda value: type(value) is bool)
+_COUNT = whole(0, 2**62)
+# The facts that every `Info` has.
+FACTS: dict[str, Field] = {
+    "reference": text(),
+    "architecture": optional(text()),
+    "n_layers": _COUNT,
+    "attention_layers": list_of(_COUNT),
+    "n_heads": _COUNT,
+    "n_kv_heads": _COUNT,
+    "d_model": _COUNT,
+    "d_head": _COUNT,
+    "d_head_by_role": mapping_of(_COUNT),
+    "norm": _NORM,
+    "norm_place": _PLACE,
+    "foldable": _BOOLEAN,
+    "not_foldable_reason": optional(text()),
+    "folds": list_of(text()),
+    "fold_advice": optional(text()),
+    "vocab_size": optional(_COUNT),
+    "unembedding": _BOOLEAN,
+    "tied_embedding": optional(_BOOLEAN),
+    "storage_dtypes": list_of(text()),
+    "tensors": list_of(fields({"name": text(), "bytes": _COUNT}, ("name", "bytes"))),
+    "bytes_to_read": _COUNT,
+    "total_bytes": _COUNT,
+    "notes": list_of(text()),
+}
+_RANKS: dict[str, Field] = dict.fromkeys(("full", "min", "max", "heads"), _COUNT)
+_DEFICIENT = {"head": text(), "rank": _COUNT}
+# Those of one whose weights were read.
+CHECKED: dict[str, Field] = {
+    "fingerprint": text(),
+    "check": fields(
+        {
+            "ranks": mapping_of(fields(_RANKS, tuple(_RANKS))),
+            "rank_deficient": list_of(fields(_DEFICIENT, tuple(_DEFICIENT))),
+        },
+        ("ranks", "rank_deficient"),
+    ),
+}
 
 
-class Info(dict[str, Any]):
+class Info(Tabular, dict[str, Any]):
     """The facts about a model by name, as JSON values; its text is the output of ``headspan info``."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per fact: name and value; lists are joined by commas, and tensors counted."""
+        return [{"fact": name, "value": _flat(value)} for name, value in self.items() if name != "check"]
+
+    def _check(self, path: Path) -> None:
+        missing = [name for name in FACTS if name not in self]
+        if missing:
+            raise damaged(path, f"it lacks {', '.join(missing)}")
+        check_fields(self, FACTS | CHECKED, "fact", path)
 
     def lines(self) -> list[str]:
         """The facts as text."""
@@ -55,7 +114,11 @@ class Info(dict[str, Any]):
 
     def __repr__(self) -> str:
         rows = self._rows()
-        return "\n".join(f"{name:<14}{value}" for name, value in list(rows.items())[:_SHOWN_IN_REPR])
+        lines = [visible(f"{name:<14}{value}") for name, value in list(rows.items())[:_SHOWN_IN_REPR]]
+        return "\n".join(line if len(line) <= _LINE else line[: _LINE - 1] + "…" for line in lines)
+
+    def _headline(self) -> str:
+        return f"facts about {self['reference']}"
 
     def _rows(self) -> dict[str, str]:
         layers, attending = self["n_layers"], len(self["attention_layers"])
@@ -148,11 +211,20 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
             )
             heads = weights.heads_in(role, layer)
             deficient += [
-                {"head": str(HeadRole(heads[i], role)), "rank": int(found[i])}
+                {"head": str(Port(heads[i], role)), "rank": int(found[i])}
                 for i in map(int, (found < wide).nonzero()[0])
             ]
             update(number * len(ROLES) + place + 1, steps)
     return {"finite": True, "ranks": ranks, "rank_deficient": deficient}
+
+
+def _flat(value: Any) -> str | float | bool | None:
+    """A fact as one number or text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    if isinstance(value, list):
+        return f"{len(value)}" if value and isinstance(value[0], dict) else ", ".join(map(str, value))
+    return value
 
 
 def _folding(facts: Mapping[str, Any]) -> str:

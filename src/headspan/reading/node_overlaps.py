@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headspan.node_kinds.node_sets import GivenNode, NodeSet
+from headspan.node_kinds.node_sets import NodeSet
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import FEWEST_OTHERS, Search, Side
 from headspan.results.tabular import Tabular
@@ -33,6 +34,7 @@ from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.heads import Node
 
 COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
 _AT_ONCE = 1024  # nodes whose rows are computed together
@@ -44,7 +46,7 @@ Several = str | os.PathLike[str] | list[Any] | tuple[Any, ...]
 @checked
 def nodes(
     model: WeightsLike,
-    add: Several | GivenNode | NodeSet | None = None,
+    add: Several | Node | NodeSet | None = None,
     sae: Several | None = None,
     adapter: Several | None = None,
     neurons: str | list[str] | None = None,
@@ -67,7 +69,7 @@ def nodes(
     >>> rng = np.random.default_rng(0)
     >>> model = {role: rng.normal(size=(3, 2, 20, 4)) for role in "QKVO"}
     >>> direction = model["O"][1, 0] @ rng.normal(size=4)
-    >>> report = nodes(model, GivenNode(direction, "planted", layer=2))
+    >>> report = nodes(model, Node(direction, "planted", layer=2))
     >>> report.rows()[0]["partner"], round(report.rows()[0]["share"], 6)
     ('L1H0.O', 1.0)
     """
@@ -85,26 +87,71 @@ def nodes(
         )
     search = Search(weights, sets, k, budget, seed, progress)
     search.run()
-    return NodeReport(search)
+    return NodeReport.of_search(search)
 
 
+class Overlap(TypedDict):
+    """A node and a port, with the share of the node in the port; None where a number is undefined."""
+
+    node: str
+    kind: str
+    side: str
+    rank: int
+    partner: str
+    share: float
+    p: float | None
+    z: float | None
+    p_kind: float | None
+
+
+@dataclass(frozen=True)
+class StoredOverlaps:
+    """The pairs of a report that was saved; those of too many nodes are kept head by head only."""
+
+    nodes: list[Overlap] | None
+    heads: list[Overlap]
+
+    def by_node(self) -> Iterator[Overlap]:
+        if self.nodes is None:
+            raise HeadspanError("this file has too many nodes to list one by one. Use by_head, or run nodes again")
+        yield from self.nodes
+
+    def by_head(self) -> Iterator[Overlap]:
+        yield from self.heads
+
+    def of(self, name: str) -> list[Overlap] | None:
+        wanted = name.strip().upper()
+        return [row for row in self.by_node() if row["node"].upper() == wanted] or None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class NodeReport(Tabular):
     """The strongest writers and readers of nodes, and the nodes that each head writes and reads most.
 
     rows: by node, or by head if there are too many nodes to list; by_node and by_head choose explicitly.
+    count: how many nodes; ports: how many ports of heads they were compared with.
     """
 
-    def __init__(self, search: Search) -> None:
-        self.reference, self.k = search.weights.reference, search.k
-        self.d_model = search.weights.d_model
-        self.folding = search.weights.folding
-        self._sets, self._sides, self._offsets = list(search.sets), search.sides, search.offsets
-        self.notes = [*dict.fromkeys(note for found in self._sets for note in found.notes), *search.notes]
-        lost = sum(int(np.count_nonzero(ranks == 0)) for side in self._sides for ranks in side.node_ranks.values())
+    reference: str
+    k: int
+    d_model: int
+    folding: str
+    notes: list[str]
+    count: int
+    ports: int
+    overlaps: StoredOverlaps
+
+    @classmethod
+    def of_search(cls, search: Search) -> NodeReport:
+        """The report of a search that has run; its rows are made when they are asked for."""
+        weights, sides = search.weights, search.sides
+        notes = [*dict.fromkeys(note for found in search.sets for note in found.notes), *search.notes]
+        lost = sum(int(np.count_nonzero(ranks == 0)) for side in sides for ranks in side.node_ranks.values())
         if lost:
-            self.notes.append(f"{lost} ports of nodes have length 0, so they have no direction and are left out")
-        self.count = int(self._offsets[-1])
-        self.ports = sum(len(ports) for side in self._sides for ports, _ in side.ports)
+            notes.append(f"{lost} ports of nodes have length 0, so they have no direction and are left out")
+        count, ports = int(search.offsets[-1]), sum(len(ports) for side in sides for ports, _ in side.ports)
+        found: Any = FoundOverlaps(search, count * 2 * search.k <= MOST_ROWS)
+        return cls(weights.reference, search.k, weights.d_model, weights.folding, notes, count, ports, found)
 
     def _headline(self) -> str:
         folded = ", norms folded in" if self.folding != "none" else ""
@@ -118,19 +165,44 @@ class NodeReport(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """node, kind, side, rank, partner, share, p, z, p_kind of each kept pair."""
-        return list(self.by_node() if self.listed_by_node else self.by_head())
+        return [dict(row) for row in (self.by_node() if self.listed_by_node else self.by_head())]
 
-    def of(self, name: str) -> list[dict[str, Any]]:
+    def of(self, name: str) -> list[Overlap]:
         """The rows of one node."""
+        found = self.overlaps.of(name) if isinstance(name, str) else None
+        if found is None:
+            raise HeadspanError(f"there is no node {str(name)[:80]!r} in this result")
+        return found
+
+    def by_node(self) -> Iterator[Overlap]:
+        """Node by node: its writers, then its readers, strongest first."""
+        return self.overlaps.by_node()
+
+    def by_head(self) -> Iterator[Overlap]:
+        """Port by port of the heads: the nodes that it writes or reads most; rank counts nodes then."""
+        return self.overlaps.by_head()
+
+
+class FoundOverlaps:
+    """The pairs that a search kept, with rows made on demand; the same methods as `StoredOverlaps`."""
+
+    def __init__(self, search: Search, few: bool) -> None:
+        self._sets, self._sides, self._offsets = list(search.sets), search.sides, search.offsets
+        self.d_model, self._few = search.weights.d_model, few
+
+    def _to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return {"nodes": list(self.by_node()) if self._few else None, "heads": list(self.by_head())}, {}
+
+    def of(self, name: str) -> list[Overlap] | None:
         for i, found in enumerate(self._sets):
-            number = found.find(name) if isinstance(name, str) else None
+            number = found.find(name)
             if number is not None:
                 place = int(np.flatnonzero(np.asarray(found.ids) == number)[0])
                 part = range(place, place + 1)
                 return [row for side in self._sides for row in self._node_rows(side, i, part)[0]]
-        raise HeadspanError(f"there is no node {str(name)[:80]!r} in this result")
+        return None
 
-    def by_node(self) -> Iterator[dict[str, Any]]:
+    def by_node(self) -> Iterator[Overlap]:
         """By node: its writers, then its readers, strongest first."""
         for i, found in enumerate(self._sets):
             for start in range(0, len(found), _AT_ONCE):
@@ -139,13 +211,13 @@ class NodeReport(Tabular):
                 for of_node in zip(*rows, strict=True):
                     yield from (row for of_side in of_node for row in of_side)
 
-    def by_head(self) -> Iterator[dict[str, Any]]:
+    def by_head(self) -> Iterator[Overlap]:
         """By port of a head: the nodes that it writes or reads most; rank then counts nodes."""
         for side in self._sides:
             for first, best in sorted(side.heads.items()):
                 ports = first + np.arange(len(best.ids))[:, None] + np.zeros_like(best.ids)
                 sets = np.searchsorted(self._offsets, best.ids, side="right") - 1
-                kept: dict[tuple[int, int], dict[str, Any]] = {}
+                kept: dict[tuple[int, int], Overlap] = {}
                 for i in np.unique(sets[best.scores >= 0]).tolist():
                     here = np.flatnonzero(((sets == i) & (best.scores >= 0)).ravel())
                     places = best.ids.ravel()[here] - self._offsets[i]
@@ -154,10 +226,10 @@ class NodeReport(Tabular):
                     kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
                 yield from (kept[key] for key in sorted(kept))
 
-    def _node_rows(self, side: Side, i: int, part: range) -> list[list[dict[str, Any]]]:
+    def _node_rows(self, side: Side, i: int, part: range) -> list[list[Overlap]]:
         """The rows of some nodes of a set on one side, one list per node."""
         ids, scores = side.kept(i, part)
-        found: list[list[dict[str, Any]]] = [[] for _ in part]
+        found: list[list[Overlap]] = [[] for _ in part]
         here = np.argwhere(scores >= 0)
         places = part.start + here[:, 0]
         chosen = tuple(here.T)
@@ -169,7 +241,7 @@ class NodeReport(Tabular):
 
     def _rows(
         self, side: Side, i: int, places: np.ndarray, ports: np.ndarray, shares: np.ndarray, ranks: np.ndarray
-    ) -> list[dict[str, Any]]:
+    ) -> list[Overlap]:
         """Records of pairs of nodes of one set with ports."""
         if not len(places):
             return []

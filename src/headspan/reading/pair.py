@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headspan.reading.token_lengths import MAX_BLOCK, VocabularyRows, parse_preprocess, through_norm
 from headspan.reading.tokens import Token, check_count, readable_tokens, reader
-from headspan.results.tabular import same_content
+from headspan.results.checks import damaged
+from headspan.results.tabular import Tabular, same_content
 from headspan.scoring.inputs import WeightsLike, given_weights
 from headspan.statistics.dimension import pair_dimension_of
 from headspan.subspaces.bases import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
@@ -19,7 +21,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import Best
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import HeadRole
+from headspan.vocabulary.heads import Port
 
 if TYPE_CHECKING:
     from headspan.models.families.latent_attention import Chance
@@ -46,6 +48,10 @@ class SignedTokens(NamedTuple):
     positive: list[Token]
     negative: list[Token]
 
+    def joined(self) -> str:
+        """The tokens as text: those along the direction | those against it."""
+        return " | ".join(" ".join(token.token for token in side) for side in self)
+
 
 @dataclass(frozen=True)
 class SharedDirection:
@@ -68,8 +74,8 @@ class SharedDirection:
         return len(self.block) == 1
 
 
-@dataclass(frozen=True, eq=False)
-class PairReport:
+@dataclass(frozen=True, repr=False, eq=False)
+class PairReport(Tabular):
     """The relation of the subspaces of two weights; see :func:`pair`.
 
     principal_angles: radians, ascending. random_mean, random_sd, z: PK against independent random subspaces of the
@@ -96,17 +102,34 @@ class PairReport:
     shared_level: float = SHARED_LEVEL
     notes: list[str] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        chance = f"{self.random_mean:.4f} ± {self.random_sd:.4f}" + ("" if self.z is None else f", z = {self.z:.1f}")
-        angles = " ".join(f"{angle:.1f}" for angle in np.degrees(self.principal_angles[:8]))
-        more = " …" if len(self.principal_angles) > 8 else ""
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per pair of principal directions, smallest angle first; tokens for those in ``directions``."""
+        shown: list[SharedDirection | None] = [*self.directions]
+        shown += [None] * (len(self.principal_angles) - len(shown))
+        return [
+            {
+                "source": self.source, "target": self.target, "rank": rank, "cosine": float(np.cos(angle)),
+                "angle_degrees": float(np.degrees(angle)),
+                "block": None if one is None else ";".join(map(str, one.block)),
+                "writes": None if one is None or one.writes is None else one.writes.joined(),
+                "reads": None if one is None or one.reads is None else one.reads.joined(),
+            }
+            for rank, (angle, one) in enumerate(zip(self.principal_angles, shown, strict=True), start=1)
+        ]  # fmt: skip
+
+    def _headline(self) -> str:
+        chance = f"random {self.random_mean:.4f} ± {self.random_sd:.4f}"
+        chance += "" if self.z is None else f", z = {self.z:.1f}"
         return (
             f"{self.source} → {self.target}: subspaces of {self.dimensions[0]} and {self.dimensions[1]} dimensions in "
             f"{self.d_model}\n"
-            f"  PK {self.pk:.4f}, normalised {self.pk_normalised:.4f}; random subspaces: {chance}\n"
-            f"  shared directions: {self.shared_directions}; participation ratio {self.participation_ratio:.1f}\n"
-            f"  principal angles (degrees): {angles}{more}"
+            f"  PK {self.pk:.4f} (normalised {self.pk_normalised:.4f}, {chance}), {self.shared_directions} shared "
+            f"directions, participation ratio {self.participation_ratio:.1f}"
         )
+
+    def _check(self, path: Path) -> None:
+        if self.principal_angles.ndim != 1 or len(self.directions) > len(self.principal_angles):
+            raise damaged(path, "its directions do not fit its angles")
 
     def __eq__(self, other: object) -> bool:
         return same_content(self.to_dict(), other.to_dict()) if isinstance(other, PairReport) else NotImplemented
@@ -115,16 +138,10 @@ class PairReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values, with the angles in degrees too."""
-        plain = asdict(self)
-        plain["principal_angles"] = self.principal_angles.tolist()
+        plain = super().to_dict()
         plain["principal_angles_degrees"] = np.degrees(self.principal_angles).tolist()
         for entry, direction in zip(plain["directions"], self.directions, strict=True):
             entry["unique"] = direction.unique
-            for name in ("writes", "reads"):
-                signed: SignedTokens | None = getattr(direction, name)
-                entry[name] = signed and {
-                    sign: [t._asdict() for t in tokens] for sign, tokens in signed._asdict().items()
-                }
         return plain
 
 
@@ -132,8 +149,8 @@ class PairReport:
 @checked
 def pair(
     model: WeightsLike,
-    source: HeadRole | str,
-    target: HeadRole | str,
+    source: Port | str,
+    target: Port | str,
     k: int = 10,
     tokens: int = 5,
     preprocess: str = "centre-normalise",
@@ -177,7 +194,7 @@ class PairReader:
             self._missing.append(f"no tokens {what}: {error}")
             return None
 
-    def compare(self, source: HeadRole | str, target: HeadRole | str, top: int = 10, tokens: int = 5) -> PairReport:
+    def compare(self, source: Port | str, target: Port | str, top: int = 10, tokens: int = 5) -> PairReport:
         """The report of :func:`pair` for one pair."""
         check_count(top)
         check_count(tokens)
@@ -240,16 +257,16 @@ class PairReader:
             at += n
         return found
 
-    def _latent_chance(self, source: HeadRole | str, target: HeadRole | str, ranks: tuple[int, int]) -> Chance | None:
+    def _latent_chance(self, source: Port | str, target: Port | str, ranks: tuple[int, int]) -> Chance | None:
         """PK by chance if both weights share the latent of one layer; otherwise None."""
-        (first, role), (second, role2) = HeadRole.parse(source), HeadRole.parse(target)
+        (first, role), (second, role2) = Port.parse(source), Port.parse(target)
         if first.layer != second.layer or "KR" in (first.kind, second.kind):
             return None
         return self.weights.same_layer_chance(role, role2, first.layer, ranks)
 
-    def _shared(self, *names: HeadRole | str) -> list[str]:
+    def _shared(self, *names: Port | str) -> list[str]:
         """A note for each query head whose name refers to its KV head here."""
-        parsed = [head for name in names if (head := HeadRole.parse(name)).head.kind != "QR"]
+        parsed = [head for name in names if (head := Port.parse(name)).head.kind != "QR"]
         found = [self.weights.ports.note(head, role) for head, role in parsed]
         return [sentence for sentence in found if sentence is not None]
 
@@ -341,9 +358,9 @@ def degenerate_blocks(cosines: np.ndarray, gap: float = DEGENERATE_GAP) -> list[
     return [block for block in blocks for _ in block]
 
 
-def _basis(weights: AttentionWeights, name: HeadRole | str) -> np.ndarray:
-    head, role = HeadRole.parse(name) if isinstance(name, str) else name
-    weight = weights.read_head(HeadRole(head, role))
+def _basis(weights: AttentionWeights, name: Port | str) -> np.ndarray:
+    head, role = Port.parse(name) if isinstance(name, str) else name
+    weight = weights.read_head(Port(head, role))
     basis = orthonormal_basis(weight, weights.storage_dtype(role, head.layer))
     if basis.rank == 0:
         raise HeadspanError(f"the weight {head}.{role} is zero, so it spans nothing to compare")

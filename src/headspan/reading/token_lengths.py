@@ -15,7 +15,7 @@ import numpy as np
 
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Head, HeadRole, Role
+from headspan.vocabulary.heads import Head, Port, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights, Norm
@@ -149,7 +149,7 @@ class Stack:
 
 def head_stack(weights: AttentionWeights, head: Head, role: Role) -> Stack:
     """A stack of one head."""
-    weight = weights.read_head(HeadRole(head, role))[None]
+    weight = weights.read_head(Port(head, role))[None]
     return Stack((head,), role, _bases(weights, role, head.layer, weight), weight.shape[2])
 
 
@@ -182,7 +182,7 @@ def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: 
 _STACK_COLUMNS = 4096  # columns of bases multiplied with a block of the vocabulary at once
 
 
-def chosen_stacks(weights: AttentionWeights, ports: Sequence[HeadRole]) -> list[Stack]:
+def chosen_stacks(weights: AttentionWeights, ports: Sequence[Port]) -> list[Stack]:
     """Some weights of some heads in stacks: one per role, or several if there are many."""
     stacks: list[Stack] = []
     for role in dict.fromkeys(port.role for port in ports):

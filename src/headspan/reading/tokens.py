@@ -32,7 +32,7 @@ from headspan.system.memory import parse_memory
 from headspan.system.ordering import Best
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import ROLES, Head, HeadRole, Role
+from headspan.vocabulary.heads import ROLES, Head, Port, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -134,7 +134,7 @@ def all_tokens(
 
 def tokens_of(
     weights: AttentionWeights,
-    ports: Sequence[HeadRole],
+    ports: Sequence[Port],
     rows: VocabularyRows,
     k: int = 10,
     preprocess: str = "centre-normalise",

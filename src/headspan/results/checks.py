@@ -14,7 +14,17 @@ import numpy as np
 
 from headspan.results.metadata import MODEL
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role, forward_mask, pair_mask
+from headspan.vocabulary.heads import (
+    FLOW_PAIRINGS,
+    NODE_ROLES,
+    ROLES,
+    Head,
+    Node,
+    Pairing,
+    Role,
+    forward_mask,
+    pair_mask,
+)
 from headspan.vocabulary.ports import PortTable
 
 # Tolerance of the range of a score, as a share of its maximum: float32 sums, and products of bfloat16.
@@ -38,6 +48,34 @@ def check_heads(ports: Mapping[Role, Sequence[Any]], path: Path) -> None:
     keys = [head for head in ports[Role.K] if head.kind != "KR"]
     if list(ports[Role.Q]) != list(ports[Role.O]) or keys != list(ports[Role.V]):
         raise damaged(path, "its heads are not the same in Q and O, or in K and V")
+
+
+def check_ports(ports: Mapping[Role, Sequence[Any]], served_by: Mapping[Head, Head], path: Path) -> None:
+    """Refuse lists of heads and nodes that no model has: not all roles, names twice, nodes that are not in order."""
+    sound = (
+        set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
+        and all(isinstance(head, Head) for role in ROLES for head in ports[role])
+        and all(_is_node(node) for role in NODE_ROLES for node in ports.get(role, ()))
+        and all(_in_order(ports.get(role, ())) for role in NODE_ROLES)
+        and {*served_by} <= {*ports[Role.Q]}
+        and {*served_by.values()} <= {*ports[Role.K]}
+    )
+    if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
+        raise damaged(path, "its lists of heads are malformed")
+    check_heads(ports, path)
+
+
+def _is_node(node: Any) -> bool:
+    if not isinstance(node, Node):
+        return False
+    numbers = all(type(number) is int and abs(number) < 2**62 for number in (node.position, node.layer))
+    return numbers and isinstance(node.kind, str) and node.kind.isprintable() and len(node.kind) < 100
+
+
+def _in_order(nodes: Sequence[Node]) -> bool:
+    """Whether nodes are in stream order, as in a result."""
+    places = [(node.position, node.layer) for node in nodes]
+    return places == sorted(places)
 
 
 def check_ranks(ranks: Mapping[Role, np.ndarray], d_model: int, provenance: Mapping[str, Any], path: Path) -> None:

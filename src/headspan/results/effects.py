@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headspan.results.checks import effect_shape, is_effect
+from headspan.results.checks import check_extra, damaged, effect_shape, is_effect
 from headspan.results.head_scores import KINDS
 from headspan.results.identity import identity, same_model
 from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
@@ -77,6 +78,13 @@ class Effects(Tabular):
         return ScoreMatrix(
             "effect", pairing, self.ports.of(pairing.source), self.ports.of(pairing.target), values, self.ports
         )
+
+    def _check(self, path: Path) -> None:
+        extra = _as_extra(self)
+        check_extra(extra, self.ports, path)
+        _check_protocol(self.protocol)
+        if not self.materials:
+            raise damaged(path, "it has no effects")
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per measured edge, the largest effect of each pairing first."""
@@ -279,14 +287,19 @@ def attach(scores: Scores, measured: Effects) -> str | None:
     doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
     for name in [name for name in scores.extra if name.startswith("effect/")]:
         del scores.extra[name]
-    for (name, pairing), values in measured.arrays.items():
-        scores.extra[f"effect/{name}/{pairing}"] = np.ascontiguousarray(values, dtype=np.float32)
-    for kind, values in measured.clean.items():
-        scores.extra[f"effect/clean/{kind}"] = np.ascontiguousarray(values, dtype=np.float32)
-    scores.extra["effect/write_norms"] = np.ascontiguousarray(measured.write_norms, dtype=np.float32)
+    scores.extra |= {
+        name: np.ascontiguousarray(values, dtype=np.float32) for name, values in _as_extra(measured).items()
+    }
     model = {"model": identity(measured.model)} if measured.model else {}
     scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted, **model}
     return doubt
+
+
+def _as_extra(measured: Effects) -> dict[str, np.ndarray]:
+    """The arrays of effects by their names in a result."""
+    named = {f"effect/{name}/{pairing}": values for (name, pairing), values in measured.arrays.items()}
+    named |= {f"effect/clean/{kind}": values for kind, values in measured.clean.items()}
+    return named | {"effect/write_norms": measured.write_norms}
 
 
 def effects_in(scores: Scores) -> Effects | None:

@@ -17,6 +17,7 @@ from headspan.results.metadata import HEAD_SCORES, MODEL
 from headspan.results.tabular import Tabular
 from headspan.system.arguments import checked
 from headspan.system.inputs import read_text, reason
+from headspan.system.outputs import writing
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 from headspan.vocabulary.heads import Head
 
@@ -112,6 +113,12 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     def to_dict(self) -> dict[str, dict[str, float | None]]:
         """Plain JSON: kind -> head -> score, null where nothing could be measured."""
         return {kind: {h: None if math.isnan(v) else v for h, v in self[kind].items()} for kind in self}
+
+    @checked
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the scores and their model as JSON; the file appears only when complete."""
+        with writing(path, "json", force=force) as temporary:
+            temporary.write_text(json.dumps(self.to_file_dict(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     @checked

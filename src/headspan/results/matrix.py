@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.tabular import Tabular, data_frame, html_table
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Head, Pairing, Port, forward_mask
+from headspan.vocabulary.heads import HeadOrNode, Pairing, forward_mask
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     import pandas
-
-    from headspan.results.labels import Labels
 
 
 class Edge(NamedTuple):
@@ -28,8 +27,8 @@ class Edge(NamedTuple):
     metric: str
     pairing: Pairing
     rank: int
-    source: Head  # or a Node, where the result has some
-    target: Head
+    source: HeadOrNode
+    target: HeadOrNode
     score: float
 
 
@@ -40,17 +39,18 @@ def edge_row(edge: Edge) -> dict[str, Any]:
 
 
 class Edges(Tabular, list[Edge]):
-    """A list of edges that a notebook shows as a table; with ``labels``, the classes of both heads are columns."""
+    """A list of edges that a notebook shows as a table.
 
-    def __init__(self, edges: Iterable[Edge] = (), labels: Labels | None = None) -> None:
-        super().__init__(edges)
-        self.labels = labels
+    labels: the classes of the heads of these edges by name, joined by ``;``; with them, both heads have a column.
+    """
+
+    labels: dict[str, str] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge: metric, pairing, rank, source, target, score; source_labels, target_labels."""
-        rows, labels = [edge_row(edge) for edge in self], self.labels
-        if labels is not None:
-            rows = [row | {f"{end}_labels": labels.joined(row[end]) for end in ("source", "target")} for row in rows]
+        rows = [edge_row(edge) for edge in self]
+        if self.labels is not None:
+            rows = [r | {f"{end}_labels": self.labels[r[end]] for end in ("source", "target")} for r in rows]
         return rows
 
     def _headline(self) -> str:
@@ -63,10 +63,15 @@ class ScoreMatrix(Tabular):
 
     metric: str
     pairing: Pairing
-    sources: tuple[Head, ...]  # or Nodes, where the result has some
-    targets: tuple[Head, ...]
+    sources: tuple[HeadOrNode, ...]
+    targets: tuple[HeadOrNode, ...]
     values: np.ndarray
     ports: PortTable | None = None  # maps L17H3.K to L17KV1.K
+
+    def _check(self, path: Path) -> None:
+        shape = len(self.sources), len(self.targets)
+        if self.values.shape != shape:
+            raise damaged(path, f"its values have shape {self.values.shape}, its heads need {shape}")
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per pair, largest score first."""
@@ -115,12 +120,12 @@ class ScoreMatrix(Tabular):
         )
 
     @checked
-    def at(self, source: Port | str, target: Port | str) -> float:
+    def at(self, source: HeadOrNode | str, target: HeadOrNode | str) -> float:
         """The score of one pair (NaN where the pair is not in the pair set)."""
         return float(self.values[self.find(source, target)])
 
     @checked
-    def rank_of(self, source: Port | str, target: Port | str) -> int:
+    def rank_of(self, source: HeadOrNode | str, target: HeadOrNode | str) -> int:
         """The place of a pair among all pairs of this pairing, 1 for the largest score."""
         row, column = self.find(source, target)
         if math.isnan(self.values[row, column]):
@@ -129,7 +134,7 @@ class ScoreMatrix(Tabular):
         earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
         return int(np.count_nonzero(values > self.values[row, column]) + earlier_ties) + 1
 
-    def find(self, source: Port | str, target: Port | str) -> tuple[int, int]:
+    def find(self, source: HeadOrNode | str, target: HeadOrNode | str) -> tuple[int, int]:
         """Row and column of a pair; under GQA a query head's K and V are those of its KV head."""
         table = self.ports or PortTable({self.pairing.source: self.sources, self.pairing.target: self.targets})
         return table.find(source, self.pairing.source), table.find(target, self.pairing.target)

@@ -191,6 +191,7 @@ SERIES: dict[str, Field] = {
     "edges": list_of(row_of(text(2), text(40), text(40))),
     "heads": mapping_of(_NAMES, _is_role),
     "notes": TEXTS,
+    "order": TEXTS,
     "provenance": MAPPING,
     "hash": text(200),
 }
@@ -202,18 +203,4 @@ SERIES_PROVENANCE: dict[str, Field] = {
     "served_by": optional(mapping_of(text(40))),
     "centred": optional(TEXTS),
     "not_centred": optional(TEXTS),
-}
-STATISTICS: dict[str, Field] = {
-    "ports": mapping_of(_NAMES, _is_role),
-    "served_by": mapping_of(text(40)),
-    "inputs": list_of(
-        fields(
-            {"kind": text(40), "sequences": whole(1, 2**53), "tokens": whole(1, 2**53), "sha256": text(64)},
-            needed=("kind", "sequences", "tokens", "sha256"),
-        )
-    ),
-    "model": fields({**IDENTITY, "reference": optional(text())}),
-    "protocol": MAPPING,
-    "provenance": MAPPING,
-    "hash": text(200),
 }

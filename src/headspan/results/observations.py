@@ -18,27 +18,33 @@ means of values, and counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from headspan.results.checks import check_heads, damaged
 from headspan.results.identity import identity, same_model, short_name
-from headspan.results.metadata import STATISTICS, check_fields
+from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import square_roots
-from headspan.system.outputs import check_output
-from headspan.system.sealed_file import check_seal, content_hash, read_sealed, write_sealed
+from headspan.system.sealed_file import content_hash
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import ROLES, Head, Role
+from headspan.vocabulary.heads import ROLES, Role
 from headspan.vocabulary.ports import PortTable
 
-SCHEMA = 1
-KIND = "statistics"
 READ = (Role.Q, Role.K, Role.V)
+
+
+class RunInput(TypedDict):
+    """What a model ran on: its kind (text, random or tokens), and a hash of the token ids."""
+
+    kind: str
+    sequences: int
+    tokens: int
+    sha256: str
 
 
 @dataclass(repr=False, eq=False)
@@ -53,10 +59,10 @@ class Statistics(Tabular):
     ports: PortTable
     arrays: dict[str, np.ndarray]
     counts: np.ndarray
-    inputs: list[dict[str, Any]]
+    inputs: list[RunInput]
     model: dict[str, Any] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -79,7 +85,7 @@ class Statistics(Tabular):
     def about(self) -> dict[str, Any]:
         """What a result records of its statistics."""
         digest = content_hash({**self.arrays, "counts": self.counts}, {})
-        return {"inputs": self.inputs, "protocol": self.protocol, "hash": digest}
+        return {"inputs": [dict(one) for one in self.inputs], "protocol": self.protocol, "hash": digest}
 
     def roots(self, role: Role | str) -> np.ndarray:
         """(n, m, m): R with R Rᵀ = the matrix of each port; W·R is the factor of influence. Of V (n, 1, 1)."""
@@ -123,56 +129,25 @@ class Statistics(Tabular):
             found = _merged(found, other)
         return found
 
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write everything to one safetensors file, which appears only when it is complete."""
-        target = check_output(path, KIND, inputs=[self.model.get("reference")], force=force, ending=".safetensors")
-        head = {
-            "schema": SCHEMA,
-            "kind": KIND,
-            "ports": {str(role): list(map(str, self.ports.of(role))) for role in ROLES},
-            "served_by": {str(head): str(kv) for head, kv in self.ports.served_by.items()},
-            "inputs": self.inputs,
-            "model": self.model,
-            "protocol": self.protocol,
-            "provenance": self.provenance,
-        }
-        write_sealed(target, {**self.arrays, "counts": self.counts}, head)
-        return target
+    def _inputs(self) -> Sequence[Any]:
+        return [self.model.get("reference")]
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Statistics:
-        """Read the file that :meth:`save` wrote; other files are refused, and edits are reported."""
-        place = Path(path)
-        missing = f"there is no file {path}: make one with headspan observe MODEL --out {path}"
-        head, tensors = read_sealed(path, "file of statistics", missing)
-        if not isinstance(head, dict) or head.get("kind") != KIND:
-            raise HeadspanError(f"{path} does not hold statistics: make them with headspan observe")
-        if type(head.get("schema")) is not int or head["schema"] > SCHEMA:
-            raise HeadspanError(f"{path} was written by a newer version of headspan: upgrade headspan")
-        if not {*STATISTICS} - {"hash"} <= {*head}:
-            raise damaged(place, "its metadata is incomplete")
-        check_fields(head, STATISTICS, "metadata", place)
-        try:
-            ports: dict[Role, tuple[Any, ...]] = {
-                role: tuple(map(Head.parse, head["ports"][str(role)])) for role in ROLES
-            }
-            served = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
-        except (KeyError, HeadspanError):
-            raise damaged(place, "its lists of heads are malformed") from None
-        check_heads(ports, place)
-        counts = tensors.pop("counts", np.zeros(0))
-        found = cls(
-            PortTable(ports, served),
-            tensors,
-            counts,
-            head["inputs"],
-            head["model"],
-            head["protocol"],
-            head["provenance"],
-        )
-        _check_arrays(found, place)
-        check_seal(head, {**tensors, "counts": counts}, place, found.provenance, expected=True)
-        return found
+    def _check(self, path: Path) -> None:
+        """Refuse a file whose arrays do not fit its heads, or hold numbers that no run gives."""
+        check_heads(self.ports.ports, path)
+        check_fields(self.model, {**IDENTITY, "reference": optional(text())}, "model", path)
+        if not self.inputs or min(one["tokens"] for one in self.inputs) < 1:
+            raise damaged(path, "it has no input")
+        _check_arrays(self, path)
+
+
+def given_statistics(stats: Statistics | str | os.PathLike[str]) -> Statistics:
+    """Statistics as given, or from their file."""
+    if isinstance(stats, Statistics):
+        return stats
+    if not os.path.exists(stats):
+        raise HeadspanError(f"there is no file {stats}: make statistics with `hs.observe(model, out={str(stats)!r})`")
+    return Statistics.load(stats)
 
 
 def expected_shapes(ports: PortTable, widths: Mapping[Role, int], positions: int) -> dict[str, tuple[int, ...]]:
@@ -237,7 +212,7 @@ def _merged(first: Statistics, second: Statistics) -> Statistics:
         [*first.inputs, *second.inputs],
         identity(first.model),
         {key: value for key, value in first.protocol.items() if second.protocol.get(key) == value},
-        dict(first.provenance),
+        list(dict.fromkeys([*first.notes, *second.notes])),
     )
 
 

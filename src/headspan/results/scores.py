@@ -6,8 +6,7 @@ A result knows only the provenance of its model, not the model.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,14 @@ import numpy as np
 from headspan.results import strongest
 from headspan.results.choices import given_pairings
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
-from headspan.results.scores_file import is_result, read_result, write_result
+from headspan.results.scores_file import SEALED_SCHEMA, is_result, read_result, result_parts
 from headspan.results.strongest import Around
-from headspan.results.tabular import data_frame
+from headspan.results.tabular import Tabular, data_frame
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError, WrongArgument, missing_extra, visible
-from headspan.vocabulary.heads import Head, HeadRole, Pairing, Port, Role
+from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Port, Role
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
@@ -33,14 +32,16 @@ if TYPE_CHECKING:
     import xarray
 
 
-__all__ = ["Edge", "Edges", "ScoreMatrix", "Scores", "edge_row", "is_result", "load"]
+__all__ = ["Edge", "Edges", "ScoreMatrix", "Scores", "edge_row", "is_result"]
 
 _WIDEST = 60  # characters of a reference in a repr
 
 
 @dataclass(repr=False, eq=False)
-class Scores:
+class Scores(Tabular):
     """All scores of a run, by ``scores["pk", "OK"]``."""
+
+    _sealed_since = SEALED_SCHEMA
 
     arrays: dict[tuple[str, Pairing], np.ndarray]
     ports: PortTable
@@ -141,7 +142,7 @@ class Scores:
 
     def around(
         self,
-        head: Port | HeadRole | str,
+        head: HeadOrNode | Port | str,
         k: int = 10,
         metric: str | Iterable[str] = PK,
         pairing: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -151,24 +152,35 @@ class Scores:
 
     # ------------------------------------------------------------------ files
 
-    @checked
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write everything to one safetensors file; it appears only when complete.
-
-        force: replace a file that is not a result; the model's own files are never replaced.
-        """
-        write_result(path, self, force)
+    def _to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return result_parts(self)
 
     @classmethod
-    @checked
-    def load(cls, path: str | os.PathLike[str]) -> Scores:
-        """Read a result file; a file from a newer version or of another kind is refused."""
-        return cls(*read_result(Path(path)))
+    def _from_parts(cls, head: Any, arrays: Mapping[str, np.ndarray], path: Path) -> Scores:
+        return cls(*read_result(head, arrays, path))
+
+    def _inputs(self) -> list[Any]:
+        return [self.provenance.get("reference")]
 
     # ---------------------------------------------------------------- exports
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per pair that is present: metric, pairing, source, target, score."""
+        return [
+            {
+                "metric": metric,
+                "pairing": str(pairing),
+                "source": str(matrix.sources[i]),
+                "target": str(matrix.targets[j]),
+                "score": float(value),
+            }
+            for (metric, pairing) in self.arrays
+            for matrix in [self[metric, pairing]]
+            for i, j, value in zip(*matrix.pairs(), strict=True)
+        ]
+
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per pair that is present: metric, pairing, source, target, score."""
+        """The rows as a data frame."""
         frames = []
         for metric, pairing in self.arrays:
             matrix = self[metric, pairing]
@@ -252,9 +264,3 @@ def _parse_key(key: Any) -> tuple[str, Pairing]:
             f'index scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
         )
     return key[0], Pairing.parse(key[1])
-
-
-@checked
-def load(path: str | os.PathLike[str]) -> Scores:
-    """Read a result file written by ``headspan score`` or ``Scores.save``."""
-    return Scores.load(path)

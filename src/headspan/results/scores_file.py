@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from headspan.results.checks import check_annotations, check_extra, check_heads, check_ranks, check_scores, damaged
+from headspan.results.checks import (
+    check_annotations,
+    check_extra,
+    check_heads,
+    check_ports,
+    check_ranks,
+    check_scores,
+    damaged,
+)
 from headspan.results.metadata import ANNOTATIONS, PROVENANCE, RESULT, check_fields
-from headspan.system.outputs import check_output
-from headspan.system.sealed_file import check_seal, read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, Node, Pairing, Role, check_node_name
 from headspan.vocabulary.ports import PortTable
@@ -29,9 +35,8 @@ Sizes: TypeAlias = "dict[tuple[str, Role], np.ndarray]"
 Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray], Sizes]"
 
 
-def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> None:
-    """Write everything to one file, if it may be written there; it appears only when complete."""
-    target = check_output(path, "result", inputs=[scores.provenance.get("reference")], force=force)
+def result_parts(scores: Scores) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata and the arrays of the file."""
     tensors = {f"{metric}/{pairing}": a for (metric, pairing), a in scores.arrays.items()}
     tensors |= {f"rank/{role}": np.asarray(r, dtype=np.int32) for role, r in scores.role_ranks.items()}
     tensors |= {f"size/{metric}/{role}": sizes for (metric, role), sizes in scores.sizes.items()}
@@ -52,26 +57,12 @@ def write_result(path: str | os.PathLike[str], scores: Scores, force: bool) -> N
         "provenance": scores.provenance,
         "annotations": scores.annotations,
     }
-    write_sealed(target, tensors, head)
+    return head, tensors
 
 
-def read_result(path: Path) -> Parts:
-    """What a result file holds; a file from a newer version, of another kind or with impossible content is refused.
-
-    A file that was edited after it was written is read with a warning.
-    """
-    name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
-    missing = f"there is no result file {path}: make one with `hs.score(model, out={name!r})`"
-    found, tensors = read_sealed(path, "headspan result", missing)
-    if found is None:
-        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with `hs.score(model)`")
+def read_result(found: Any, tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
+    """The fields of the scores in a file; a newer version or impossible content is refused."""
     head = _checked_head(found, path)
-    parts = _parts(head, tensors, path)
-    check_seal(head, tensors, path, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
-    return parts
-
-
-def _parts(head: dict[str, Any], tensors: Mapping[str, np.ndarray], path: Path) -> Parts:
     table = _port_table(head, path)
     arrays: dict[tuple[str, Pairing], np.ndarray] = {}
     ranks: dict[Role, np.ndarray] = {}
@@ -120,15 +111,6 @@ def is_result(path: str | os.PathLike[str]) -> bool:
 def _checked_head(head: Any, path: Path) -> dict[str, Any]:
     """The JSON metadata of a result file, checked."""
     schema = head.get("schema") if isinstance(head, dict) else None
-    if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
-        what, page = {
-            "diff": ("two models compared", "`hs.diff(model, other)`"),
-            "series": ("a training run", f"`hs.track({str(path)!r})`"),
-        }[head["kind"]]
-        raise HeadspanError(
-            f"{path} holds {what}, not the scores of one model: make those with `hs.score(model)`, or open it "
-            f"with {page}"
-        )
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(
             f"{path} was written by a newer headspan (schema {schema}, this one reads {SCHEMA}): upgrade headspan"
@@ -143,7 +125,6 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
 
 def _port_table(head: dict[str, Any], path: Path) -> PortTable:
     """The heads and nodes of a result file, by its schema."""
-    damaged = HeadspanError(f"{path} is damaged: its lists of heads are malformed; make it again")
     try:
         if head["schema"] == 1:
             query, kv = (list(map(Head.parse, head["heads"][key])) for key in ("query", "kv"))
@@ -154,38 +135,20 @@ def _port_table(head: dict[str, Any], path: Path) -> PortTable:
         if isinstance(listed, list):  # schema 2: one position for both ports
             rows = {row[0]: row for row in listed}
             listed = {str(role): [rows[name] for name in head["ports"].get(role, ())] for role in NODE_ROLES}
+        reading, writing = ({row[0] for row in listed.get(str(role), ())} for role in NODE_ROLES)
         ports: dict[Role, tuple[Any, ...]] = {
             Role(role): tuple(
-                Node(position, layer, check_node_name(name), kind) for name, kind, layer, position in rows
+                Node.at(position, layer, check_node_name(name), kind, name in reading, name in writing)
+                for name, kind, layer, position in rows
             )
             for role, rows in listed.items()
         }
         ports |= {Role(role): tuple(map(Head.parse, names)) for role, names in head["ports"].items() if role in ROLES}
         served_by = {Head.parse(query): Head.parse(kv) for query, kv in head["served_by"].items()}
     except (HeadspanError, KeyError, TypeError, ValueError, AttributeError):
-        raise damaged from None
-    sound = (
-        set(ROLES) <= set(ports) <= {*ROLES, *NODE_ROLES}
-        and all(_is_node(node) for role in NODE_ROLES for node in ports.get(role, ()))
-        and all(_in_order(ports.get(role, ())) for role in NODE_ROLES)
-        and {*served_by} <= {*ports[Role.Q]}
-        and {*served_by.values()} <= {*ports[Role.K]}
-    )
-    if not sound or any(len(set(map(str, names))) != len(names) for names in ports.values()):
-        raise damaged
-    check_heads(ports, path)
+        raise damaged(path, "its lists of heads are malformed") from None
+    check_ports(ports, served_by, path)
     return PortTable({role: ports[role] for role in (*ROLES, *NODE_ROLES) if ports.get(role)}, served_by)
-
-
-def _is_node(node: Node) -> bool:
-    numbers = all(type(number) is int and abs(number) < 2**62 for number in (node.position, node.layer))
-    return numbers and isinstance(node.kind, str) and node.kind.isprintable() and len(node.kind) < 100
-
-
-def _in_order(nodes: Sequence[Node]) -> bool:
-    """Whether nodes are in stream order, as in a result."""
-    places = [(node.position, node.layer) for node in nodes]
-    return places == sorted(places)
 
 
 def _role(name: str, path: Path) -> Role:

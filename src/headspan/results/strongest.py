@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     Head,
-    HeadRole,
+    HeadOrNode,
     Node,
     Pairing,
     Port,
@@ -42,10 +43,10 @@ class Around(Tabular):
     note: a text for display if that is another head, else None.
     """
 
-    head: Port | HeadRole
+    head: HeadOrNode | Port
     incoming: Edges
     outgoing: Edges
-    reads: tuple[Port, ...]
+    reads: tuple[HeadOrNode, ...]
     note: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -62,15 +63,15 @@ class Around(Tabular):
 
     def _repr_html_(self) -> str:
         return (
-            f"<p>Who feeds {self.head}</p>{self.incoming._repr_html_()}"
-            f"<p>Whom {self.head} feeds</p>{self.outgoing._repr_html_()}"
+            f"<p>Who feeds {escape(str(self.head))}</p>{self.incoming._repr_html_()}"
+            f"<p>Whom {escape(str(self.head))} feeds</p>{self.outgoing._repr_html_()}"
         )
 
 
 @checked
 def around(
     scores: Scores,
-    head: Port | HeadRole | str,
+    head: HeadOrNode | Port | str,
     k: int = 10,
     metric: str | Iterable[str] = PK,
     pairing: str | Pairing | Iterable[str | Pairing] | None = None,
@@ -87,7 +88,7 @@ def around(
     chosen = _chosen_around(scores, given_metrics(metric, scores), pairing)
     table = scores.ports
     wanted, role = table.ask(head)
-    asked, roles = (wanted, tuple(Role)) if role is None else (HeadRole(wanted, role), (role,))
+    asked, roles = (wanted, tuple(Role)) if role is None else (Port(wanted, role), (role,))
     if isinstance(wanted, Head) and wanted not in table.heads:
         raise HeadspanError(
             f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
@@ -148,7 +149,7 @@ def top(
         raise HeadspanError(
             f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
         )
-    edges = Edges(labels=classes)
+    edges = Edges()
     names = given_metrics(metric, scores)
     for matrix in (scores[name, one] for name in names for one in given_pairings(pairing, scores, name)):
         keep = np.ones(matrix.values.shape, dtype=bool)
@@ -158,6 +159,9 @@ def top(
             inside = _ids(members)
             keep &= np.isin(_ids(matrix.sources), inside)[:, None] | np.isin(_ids(matrix.targets), inside)[None, :]
         edges += _best(matrix, keep, k)
+    if classes is not None:
+        names = {str(end) for edge in edges for end in (edge.source, edge.target)}
+        edges.labels = {name: classes.joined(name) for name in sorted(names)}
     return edges
 
 
@@ -174,7 +178,7 @@ def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
         yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
 
 
-def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
+def _acts_as(table: PortTable, head: HeadOrNode, role: Role) -> tuple[HeadOrNode, ...]:
     """The heads that hold this head's weight of a role: itself, its KV head, or the query heads of its group."""
     if isinstance(head, Node):
         return tuple(port for port in table.of(role) if str(port) == head.name)
@@ -185,6 +189,6 @@ def _acts_as(table: PortTable, head: Port, role: Role) -> tuple[Port, ...]:
     return (table.kv_of(head),) if role.shared and head in table.served_by else ()
 
 
-def _ids(heads: Iterable[Port]) -> np.ndarray:
+def _ids(heads: Iterable[HeadOrNode]) -> np.ndarray:
     """Heads as strings, which numpy can compare."""
     return np.array([str(head) for head in heads], dtype=object).astype(str)

@@ -1,29 +1,40 @@
-"""The interface of tabular results: rows, a data frame, a short repr and an HTML table."""
+"""What all results have in common: rows, a data frame, a file, plain values, a short repr and an HTML table."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from headspan.results import saving
+from headspan.system.arguments import checked
 from headspan.vocabulary.errors import missing_extra, visible
 
 if TYPE_CHECKING:
     import pandas
+    from typing_extensions import Self
 
 _SHOWN = 6  # rows of a repr: with its headline and column names, ten lines
 _SHOWN_HTML = 20
 _WIDEST = 28  # characters of a cell in a repr
+_LINE = 120  # characters of a line in a repr
 _FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")  # first characters of a formula in a spreadsheet
 _NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?%?")
 
 
 class Tabular:
-    """Gives a class that has ``rows()`` a data frame and a repr that fits ten lines of a screen."""
+    """Gives a class that has ``rows()`` everything else that results have in common.
+
+    Its repr fits twelve lines of a screen. To be saved it needs a row in ``headspan.results.saving.KINDS`` and
+    annotated fields.
+    """
+
+    altered = False  # True in a result that was read from an edited file
 
     def rows(self) -> list[dict[str, Any]]:
         """Flat records: the same keys in each, every value a number, a text or None."""
@@ -37,16 +48,35 @@ class Tabular:
         """The rows as a data frame."""
         return data_frame(self.rows())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values: kind, schema, version and fields; arrays are lists."""
+        return saving.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return saving.from_dict(cls, content)
+
+    @checked
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write everything to one safetensors file, which :func:`headspan.load` reads; it appears only when complete.
+
+        force: replace a file of another kind; a file that was read is never replaced.
+        """
+        saving.save(self, path, force=force)
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file that ``save`` wrote; a file of another kind or a newer version is refused."""
+        return saving.load_as(cls, path)
+
+    def _inputs(self) -> Sequence[Any]:
+        """What the result was made from, where that can be files: they are not replaced by saving."""
+        return ()
+
     def __repr__(self) -> str:
-        rows = self.rows()
-        lines = [visible(self._headline())]
-        if rows:
-            table = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:_SHOWN])]
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            lines += ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-        if len(rows) > _SHOWN:
-            lines.append(f"… and {len(rows) - _SHOWN:,} more rows")
-        return "\n".join(lines)
+        return text_table(self._headline(), self.rows())
 
     def _repr_html_(self) -> str | None:
         return html_table(self._headline(), self.rows())
@@ -56,6 +86,23 @@ class Tabular:
         return same_content(self.rows(), other.rows()) if isinstance(other, type(self)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def text_table(headline: str, rows: list[dict[str, Any]]) -> str:
+    """A headline and the first rows in columns, as many as fit a line."""
+    lines = [_fitted(visible(line)) for line in headline.splitlines()]
+    if rows:
+        table = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        whole = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+        lines += map(_fitted, whole)
+    if len(rows) > _SHOWN:
+        lines.append(f"… and {len(rows) - _SHOWN:,} more rows")
+    return "\n".join(lines)
+
+
+def _fitted(line: str) -> str:
+    return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
 
 
 def same_content(mine: Any, theirs: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headspan.models.folding import fold
+from headspan.models.opening import open
 from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.results.effects_fields import with_effects
 from headspan.results.identity import same_model
@@ -111,6 +112,10 @@ def effects(
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
     store = None if into is None else Scores.load(into)
+    if isinstance(model, (str, os.PathLike)):  # report a model or result that cannot be used before loading it
+        with open(model) as weights:
+            for result in (scores, store):
+                check_same_heads(weights.ports, result, str(model))
     with progress_bar("measuring", progress) as update, running(model, device=device, dtype=dtype) as ready:
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:

@@ -14,6 +14,7 @@ import numpy as np
 
 from headspan.models.folding import fold
 from headspan.results.large_effects import UNITS
+from headspan.results.tabular import Tabular
 from headspan.running.edge_effects import EdgeReader, SharedDirections, port_weights
 from headspan.running.effect_sums import Before, Totals
 from headspan.running.effects import SEQUENCES
@@ -25,14 +26,14 @@ from headspan.running.samples import Sample
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadRole, Role
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Port, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
 
-@dataclass(frozen=True)
-class EffectCurve:
+@dataclass(frozen=True, repr=False, eq=False)
+class EffectCurve(Tabular):
     """``shared[i]`` and ``random[i]`` (mean over draws; ``random_largest[i]`` of them) for ``directions[i]``."""
 
     source: str
@@ -45,7 +46,11 @@ class EffectCurve:
     unit: str
     notes: list[str] = field(default_factory=list)
 
+    def _headline(self) -> str:
+        return f"effect of {self.source} on {self.target} by the number of directions, {self.unit}"
+
     def rows(self) -> list[dict[str, Any]]:
+        """One record per number of directions: directions, shared, random, random_largest, whole, effect_unit."""
         columns = ("directions", "shared", "random", "random_largest")
         table = zip(self.directions, self.shared, self.random, self.random_largest, strict=True)
         return [dict(zip(columns, row, strict=True)) | {"whole": self.whole, "effect_unit": self.unit} for row in table]
@@ -54,8 +59,8 @@ class EffectCurve:
 @checked
 def effects_curve(
     model: Any,
-    source: HeadRole | str,
-    target: HeadRole | str,
+    source: Port | str,
+    target: Port | str,
     *,
     draws: int = 4,
     ablate: str = "resample",
@@ -67,7 +72,7 @@ def effects_curve(
 
     The model runs on random sequences repeated twice.
     """
-    start, end = (HeadRole.parse(name) for name in (source, target))
+    start, end = (Port.parse(name) for name in (source, target))
     if start.role is not Role.O or end.role not in {pairing.target for pairing in FLOW_PAIRINGS}:
         raise HeadspanError(f"{start} → {end} is not an edge. Give an output (.O) and an input (.Q, .K or .V)")
     with running(model, device=device) as ready:

@@ -23,12 +23,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from headspan.results.effects import Effects
-from headspan.results.observations import Statistics
+from headspan.results.observations import Statistics, given_statistics
+from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
@@ -47,16 +48,75 @@ _SAME = 1e-5  # differences of logarithms that are rounding
 Predictors = Mapping[str, Mapping[Pairing, np.ndarray]]
 
 
-@dataclass
-class EffectsSummary:
-    """``rows``: one per material, pairing and predictor; ``differences``: between two predictors, same resamples."""
+class Prediction(TypedDict):
+    """How well one predictor finds the largest effects: each measure with its interval, None where it is undefined."""
 
-    rows: list[dict[str, Any]]
-    differences: list[dict[str, Any]]
+    material: str
+    pairing: str
+    predictor: str
+    edges: int
+    largest_edges: int
+    habit_edges: int
+    k: int
+    spearman: float | None
+    spearman_low: float | None
+    spearman_high: float | None
+    within: float | None
+    within_low: float | None
+    within_high: float | None
+    spec: float | None
+    spec_low: float | None
+    spec_high: float | None
+    ap: float | None
+    ap_low: float | None
+    ap_high: float | None
+    hits: float | None
+    hits_low: float | None
+    hits_high: float | None
+    habit_ap: float | None
+    habit_ap_low: float | None
+    habit_ap_high: float | None
+
+
+class Agreement(TypedDict):
+    """Rank correlation over all edges between the scores of one similarity on two inputs."""
+
+    pairing: str
+    first: str
+    second: str
+    spearman: float | None
+
+
+class Difference(TypedDict):
+    """Two predictors compared on the same resamples."""
+
+    material: str
+    pairing: str
+    first: str
+    second: str
+    measure: str
+    difference: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(repr=False, eq=False)
+class EffectsSummary(Tabular):
+    """One row per material, pairing and predictor; ``differences``: between two predictors, same resamples."""
+
+    predictions: list[Prediction]
+    differences: list[Difference]
     k: int
     notes: list[str] = field(default_factory=list)
     inputs: dict[str, str] = field(default_factory=dict)  # by name, what statistics were collected on
-    agreement: list[dict[str, Any]] = field(default_factory=list)  # of influence between two inputs
+    agreement: list[Agreement] = field(default_factory=list)  # of influence between two inputs
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per material, pairing and predictor: every measure with its interval."""
+        return [dict(line) for line in self.predictions]
+
+    def _headline(self) -> str:
+        return f"how well similarities find the largest effects, {len(self.predictions)} predictions"
 
 
 @checked
@@ -82,6 +142,8 @@ def effects_summary(
     k : edges with the highest scores in which ``hits`` are counted. resamples, seed : of the bootstrap.
     """
     with given_weights(model) as weights:
+        if not weights.ports.same_heads(effects.ports):
+            raise HeadspanError(f"these are not the effects of {weights.reference}: it has other heads")
         notes = [] if weights.foldable else [f"raw weights only: {weights.not_foldable_reason}"]
         observed = _by_input(stats)
         usual = (*DEFAULT_METRICS, *OBSERVED_METRICS) if observed else DEFAULT_METRICS
@@ -101,7 +163,7 @@ def _by_input(
     given: Sequence[Any] = [] if stats is None else [stats] if single else stats  # type: ignore[assignment]
     found: dict[str, Statistics] = {}
     for one in given:
-        loaded = one if isinstance(one, Statistics) else Statistics.load(one)
+        loaded = given_statistics(one)
         kind = loaded.kind
         number = sum(name.partition(" ")[0] == kind for name in found)
         found[f"{kind} {number + 1}" if number else kind] = loaded
@@ -169,7 +231,7 @@ def predictors_of(
     return found
 
 
-def agreement(predictors: Predictors) -> list[dict[str, Any]]:
+def agreement(predictors: Predictors) -> list[Agreement]:
     """Rank correlations over all edges between the scores that one similarity has on different inputs."""
     from scipy.stats import spearmanr
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import headspan
 from headspan.results.identity import identity
-from headspan.results.observations import KIND, Statistics, degrees
+from headspan.results.observations import RunInput, Statistics, degrees
 from headspan.running.materials import OBSERVE_TEXT, built_in_text, random_material, text_material, token_material
 from headspan.running.observation_sums import ObservationSums
 from headspan.running.opening import RunningModel, running
@@ -76,13 +76,13 @@ def observe(
     if draws < 1:
         raise HeadspanError(f"draws is {draws}. Give 1 or more")
     if out is not None:
-        check_output(out, KIND, inputs=[model], force=force, ending=".safetensors")
+        check_output(out, "statistics", inputs=[model], force=force, ending=".safetensors")
     with progress_bar("observing", progress) as update, running(model, device=device, dtype=dtype) as ready:
         replayer = Replayer(ready)
         notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
         kind, samples = _material(ready, text, random, tokens, ready.start_token(bos), sequences, length, seed, notes)
         ids = [np.ascontiguousarray(sample.ids, dtype="<i8") for sample in samples]
-        ran_on = {
+        ran_on: RunInput = {
             "kind": kind,
             "sequences": len(samples),
             "tokens": sum(map(len, ids)),
@@ -107,7 +107,7 @@ def observe(
                 [ran_on],
                 {**identity(ready.identity), "reference": ready.reference},
                 protocol,
-                {"headspan": headspan.__version__, "notes": list(dict.fromkeys(notes))},
+                list(dict.fromkeys(notes)),
             )
             if out is not None:
                 found.save(out, force=force)

@@ -15,7 +15,7 @@ from headspan.scoring.factors import FactorStore
 from headspan.scoring.plan import Panel, Plan, Tile
 from headspan.scoring.tiles import is_sound
 from headspan.subspaces.metrics import METRICS
-from headspan.vocabulary.heads import ROLES, Pairing, Port, Role
+from headspan.vocabulary.heads import ROLES, HeadOrNode, Pairing, Role
 
 
 def pair_name(first: Panel, second: Panel) -> str:
@@ -140,5 +140,5 @@ class Assembly:
                 yield _rank_sentence(self._weights.heads(role)[i], role, int(ranks[i]), int(full[i]))
 
 
-def _rank_sentence(head: Port, role: Role, rank: int, full: int) -> str:
+def _rank_sentence(head: HeadOrNode, role: Role, rank: int, full: int) -> str:
     return f"{head}.{role} (layer {head.layer}) has rank {rank} of {full}"

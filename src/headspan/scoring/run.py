@@ -19,7 +19,7 @@ import numpy as np
 import headspan
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
-from headspan.results.observations import Statistics
+from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
 from headspan.scoring.contraction import Route
@@ -155,12 +155,12 @@ def _with_statistics(
     if stats is None and not needed:
         return weights
     if stats is None:
-        raise HeadspanError(f"{needed[0]} needs statistics of a run. Make them with hs.observe, and give them as stats")
+        raise HeadspanError(f"{needed[0]} needs statistics of a run. Give `stats`, which `hs.observe(model)` makes")
     if not needed:
-        raise HeadspanError(f"stats are not used by {', '.join(names)}. Add influence to metric, or leave out stats")
+        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
     from headspan.models.observed import observed_weights
 
-    return observed_weights(weights, stats if isinstance(stats, Statistics) else Statistics.load(stats))
+    return observed_weights(weights, given_statistics(stats))
 
 
 def _with_nodes(weights: AttentionWeights, nodes: Any) -> AttentionWeights:

@@ -188,7 +188,7 @@ def remarks(summaries: list[PairingSummary]) -> list[str]:
 class Baseline(Tabular, list[PairingSummary]):
     """One line per pairing against chance."""
 
-    with_kl = False
+    with_kl: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per pairing; ``kl`` only if requested."""

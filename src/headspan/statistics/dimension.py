@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from headspan.results.scores import Scores
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import ROLES, HeadRole, Pairing, Port, Role
+from headspan.vocabulary.heads import ROLES, HeadOrNode, Pairing, Port, Role
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -51,11 +51,11 @@ def usual_dimension(scores: Scores, pairing: Pairing) -> int:
     return int(pair_dimension(scores, pairing).max(initial=1))
 
 
-def pair_dimension_of(weights: AttentionWeights, source: HeadRole | str, target: HeadRole | str) -> int:
+def pair_dimension_of(weights: AttentionWeights, source: Port | str, target: Port | str) -> int:
     """The dimension for two weights of a model."""
 
-    def flag(name: HeadRole | str) -> bool:
-        head, role = HeadRole.parse(name)
+    def flag(name: Port | str) -> bool:
+        head, role = Port.parse(name)
         table = weights.ports
         # Rotary query rows are centred like the queries of their layer.
         place = table.span(role, head.layer).start if head.kind == "QR" else table.find(head, role)
@@ -71,7 +71,7 @@ def centred(scores: Scores, role: Role | str) -> np.ndarray:
     return found & (scores.ranks(role) < scores.d_model)  # a subspace of full rank is not in the hyperplane
 
 
-def centred_by(provenance: Mapping[str, Any], ports: Sequence[Port], role: Role) -> np.ndarray:
+def centred_by(provenance: Mapping[str, Any], ports: Sequence[HeadOrNode], role: Role) -> np.ndarray:
     """Which weights of a role are centred, from the provenance alone."""
     roles, others = provenance.get("centred"), provenance.get("not_centred", [])
     if roles is None:
@@ -84,7 +84,7 @@ def centred_by(provenance: Mapping[str, Any], ports: Sequence[Port], role: Role)
     return np.array([f"{port}.{role}" not in exceptions for port in ports], dtype=bool)
 
 
-def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[Port]) -> tuple[list[str], list[str]]:
+def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[HeadOrNode]) -> tuple[list[str], list[str]]:
     """What versions before 0.4 folded, by family; empty if the family does not define its norm."""
     if provenance.get("folding") != "folded":
         return [], []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from headspan.results.checks import damaged
 from headspan.results.choices import given_pairings
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
@@ -16,7 +18,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Pairing, Port, parse_pairings
+from headspan.vocabulary.heads import HeadOrNode, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
 
@@ -24,7 +26,7 @@ class HubHead(NamedTuple):
     """One row of a hub list."""
 
     rank: int
-    head: Any  # a Head, or a Node
+    head: HeadOrNode
     score: float
 
 
@@ -35,20 +37,24 @@ class HubScores(Tabular):
     kind: ``inlet`` or ``outlet``; corrected: whether ``values`` are z-scores rather than sums of similarities.
     """
 
-    kind: str
+    kind: str = field(metadata={"written": "hub"})  # a file has its own kind
     corrected: bool
     metric: str
     pairing: Pairing
-    heads: tuple[Any, ...]
+    heads: tuple[HeadOrNode, ...]
     values: np.ndarray
     ports: PortTable | None = None  # knows which query heads a shared head serves
+
+    def _check(self, path: Path) -> None:
+        if self.values.shape != (len(self.heads),):
+            raise damaged(path, f"its values have shape {self.values.shape}, expected {(len(self.heads),)}")
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per head with a value, best first: kind, pairing, rank, head, score (and ``serves`` under GQA)."""
         about = {"kind": self.kind, "pairing": str(self.pairing)}
         return [about | line._asdict() | self.named(line.head) for line in self.top(len(self.heads))]
 
-    def named(self, head: Port) -> dict[str, str]:
+    def named(self, head: HeadOrNode) -> dict[str, str]:
         """A head's name and, under GQA, the query heads that a shared head serves."""
         if self.ports is None or not self.ports.shared:
             return {"head": str(head)}
@@ -69,11 +75,11 @@ class HubScores(Tabular):
         return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
 
     @checked
-    def of(self, head: Port | str) -> float:
+    def of(self, head: HeadOrNode | str) -> float:
         return float(self.values[self._find(head)])
 
     @checked
-    def rank_of(self, head: Port | str) -> int:
+    def rank_of(self, head: HeadOrNode | str) -> int:
         """The rank of a head, 1 for the strongest hub; equal values (often 0) share a rank."""
         index = self._find(head)
         if np.isnan(self.values[index]):
@@ -88,7 +94,7 @@ class HubScores(Tabular):
         present = np.flatnonzero(~np.isnan(self.values))
         return present[np.argsort(-self.values[present], kind="stable")]
 
-    def _find(self, head: Port | str) -> int:
+    def _find(self, head: HeadOrNode | str) -> int:
         role = self.pairing.target if self.kind == "inlet" else self.pairing.source
         return (self.ports or PortTable({role: self.heads})).find(head, role)
 

@@ -26,11 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headspan.results.checks import damaged
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
@@ -73,6 +75,12 @@ class Significance(Tabular):
     note: str = ""
     q_within: np.ndarray | None = None
     direction: Direction | None = None
+
+    def _check(self, path: Path) -> None:
+        for name in ("z", "p", "q", "q_within"):
+            values = getattr(self, name)
+            if values is not None and values.shape != self.matrix.values.shape:
+                raise damaged(path, f"its {name} has shape {values.shape}, expected {self.matrix.values.shape}")
 
     @checked
     def rows(self, k: int | None = None) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headspan.vocabulary.heads import Port, positions_of
+from headspan.vocabulary.heads import HeadOrNode, positions_of
 
 LEAST_FREE = 3  # residual degrees of freedom of a block; in 2×2 and 2×3 heads one large pair makes others look large
 LEAST_LAYERS = 4  # three layers have only six orders, too few for a small p
@@ -39,7 +39,7 @@ _DRAWS = 999
 _SEED = 0  # makes p-values reproducible
 
 
-def residual_z(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+def residual_z(values: np.ndarray, sources: Sequence[HeadOrNode], targets: Sequence[HeadOrNode]) -> np.ndarray:
     """Residual of every pair within its two layers as a normal deviate; NaN if a layer has too few heads.
 
     ``values`` has the scores of both directions. Heads of another kind, such as the shared rotary key of latent
@@ -66,7 +66,7 @@ def residual_z(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Po
     return z
 
 
-def _by_size(ports: Sequence[Port]) -> list[np.ndarray]:
+def _by_size(ports: Sequence[HeadOrNode]) -> list[np.ndarray]:
     """Indices of the ports, grouped by layer size: one array (layers, heads) per size."""
     keys: dict[tuple[int, str], list[int]] = {}
     for i, port in enumerate(ports):
@@ -170,7 +170,7 @@ class Direction(NamedTuple):
         return f"whole layers score about the same in both directions (permuted layers: p = {p:.2g})"
 
 
-def direction_of(values: np.ndarray, sources: Sequence[Port], targets: Sequence[Port]) -> Direction:
+def direction_of(values: np.ndarray, sources: Sequence[HeadOrNode], targets: Sequence[HeadOrNode]) -> Direction:
     """Test whether whole layers score differently in the two directions, by permuting the order of the layers.
 
     Whatever is symmetric between two layers, such as a basis that drifts with depth, is the same in both directions and

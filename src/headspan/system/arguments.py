@@ -38,7 +38,7 @@ _WORDS = {
     "Labels": "labels (hs.Labels.load gives them)",
     "Head": "a head such as L4H7",
     "Node": "a node",
-    "HeadRole": "a head with its role such as L4H11.O",
+    "Port": "a head with its role such as L4H11.O",
     "Pairing": "a pairing such as OK",
     "PortTable": "a table of ports",
     "Role": "a role (Q, K, V or O)",

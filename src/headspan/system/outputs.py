@@ -80,12 +80,8 @@ _CSV_HEADERS = (
     b"section,key,published,ours,verdict,note",
 )
 _TEXT = re.escape(MADE_BY).encode()
-# How to recognise a file that headspan made, by kind.
+# How to recognise a file that headspan made, by kind. Every other kind is a safetensors file that says so.
 _OURS: dict[str, Callable[[Ends, Path], bool]] = {
-    "result": _has_metadata("result"),
-    "diff": _has_metadata("diff"),
-    "series": _has_metadata("series"),
-    "statistics": _has_metadata("statistics"),
     "page": _contains(rb'<meta name="generator" content="headspan'),
     "png": _contains(rb"\A\x89PNG.*tEXtSoftware\0headspan"),
     "pdf": _contains(rb"/Creator \(headspan\)", end=True),
@@ -115,7 +111,7 @@ def check_output(
 ) -> Path:
     """The file to write, links resolved; raises if it must not be written. Nothing is created.
 
-    kind: what will be written: result, diff, series, statistics, page, png, pdf, svg, csv, json, graphml or markdown.
+    kind: what will be written: page, png, pdf, svg, csv, json, graphml, markdown, or a kind of result.
     inputs: what is read for it; a text that is not an existing path (a hub id, a label list) is ignored.
     """
     target = _ordinary_place(path)
@@ -126,7 +122,7 @@ def check_output(
         _check_replaceable(path, target, kind, given, force)
     else:
         _check_is_no_model_file(path, target, given)
-        if kind in ("result", "diff", "series", "statistics") and _is_model_without_standard_name(target.parent):
+        if kind not in _OURS and _is_model_without_standard_name(target.parent):
             raise _refusal(
                 path, "its folder holds a model, whose weights it could be mistaken for; choose another folder"
             )
@@ -187,7 +183,8 @@ def is_ours(path: PathLike, kind: str) -> bool:
                 return False
             head = file.read(_ENDS)
             file.seek(max(0, os.fstat(handle).st_size - _ENDS))
-            return _OURS[kind]((head, file.read(_ENDS)), path)
+            recognise = _OURS.get(kind) or _has_metadata(kind)
+            return recognise((head, file.read(_ENDS)), path)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError):
         return False
 

@@ -1,4 +1,7 @@
-"""Roles, pairings, heads and other nodes, their positions in the stream, and which pairs are compared.
+"""Roles, heads, nodes, ports and pairings, their positions in the stream, and which pairs are compared.
+
+A *role* is a letter: Q, K, V or O of a head, R or W of a node. A *port* is one role of one head or node, ``L4H11.O``.
+A *pairing* is two roles, ``OK``.
 
 >>> Head.parse("L4H7")
 Head(layer=4, index=7, kind='H')
@@ -24,7 +27,7 @@ PairSet = Literal["default", "forward", "same-type", "all"]
 
 
 class Role(str, Enum):
-    """A port: what a head's queries, keys and values read and its output writes; R and W of any other node."""
+    """A letter: Q, K and V read for a head and O writes; R reads and W writes for any other node."""
 
     Q = "Q"
     K = "K"
@@ -49,7 +52,7 @@ class Role(str, Enum):
 
     @property
     def writes(self) -> bool:
-        """True for the ports that add to the residual stream."""
+        """True for the roles that add to the residual stream."""
         return self in (Role.O, Role.W)
 
     @property
@@ -204,24 +207,6 @@ EMBEDDING_POSITION = -1
 UNEMBEDDING_POSITION = 2**31
 
 
-@dataclass(frozen=True, order=True)
-class Node:
-    """Anything else that reads or writes the stream: a direction, a neuron, a feature, an adapter, a token.
-
-    position orders the stream (see :func:`attention_position`); layer is its layer, −1 for the embedding. The
-    position of a node's W may come just before that of its R: two ports in one layer with one name are one node.
-    """
-
-    position: int = field(compare=False)
-    layer: int
-    name: str
-    kind: str = "direction"
-    kv = False
-
-    def __str__(self) -> str:
-        return self.name
-
-
 _LONGEST_NAME = 200
 
 
@@ -240,21 +225,99 @@ def check_node_name(name: str) -> str:
     return name
 
 
-Port: TypeAlias = "Head | Node"
+@dataclass(frozen=True, order=True, init=False, repr=False)
+class Node:
+    """Anything besides a head that reads or writes the stream: a direction, a neuron, a feature, an adapter, a token.
+
+    Make one from a vector or some vectors, ``Node(basis, "refusal", layer=14)``; results hold nodes without a basis.
+    Two nodes are the same if their layers, names and kinds are.
+
+    basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace that r vectors span.
+    layer: the node is at the entrance of this layer; without one it reads at the end and writes at the start.
+    reads, writes: which ports it has, R and W; a probe reads, a steering vector writes.
+    position: its place in the stream (see :func:`attention_position`). In a port table a node has one for each port:
+    that of W may come just before that of R, and the layer is −1 where it writes at the start.
+
+    >>> Node(np.ones(8), name="refusal", layer=14, reads=True, writes=False)
+    node refusal at layer 14: shape (8,), reads
+    """
+
+    layer: int  # None in a node made without one, until a port table holds it
+    name: str
+    kind: str
+    position: int = field(compare=False)
+    basis: Any = field(compare=False)
+    reads: bool = field(compare=False)
+    writes: bool = field(compare=False)
+    kv = False
+
+    def __init__(
+        self,
+        basis: Any = None,
+        name: str = "node",
+        layer: int | None = None,
+        reads: bool = True,
+        writes: bool = True,
+        *,
+        kind: str = "direction",
+        position: int | None = None,
+    ) -> None:
+        if position is None:  # made by a user; the rows of a port table have a position and are not checked again
+            name = check_node_name(name.strip() if isinstance(name, str) else name)
+            _check_node(name, basis, layer, reads, writes)
+            position = UNEMBEDDING_POSITION if layer is None else attention_position(int(layer))
+        given = {"layer": layer, "name": name, "kind": kind, "position": position}
+        for field_name, value in (given | {"basis": basis, "reads": reads, "writes": writes}).items():
+            object.__setattr__(self, field_name, value)
+
+    @classmethod
+    def at(
+        cls, position: int, layer: int, name: str, kind: str = "direction", reads: bool = True, writes: bool = True
+    ) -> Node:
+        """A row of a port table: a node at a position, without a basis."""
+        return cls(None, name, layer, reads, writes, kind=kind, position=position)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        where = "" if self.layer is None else f" at layer {self.layer}"
+        shape = "" if self.basis is None else f"shape {tuple(self.basis.shape)}, "
+        roles = " and ".join(word for word, has in (("reads", self.reads), ("writes", self.writes)) if has)
+        return f"node {self.name}{where}: {shape}{roles}"
 
 
-class HeadRole(NamedTuple):
-    """One weight of one head, written ``L4H11.O``; where a result has nodes, also of a node."""
+def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any) -> None:
+    """Refuse what a user cannot make a node of."""
+    if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
+        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
+    if not isinstance(reads, bool) or not isinstance(writes, bool):
+        raise HeadspanError(f"reads and writes of {name} must be True or False")
+    if not reads and not writes:
+        raise HeadspanError(f"{name} neither reads nor writes: set reads or writes to True")
+    if not hasattr(basis, "shape") or getattr(getattr(basis, "dtype", None), "kind", "f") in "OSUMm":
+        raise HeadspanError(f"the basis of {name} must be an array of numbers, not {repr(basis)[:60]}")
+    if len(basis.shape) not in (1, 2) or 0 in basis.shape:
+        raise HeadspanError(
+            f"the basis of {name} has shape {tuple(basis.shape)}: give one vector (d,) or vectors (d, r)"
+        )
 
-    head: Any  # a Head, or a Node
+
+HeadOrNode: TypeAlias = Head | Node
+
+
+class Port(NamedTuple):
+    """One role of one head, written ``L4H11.O``; where a result has nodes, also of a node."""
+
+    head: HeadOrNode
     role: Role
 
     def __str__(self) -> str:
         return f"{self.head}.{self.role}"
 
     @classmethod
-    def parse(cls, text: str | HeadRole) -> HeadRole:
-        if isinstance(text, HeadRole):
+    def parse(cls, text: str | Port) -> Port:
+        if isinstance(text, Port):
             return text
         name, dot, role = text.strip().partition(".") if isinstance(text, str) else ("", "", "")
         if not dot or role.upper() not in map(str, ROLES):
@@ -262,35 +325,37 @@ class HeadRole(NamedTuple):
         return cls(Head.parse(name), Role(role.upper()))
 
 
-def layers_of(heads: Sequence[Port]) -> np.ndarray:
-    """Layer number of every head, as an integer array."""
+def layers_of(heads: Sequence[HeadOrNode]) -> np.ndarray:
+    """Layer number of every head or node, as an integer array."""
     return np.array([head.layer for head in heads], dtype=np.int64)
 
 
-def positions_of(ports: Sequence[Port]) -> np.ndarray:
+def positions_of(ports: Sequence[HeadOrNode]) -> np.ndarray:
     """The stream position of every head or node, as an integer array."""
     return np.array([port.position for port in ports], dtype=np.int64)
 
 
-def forward_mask(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+def forward_mask(sources: Sequence[HeadOrNode], targets: Sequence[HeadOrNode]) -> np.ndarray:
     """True where the source comes before the target: for heads, where its layer is earlier."""
     return positions_of(sources)[:, None] < positions_of(targets)[None, :]
 
 
-def same_type_mask(heads: Sequence[Port]) -> np.ndarray:
+def same_type_mask(heads: Sequence[HeadOrNode]) -> np.ndarray:
     """True for each unordered pair once, in layer order, without a head and itself (i < j)."""
     index = np.arange(len(heads))
     return index[:, None] < index[None, :]
 
 
-def pair_mask(pairing: Pairing, sources: Sequence[Port], targets: Sequence[Port], pairs: PairSet) -> np.ndarray:
+def pair_mask(
+    pairing: Pairing, sources: Sequence[HeadOrNode], targets: Sequence[HeadOrNode], pairs: PairSet
+) -> np.ndarray:
     """Which pairs of a pairing belong to a pair set; see :func:`mask_of` for a subset of rows and columns."""
     everything = slice(0, len(sources)), slice(0, len(targets))
     chosen = mask_of(pairing, positions_of(sources), positions_of(targets), pairs, *everything)
     return chosen & other_node(sources, targets) if pairing.between_nodes else chosen
 
 
-def other_node(sources: Sequence[Port], targets: Sequence[Port]) -> np.ndarray:
+def other_node(sources: Sequence[HeadOrNode], targets: Sequence[HeadOrNode]) -> np.ndarray:
     """True where source and target are different nodes: a direction that writes what it reads is not informative."""
     names = {str(port): i for i, port in enumerate((*sources, *targets))}
     first, second = (np.array([names[str(port)] for port in ports], dtype=int) for ports in (sources, targets))

@@ -1,4 +1,4 @@
-"""Which heads and other nodes a model has: for every role its ports in order, and whose keys and values a head uses.
+"""Which ports a model has: for every role its heads or nodes in order, and whose keys and values a head uses.
 
 >>> table = PortTable.regular(range(2), n_heads=4, n_kv_heads=2)
 >>> [str(head) for head in table.of("K")]
@@ -16,18 +16,18 @@ from types import MappingProxyType
 from typing import Any
 
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
-from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, HeadRole, Node, Port, Role, is_head_name
+from headspan.vocabulary.heads import NODE_ROLES, ROLES, Head, HeadOrNode, Node, Port, Role, is_head_name
 
 
 @dataclass(frozen=True)
 class PortTable:
-    """What reads and writes the stream: for every role its heads or nodes, in the order of the stream.
+    """What reads and writes the stream: for every role the heads or nodes that have a port with it, in stream order.
 
     With shared key/value heads (GQA, MQA) a KV head is listed once, not once per query head. ``served_by`` then gives
     the KV head of every query head, which may be in an earlier layer.
     """
 
-    ports: Mapping[Role, tuple[Port, ...]]
+    ports: Mapping[Role, tuple[HeadOrNode, ...]]
     served_by: Mapping[Head, Head] = field(default_factory=dict)
 
     @classmethod
@@ -131,7 +131,7 @@ class PortTable:
         return self.ports.get(Role.parse(role), ())
 
     def span(self, role: Role | str, layer: int) -> slice:
-        """The slice of a role's list that holds the ports of one layer."""
+        """The slice of a role's list that holds the heads or nodes of one layer."""
         try:
             return self._spans[role].get(layer, slice(0, 0))  # type: ignore[index]
         except (KeyError, TypeError):  # a role by its letter, or one that nothing in this table has
@@ -174,7 +174,7 @@ class PortTable:
             return tuple(self.query[self.span(Role.O, head.layer)])
         return tuple(query for query, kv in self.served_by.items() if kv == head) or (head,)
 
-    def find(self, name: Port | str, role: Role | str) -> int:
+    def find(self, name: HeadOrNode | str, role: Role | str) -> int:
         """The place of a head or node in the list of a role; a query head's K and V are those of its KV head.
 
         Case is ignored unless two names differ only in case.
@@ -202,7 +202,7 @@ class PortTable:
             f"there is no {what} {str(name)[:80]} with the role {role}: these go from {ports[0]} to {ports[-1]}"
         )
 
-    def node(self, name: Port | str) -> Node | None:
+    def node(self, name: HeadOrNode | str) -> Node | None:
         """The node with that name, whatever its roles, or None."""
         by_name = {node.name: node for node in self.nodes}
         if str(name) in by_name:
@@ -213,12 +213,12 @@ class PortTable:
             raise HeadspanError(f"{str(name)[:80]!r} may mean {names}: give the exact name")
         return by_name[alike[0]] if alike else None
 
-    def ask(self, name: Port | HeadRole | str) -> tuple[Port, Role | None]:
+    def ask(self, name: HeadOrNode | Port | str) -> tuple[HeadOrNode, Role | None]:
         """The head or node with a name, and the role if the name has one: ``L5H1``, ``L5H1.K``, ``refusal.R``.
 
         Nodes are tried first, because their names may contain dots. Whether a head exists is not checked here.
         """
-        if isinstance(name, HeadRole):
+        if isinstance(name, Port):
             return name
         found = self.node(name) if self.nodes and isinstance(name, (str, Node)) else None
         if found is not None or isinstance(name, Head):
@@ -228,7 +228,7 @@ class PortTable:
         if found is not None and role.strip().upper() in map(str, NODE_ROLES):
             return found, Role.parse(role)
         if not self.nodes or is_head_name(start if dot else str(name)):
-            return HeadRole.parse(name) if dot else (Head.parse(name), None)  # type: ignore[arg-type]
+            return Port.parse(name) if dot else (Head.parse(name), None)  # type: ignore[arg-type]
         if found is not None:
             raise HeadspanError(
                 f"{found} is a node: it reads as {found}.R or writes as {found}.W, and has no {role[:20]}"
@@ -239,11 +239,11 @@ class PortTable:
             f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
         )
 
-    def resolve(self, name: Port | str, role: Role | str) -> Any:
+    def resolve(self, name: HeadOrNode | str, role: Role | str) -> Any:
         """The head or node of a role that a name refers to, as in :meth:`find`."""
         return self.of(role)[self.find(name, role)]
 
-    def note(self, name: Port | str, role: Role | str) -> str | None:
+    def note(self, name: HeadOrNode | str, role: Role | str) -> str | None:
         """A note where a name refers to the KV head of a query head, or None.
 
         >>> PortTable.regular(range(2), 6, 2).note("L1H4", "K")
