@@ -190,6 +190,7 @@ class Oracle:
         if ("added", layer) in run:
             added = run["added", layer].numpy()
             norm = self.weights.output_norm(layer)
+            assert norm is not None
             constant = constant / np.sqrt(np.square(added).mean(-1) + norm.eps)[:, None]
         return (z * constant).reshape(len(z), self.n, -1)
 
@@ -239,7 +240,7 @@ class Oracle:
     def spread(self, layer: int) -> np.ndarray:
         """½ E[δδᵀ] over all pairs of sequences at all positions they both have, (heads, m, m)."""
         z = [self.writes(run, layer) for run in self.runs]
-        total, degrees = 0.0, 0
+        total, degrees = np.zeros(()), 0
         for position in range(max(map(len, z))):
             there = np.stack([one[position] for one in z if len(one) > position])
             degrees += len(there) - 1

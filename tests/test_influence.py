@@ -62,7 +62,7 @@ class Exchange:
         weight = self.folded.read(role, layer)
         written = EPSILON * changes @ self.folded.read(Role.O, source[0])[source[1]].T
         read = np.einsum("cd,hdm->chm", written, weight)
-        heads, total = len(weight), 0.0
+        heads, total = len(weight), np.zeros(())
         for ids, run in zip(TOKENS, self.oracle.runs, strict=True):
             scale = self.oracle.scale(run, role, layer, port)
             moved = np.zeros((len(ids), len(changes), len(ids), run[port.module].shape[-1]))

@@ -344,9 +344,10 @@ def stopped(folder: Path, out: Path, at: int, monkeypatch: pytest.MonkeyPatch, *
         if done == at:
             raise KeyboardInterrupt
 
+    given: dict[str, Any] = {"tokens": TOKENS} | options
     monkeypatch.setattr(observing, "_SAVE_EVERY", -1.0)
     with pytest.raises(KeyboardInterrupt):
-        observe(folder, **{"tokens": TOKENS} | options, out=out, progress=stop)
+        observe(folder, out=out, progress=stop, **given)
 
 
 def test_a_stopped_run_continues(
