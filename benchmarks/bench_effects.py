@@ -1,4 +1,4 @@
-"""All edges of a model against one forward pass per edge, on the same tokens in the same process.
+"""Measuring all edges of a model, compared with one forward pass per edge, on the same tokens in one process.
 
     python benchmarks/bench_effects.py model.gguf [--length 42] [--passes 5]
 
@@ -42,7 +42,7 @@ def main() -> None:
         loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         passes = []
         with torch.inference_mode():
-            for _ in range(1 + options.passes):  # the first warms up
+            for _ in range(1 + options.passes):  # the first is a warm-up
                 start = clock()
                 model.model(input_ids=ids, use_cache=False)
                 passes.append(since(start))

@@ -1,8 +1,8 @@
-"""What the fingerprint costs: `score` of a model with every byte hashed, against the same with hashing left out.
+"""The cost of the fingerprint: `score` of a model with and without hashing every byte.
 
 Run: python benchmarks/bench_hashing.py MODEL [--times N] [--metrics pk] [--pairings flow]
 
-The two take turns, so that a busy machine slows both. The ratio of processor seconds is steadier than that of wall
+The two alternate, so that a busy machine slows both. The ratio of CPU seconds is more stable than that of wall
 seconds; targets are 1.05 for GPT-2 small and 1.03 for a 7B shape.
 """
 
@@ -18,7 +18,7 @@ from headspan.checkpoints.base import TensorSource
 
 
 def seconds(model: str, metrics: str, pairings: str, hashed: bool) -> tuple[float, float]:
-    """Wall and processor seconds from opening the files to the result."""
+    """Wall and CPU seconds from opening the files to the result."""
     real = TensorSource._hash_all
     if not hashed:
         TensorSource._hash_all = lambda self, names: self._hashed.update(dict.fromkeys(names, b""))
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--metrics", default="pk,cs")
     parser.add_argument("--pairings", default="all")
     options = parser.parse_args()
-    seconds(options.model, options.metrics, options.pairings, True)  # warm: files in the page cache, packages loaded
+    seconds(options.model, options.metrics, options.pairings, True)  # warm-up: files in the page cache, packages loaded
     runs = {True: [], False: []}
     for _ in range(options.times):
         for hashed in (True, False):

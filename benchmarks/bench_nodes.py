@@ -1,11 +1,11 @@
-"""Time and peak memory of comparing all neurons of a model with all its heads: random weights.
+"""Time and peak memory of comparing all neurons of a model with all its heads, on random weights.
 
     python benchmarks/bench_nodes.py            # GPT-2 small, and a model of 1B parameters
     python benchmarks/bench_nodes.py gpt2       # one of them
     python benchmarks/bench_nodes.py 1b 7,8     # the neurons of some layers
 
-Each runs in a process of its own. The weights are parts of one pool of random numbers, so that neither a download nor a
-file is measured; "product" is the time of the bare matrix products of the same sizes, in the same run.
+Each runs in a separate process. The weights are slices of one pool of random numbers, so that neither downloads nor
+files are measured. "product" is the time of the bare matrix products of the same sizes, in the same run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headspan.models.checkpoint import CheckpointWeights
 from headspan.node_kinds.search import PRODUCT
 from headspan.reading.node_overlaps import nodes
 
-# d_model, layers, heads, key/value heads, neurons a layer, gated
+# d_model, layers, heads, key/value heads, neurons per layer, gated
 SIZES = {"gpt2": (768, 12, 12, 12, 3072, False), "1b": (2048, 16, 32, 8, 8192, True)}
 
 _PLACES = 2**20
@@ -32,7 +32,7 @@ _POOL = np.random.default_rng(0).standard_normal(8192 * 2048 + _PLACES, np.float
 
 
 class Drawn(TensorSource):
-    """Random tensors under Llama's names: parts of one pool of numbers, so that reading costs nothing."""
+    """Random tensors under Llama's names: slices of one pool of numbers, so that reading costs nothing."""
 
     def __init__(self, d: int, layers: int, heads: int, kv: int, neurons: int, gated: bool) -> None:
         super().__init__("random", {
@@ -77,7 +77,7 @@ def run(size: str, chosen: str) -> dict[str, float]:
     report = nodes(weights, neurons=",".join(f"L{n}:*" for n in numbers), k=10)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Columns of writers before a layer's MLP and of readers behind it, summed over the chosen layers.
+    # Columns of writers before a layer's MLP and of readers after it, summed over the chosen layers.
     m = d // heads
     writers = sum((layer + 1) * heads * m for layer in numbers) * (2 if gated else 1)
     readers = sum((layers - 1 - layer) * (heads + 2 * kv) * m for layer in numbers)

@@ -1,9 +1,9 @@
-"""How long a page takes to make and to answer: a thousand heads, and GPT-2 small where HEADSPAN_GPT2_DIR leads to it.
+"""The time to make a page and its response time, for a thousand heads and, with HEADSPAN_GPT2_DIR, GPT-2 small.
 
 Run: python benchmarks/bench_page.py [LAYERS HEADS]     needs playwright and a Chromium
 
-A click is timed from the event to the next frame, a switch from one similarity to the other likewise; the first of
-either is told apart, since it may have to decode or arrange what later ones find ready.
+A click, or a switch to another similarity, is timed from the event to the next frame. The first of each is reported
+separately, since it may have to decode or arrange what later ones reuse.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def measure(browser: Any, scores: Scores, fragment: str) -> str:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(file.as_uri() + fragment)
         page.wait_for_selector("html[data-ready=true]")
-        page.wait_for_timeout(1500)  # as long as a reader takes to find the control
+        page.wait_for_timeout(1500)  # about the time that a reader takes to find the control
         switches = [page.evaluate(TIMED, {"metric": metric}) for metric in ("cs", "pk", "cs", "pk")]
         names = page.eval_on_selector_all(".node", "all => all.slice(0, 6).map(node => node.dataset.head)")
         clicks = [page.evaluate(TIMED, {"head": name}) for name in names]
         page.close()
-    told = "; ".join(
+    answers = "; ".join(
         f"{what} {times[0]:.0f} ms at first, then {np.median(times[1:]):.0f} ms"
         for what, times in (("switch", switches), ("click", clicks))
     )
-    return f"{scores.provenance['reference']}: made in {made:.1f} s of CPU, {size:.1f} MB; {told}"
+    return f"{scores.provenance['reference']}: made in {made:.1f} s of CPU, {size:.1f} MB; {answers}"
 
 
 def main(arguments: list[str]) -> None:

@@ -1,11 +1,11 @@
-"""How long it takes to start, and how much there is to install.
+"""Start-up time and installed size.
 
     python benchmarks/bench_startup.py [--times 9]
 
-Start-up is wall time of a new process, best of several runs, beside that of an empty Python process in the same run
-(the machine may be busy: the ratio says more than the seconds). The target on a quiet machine is ``headspan --help``
-below 0.3 s and ``import headspan`` below 0.5 s. Size is what the installed distributions of a package and of all that
-it requires (without extras) take on disk, as their records list it.
+Start-up is the wall time of a new process, best of several runs, next to that of an empty Python process in the same
+run (on a busy machine the ratio is more informative than the seconds). The target on a quiet machine is ``headspan
+--help`` below 0.3 s and ``import headspan`` below 0.5 s. Size is the disk space of a package and its requirements
+(without extras), according to the records of the installed distributions.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def seconds(arguments: list[str]) -> float:
 
 
 def start_up(times: int) -> dict[str, float]:
-    """Best of several runs, taken in turns so that a busy moment meets all of them."""
+    """Best of several runs, alternating so that a busy moment affects all."""
     rounds = [{name: seconds(arguments) for name, arguments in COMMANDS.items()} for _ in range(times)]
     return {name: min(found[name] for found in rounds) for name in COMMANDS}
 
 
 def requirements(package: Distribution) -> set[str]:
-    """Names of what a distribution requires here, extras left out."""
+    """Names of the requirements of a distribution on this machine, without extras."""
     from packaging.requirements import Requirement
 
     found = (Requirement(text) for text in package.requires or [])
@@ -48,7 +48,7 @@ def requirements(package: Distribution) -> set[str]:
 
 
 def closure(name: str) -> dict[str, Distribution]:
-    """A distribution and all that it requires, as far as it is installed."""
+    """A distribution and all its installed requirements."""
     found: dict[str, Distribution] = {}
     waiting = [name]
     while waiting:
@@ -64,7 +64,7 @@ def closure(name: str) -> dict[str, Distribution]:
 
 
 def size(package: Distribution) -> int:
-    """Bytes of the files of a distribution that are there (compiled caches included where its record lists them)."""
+    """Bytes of the existing files of a distribution (including compiled caches that its record lists)."""
     paths = {Path(str(package.locate_file(file))) for file in package.files or []}
     if package.metadata["Name"] == "headspan":  # installed in place: its record lists only a pointer
         sources = (Path(__file__).parent.parent / "src" / "headspan").rglob("*")

@@ -1,9 +1,9 @@
-"""Tokens of all heads of a GPT-2-small-sized model, timed against the matrix products they cannot do without.
+"""Tokens of all heads of a model the size of GPT-2 small, compared with the matrix products that they need.
 
 Run: python benchmarks/bench_tokens.py [--vocabulary N] [--json]
 
 144 heads × 4 roles of 768×64 and 50,257 tokens need 2·50,257·768·36,864 ≈ 2.85 Tflop. The machine's rate is the
-median over float32 products of the shape of one block, timed in between; the ratio says how much of it is reached.
+median over float32 products of the shape of one block, timed in between; the ratio is the share of it reached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sgemm_seconds(repeats: int = 4) -> list[float]:
 def measure(vocabulary: int) -> dict[str, float]:
     weights = random_model(vocabulary)
     seconds, answered = 0.0, 0
-    # Products are timed between the roles, so that a neighbour on a busy machine slows both sides alike.
+    # Time products between the roles, so that other load on the machine slows both sides.
     products = sgemm_seconds()
     for role in ROLES:
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def measure(vocabulary: int) -> dict[str, float]:
         seconds += time.perf_counter() - start
         products += sgemm_seconds()
     if answered != len(ROLES) * LAYERS * HEADS:
-        raise SystemExit("not every head was answered")
+        raise SystemExit("some heads have no tokens")
     columns = LAYERS * HEADS * D_HEAD
     rate = 2.0 * BLOCK * D_MODEL * columns / float(np.median(products))
     flop = 2.0 * vocabulary * D_MODEL * len(ROLES) * columns

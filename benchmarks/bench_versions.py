@@ -1,10 +1,10 @@
-"""Two versions of headspan on the same work, turn by turn: what a change costs or saves.
+"""Two versions of headspan on the same work, alternating: what a change costs or saves.
 
     python benchmarks/bench_versions.py OLD_SRC MODEL [--times 5]
 
 OLD_SRC is the ``src`` folder of the other version (``git archive v0.1 src | tar -x -C old``). Every command runs in a
-process of its own, with its modules compiled as they are once installed; what counts is the least of several runs, in
-seconds of the clock and of the processor.
+separate process with compiled modules, as after installation. The best of several runs counts, in wall and CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORK = {
 
 
 def run(source: Path, model: str, options: list[str], compiled: str) -> tuple[float, float]:
-    """Seconds of the clock and of the processor of one score; ``compiled`` is where Python keeps compiled modules."""
+    """Wall and CPU seconds of one score; ``compiled`` is the folder for compiled modules."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headspan", "score", model, *options, "--out", f"{folder}/r.safetensors"]
         env = {**os.environ, "PYTHONPATH": str(source), "HEADSPAN_CACHE_DIR": f"{folder}/cache"}
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("model")
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--only", default="", help="work whose name begins so")
+    parser.add_argument("--only", default="", help="only work whose name starts with this")
     given = parser.parse_args()
     print(f"{'work':32} {'old':>8} {'new':>8} {'ratio':>7}   {'old cpu':>8} {'new cpu':>8} {'ratio':>7}")
     for name, options in WORK.items():
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def compare(name: str, options: list[str], given: argparse.Namespace) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     with tempfile.TemporaryDirectory() as compiled:
         runs = [
             [run(source, given.model, options, compiled) for source in (given.old, NEW)] for _ in range(given.times)

@@ -1,10 +1,10 @@
-"""Measure headspan against TransformerLens and against this machine's own matrix product.
+"""Compare headspan with TransformerLens and with the speed of matrix products on this machine.
 
     python benchmarks/run.py                 all parts, a table on the terminal
     python benchmarks/run.py --only a,c      some of them
     python benchmarks/run.py --write         keep the table in benchmarks/RESULTS.md, whose other sections stay
 
-Everything is a ratio of two things measured in one run, because the machine may be busy; each is run several times
+Every number is a ratio of two things measured in one run, because the machine may be busy. Each is run several times,
 and the best time counts. Peak memory is that of the whole process.
 """
 
@@ -31,12 +31,12 @@ RESULTS = HERE / "RESULTS.md"
 
 
 def child(code: str, *arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run Python code in a process of its own: wall seconds, processor seconds and peak memory in MB of all of it."""
+    """Run Python code in a separate process; return its wall seconds, CPU seconds and peak memory in MB."""
     probe = (
         "import json, resource, sys, time; started = time.time()\n"
         f"{code}\n"
         "use = resource.getrusage(resource.RUSAGE_SELF)\n"
-        # VmHWM, because ru_maxrss begins with the size of the process that started this one
+        # VmHWM, because ru_maxrss starts with the size of the parent process
         "peak = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
         "print(json.dumps({'peak_mb': peak / 1024, 'cpu': use.ru_utime + use.ru_stime}))"
     )
@@ -59,7 +59,7 @@ def best(code: str, *arguments: str, times: int = 3) -> dict[str, float]:
 
 
 def sgemm_rate(size: int = 3000, times: int = 5) -> float:
-    """Floating-point operations a second of one large float32 product on all cores."""
+    """Floating-point operations per second of one large float32 product on all cores."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(size, size)).astype(np.float32) for _ in range(2))
     seconds = []
@@ -74,7 +74,7 @@ def sgemm_rate(size: int = 3000, times: int = 5) -> float:
 
 
 def complete_gpt2(folder: Path) -> Path:
-    """GPT-2 small as a complete checkpoint: real attention weights where they are known, the rest random."""
+    """GPT-2 small as a complete checkpoint: real attention weights if available, the rest random."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -92,7 +92,7 @@ def complete_gpt2(folder: Path) -> Path:
 
 
 def random_llama(folder: Path, layers: int, heads: int, d_model: int, d_head: int, dtype: str) -> Path:
-    """Attention tensors of a Llama-shaped model, random, one shard per layer."""
+    """Random attention tensors of a Llama-shaped model, one shard per layer."""
     import ml_dtypes
     from safetensors.numpy import save_file
 
@@ -135,7 +135,7 @@ SCREEN = """
 import headspan as hs
 hs.score(hs.open(sys.argv[1]), "pk", sys.argv[2], screen=int(sys.argv[3]), out=sys.argv[4], memory=sys.argv[5])
 """
-# A model whose weights are made when they are read and forgotten afterwards, some heads writing what later ones read.
+# A model whose weights are generated on each read, in which some heads write what later heads read.
 SEEDED = """
 import numpy as np
 import headspan as hs
@@ -235,14 +235,14 @@ def part_a_b(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_c(folder: Path) -> list[tuple[str, ...]]:
-    """The contraction alone, on factors that are there: GPT-2-sized and 7B-sized. Only pairs that are needed count."""
+    """The contraction alone, on given factors: GPT-2-sized and 7B-sized. Only needed pairs count."""
     from headspan.scoring.arrangement import Job
     from headspan.scoring.contraction import contract
 
     rows = []
     for name, n, p, q in (("d=768, m=64, 576 weights", 576, 768, 64), ("d=2048, m=128, 512 weights", 512, 2048, 128)):
         rng = np.random.default_rng(0)
-        factors = {"all": rng.standard_normal((n, q, p), dtype=np.float32).transpose(0, 2, 1)}  # as a run keeps them
+        factors = {"all": rng.standard_normal((n, q, p), dtype=np.float32).transpose(0, 2, 1)}  # memory layout of a run
         job = Job("all", "all", np.triu(np.ones((n, n), dtype=bool), 1))
         operations = (n * q + np.count_nonzero(job.needed)) * p**2
         seconds, rate = [], sgemm_rate()
@@ -265,7 +265,7 @@ def part_c(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_d_f(folder: Path) -> list[tuple[str, ...]]:
-    """All pairs of a 7B shape against the time of their operations, and the strongest pairs alone against all."""
+    """All pairs of a 7B shape against the time of the bare operations, and screening against all pairs."""
     layers, heads, d, m = 32, 32, 4096, 128
     model = str(random_llama(folder / "7b", layers, heads, d, m, "bfloat16"))
     rate = sgemm_rate(4000)
@@ -274,7 +274,7 @@ def part_d_f(folder: Path) -> list[tuple[str, ...]]:
     screened = child(SCREEN, model, "flow", "100", str(folder / "7b-screened.safetensors"), "9GB")
     n = layers * heads
     pairs = 3 * heads**2 * layers * (layers - 1) // 2
-    operations = pairs * d**2 + 4 * n * m * d**2  # all pairs, and each Gram matrix made once
+    operations = pairs * d**2 + 4 * n * m * d**2  # all pairs, and each Gram matrix computed once
     ideal = operations / rate
     return [
         (
@@ -295,7 +295,7 @@ def part_d_f(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_g(folder: Path) -> list[tuple[str, ...]]:
-    """A 70B shape whose weights are made on the fly and never stored, ten edges planted in it."""
+    """A 70B shape with ten planted edges, whose weights are generated on the fly."""
     run = child(SEEDED, "80,64,8,8192,128", "20", "12GB")
     about = json.loads(str(run["stderr"]).strip().splitlines()[-1])
     certified = ", ".join(f"{p} {about[p]['certified']} of {about[p]['found']}" for p in ("OQ", "OK", "OV"))
@@ -311,7 +311,7 @@ def part_g(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_e(folder: Path) -> list[tuple[str, ...]]:
-    """Seconds a pair from 12×12 to 48×25 heads (GPT-2 small to XL grids, one d and m so that only heads change)."""
+    """Time per pair from 12×12 to 48×25 heads (grids of GPT-2 small to XL with the same d and m)."""
     rows, first = [], None
     for layers, heads in ((12, 12), (24, 16), (36, 20), (48, 25)):
         model = random_llama(folder / f"{layers}x{heads}", layers, heads, 768, 64, "float32")
@@ -324,7 +324,7 @@ def part_e(folder: Path) -> list[tuple[str, ...]]:
                 f"(e) {layers}×{heads} heads, d=768, m=64",
                 f"{run['wall']:.2f} s",
                 f"{pairs:,} pairs",
-                f"{each:.2f} µs a pair, {each / first:.2f}× the smallest's",
+                f"{each:.2f} µs per pair, {each / first:.2f}× that of the smallest",
                 "≤ 1×",
             )
         )
@@ -332,7 +332,7 @@ def part_e(folder: Path) -> list[tuple[str, ...]]:
 
 
 def part_h(folder: Path) -> list[tuple[str, ...]]:
-    """Procrustes for all pairings against what nothing avoids: eigenvalues of one m×m matrix a pair, on all cores."""
+    """Procrustes for all pairings against its unavoidable part: eigenvalues of an m×m matrix per pair, on all cores."""
     from headspan.system.threads import cores, parallel_map
 
     rows = []
@@ -354,7 +354,7 @@ def part_h(folder: Path) -> list[tuple[str, ...]]:
         rows.append(
             (
                 f"(h) Procrustes, 16 pairings of {name}",
-                f"{ours['wall']:.1f} s, {ours['cpu'] / pairs * 1e6:.0f} µs of a core a pair",
+                f"{ours['wall']:.1f} s, {ours['cpu'] / pairs * 1e6:.0f} µs of a core per pair",
                 f"{bare:.1f} s for the eigenvalues of {pairs:,} matrices of {m}×{m}",
                 f"{ours['wall'] / bare:.2f}× the time",
                 "3× the speed of 0.3",
@@ -369,7 +369,7 @@ PARTS = {
 
 
 def chosen(text: str) -> list[Callable[[Path], list[tuple[str, ...]]]]:
-    """The measurements that a list of letters names, each once: a and b are measured together, and so are d and f."""
+    """The measurements named by a list of letters, without repeats; a and b are measured together, as are d and f."""
     letters = [letter.strip() for letter in text.split(",")]
     unknown = [letter for letter in letters if letter not in PARTS]
     if unknown:
@@ -386,7 +386,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", type=chosen, default=",".join(PARTS), help="parts, like a,c (a and b come together, d and f too)"
+        "--only", type=chosen, default=",".join(PARTS), help="parts, like a,c (a and b run together, as do d and f)"
     )
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()

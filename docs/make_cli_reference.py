@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the --help of every command; with --check only say whether it is up to date."""
+"""Write docs/cli.md from the --help of every command; with --check, only report whether it is up to date."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python docs/make_figures.py [WORD…]     only the commands that contain one of the words
 
-Names of models stand for what these variables lead to: HEADSPAN_GPT2_DIR, HEADSPAN_SMOLLM2_GGUF, HEADSPAN_IGLM_DIR.
-Pictures of pages are made by docs/make_screenshots.py.
+These variables give the paths of the models: HEADSPAN_GPT2_DIR, HEADSPAN_SMOLLM2_GGUF, HEADSPAN_IGLM_DIR.
+docs/make_screenshots.py takes the screenshots of pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODELS = {
 
 
 def commands() -> list[list[str]]:
-    """Every command of the page that makes a result or a figure, with its models found."""
+    """Every command of the page that makes a result or a figure, with the paths of its models."""
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines if line.startswith("headspan ")]
@@ -49,7 +49,7 @@ def main(wanted: list[str]) -> None:
 
 
 def tidy() -> None:
-    """Remove pictures that no page shows: a command may draw more than the gallery needs."""
+    """Remove figures that no page shows, since a command may draw more than the gallery needs."""
     pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
     shown = {name for page in pages for name in re.findall(r"images/([^)\s]+)", page.read_text(encoding="utf-8"))}
     for picture in (DOCS / "images").rglob("*.png"):

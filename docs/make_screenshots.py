@@ -1,9 +1,9 @@
-"""Write the pictures of pages in docs/images, as Chromium shows them (needs playwright and a Chromium).
+"""Take the screenshots in docs/images with Chromium (needs playwright and a Chromium).
 
     python docs/make_screenshots.py [NAME…]     all of them by default
 
-Those of GPT-2 small need HEADSPAN_GPT2_DIR, the gallery takes SmolLM2 too where HEADSPAN_SMOLLM2_GGUF leads to it.
-The figures of docs/gallery.md are made by docs/make_figures.py.
+Those of GPT-2 small need HEADSPAN_GPT2_DIR; with HEADSPAN_SMOLLM2_GGUF the gallery includes SmolLM2. The figures of
+docs/gallery.md are made by docs/make_figures.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_
 
 
 class Shot(NamedTuple):
-    """One picture: the page, the view of it, the size of the window, the elements to cut out (without any: all)."""
+    """One screenshot: the page, its view, the size of the window, and the elements to crop to (none for all)."""
 
     make: Callable[[Path], Path]
     fragment: str = ""
@@ -51,7 +51,7 @@ def gallery(folder: Path) -> Path:
 
 
 def tuned(folder: Path) -> Path:
-    """The demo model with one previous-token head turned away, as fine-tuning might."""
+    """The demo model with one previous-token head rotated, as fine-tuning might do."""
     import numpy as np
 
     base = hs.open("demo")
@@ -88,7 +88,7 @@ def main(names: Sequence[str]) -> None:
         for name in names:
             shot = SHOTS[name]
             if shot.make is gpt2 and not os.environ.get("HEADSPAN_GPT2_DIR"):
-                print(f"{name} was left out: HEADSPAN_GPT2_DIR does not lead to GPT-2 small")
+                print(f"{name} was left out: HEADSPAN_GPT2_DIR does not name GPT-2 small")
                 continue
             if shot.make not in made:
                 made[shot.make] = shot.make(Path(folder))
@@ -98,7 +98,7 @@ def main(names: Sequence[str]) -> None:
 
 
 def take(browser: Any, file: Path, shot: Shot, picture: Path) -> None:
-    """One picture of one view."""
+    """Take one screenshot."""
     width, height = shot.size
     page = browser.new_page(
         viewport={"width": width, "height": height}, device_scale_factor=shot.scale, color_scheme="light"
@@ -106,11 +106,11 @@ def take(browser: Any, file: Path, shot: Shot, picture: Path) -> None:
     page.goto(file.as_uri() + shot.fragment)
     if shot.make is not gallery:
         page.wait_for_selector("html[data-ready=true]")
-    page.wait_for_timeout(500)  # what is drawn when it comes near, and transitions
+    page.wait_for_timeout(500)  # for parts that are drawn when near, and transitions
     if not shot.parts:
         page.screenshot(path=picture)
     else:
-        # What stands between the parts and is to be clicked, not looked at.
+        # Remove the controls between the parts.
         page.eval_on_selector_all(".diagram-tools, #circuit, #paths", "all => all.forEach((part) => part.remove())")
         page.eval_on_selector(shot.parts[0], "part => part.scrollIntoView({block: 'start'})")
         page.eval_on_selector("html", "root => root.scrollBy(0, -80)")

@@ -1,10 +1,10 @@
-"""Build the documentation site: the docs, the API reference from docstrings, and pages of models to explore.
+"""Build the documentation site: the docs, the API reference from docstrings, and interactive pages of models.
 
     python docs/make_site.py [FOLDER]     out/site by default; needs headspan[docs]
     python docs/make_site.py --check      build it in a temporary folder, and check every link and anchor
 
-One static folder that asks for nothing from elsewhere. The pages of models are those of the demo model and, where the
-variables HEADSPAN_GPT2_DIR and HEADSPAN_SMOLLM2_GGUF lead to them, of GPT-2 small and SmolLM2.
+The site is one static folder that loads nothing from elsewhere. It has pages of the demo model and, if the variables
+HEADSPAN_GPT2_DIR and HEADSPAN_SMOLLM2_GGUF name them, of GPT-2 small and SmolLM2.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FIRST = ("cookbook", "reading-heads", "nodes", "paths", "effects", "change", "re
          "statistics", "evidence")  # fmt: skip
 LAST = ("special-cases", "models", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}
-MARK = ".made-by-headspan"  # in the folder of a site, so that no other folder is ever emptied
-GALLERY = '<p><a href="{up}gallery/index.html">Pages of models to explore</a>, each one file.</p>'
+MARK = ".made-by-headspan"  # marks the folder of a site, so that no other folder is ever emptied
+GALLERY = '<p><a href="{up}gallery/index.html">Interactive pages of models</a>, each one file.</p>'
 
 
 def build(folder: Path, models: bool = True) -> None:
-    """The whole site in a folder that is new, empty or an earlier site."""
+    """Build the whole site in a folder that is new, empty or an earlier site."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
-        sys.exit(f"{folder} holds other things: choose a new folder")
+        sys.exit(f"{folder} holds other files: choose a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:
         sources = Path(place)
@@ -44,7 +44,7 @@ def build(folder: Path, models: bool = True) -> None:
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", f"{place}/.trees"]
         done = subprocess.run([*command, "-c", str(ROOT / "docs/site"), place, str(folder)], check=False)
     if done.returncode:
-        sys.exit("the site could not be built: the warnings are above")
+        sys.exit("the site could not be built: see the warnings above")
     (folder / MARK).touch()
     shutil.rmtree(folder / ".doctrees", ignore_errors=True)
     found = {name: os.environ.get(variable) for name, variable in MODELS.items()} if models else {}
@@ -52,7 +52,7 @@ def build(folder: Path, models: bool = True) -> None:
 
 
 def assemble(folder: Path) -> None:
-    """README, docs and whatever they link to, as Sphinx takes them."""
+    """Collect README, docs and the files that they link to as sources for Sphinx."""
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("*.py", "site", "__pycache__"))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder)
@@ -64,7 +64,7 @@ def assemble(folder: Path) -> None:
     (folder / "api.md").write_text("".join(reference()), encoding="utf-8")
     with (folder / "docs/gallery.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{GALLERY.format(up='../')}\n")
-    graph = folder / "docs/architecture.md"  # a drawing that a script from elsewhere would make
+    graph = folder / "docs/architecture.md"  # rendering it would need an external script
     graph.write_text(graph.read_text(encoding="utf-8").replace("```mermaid", "```text"), encoding="utf-8")
     for page in folder.rglob("*.md"):
         for link in re.findall(r"\]\(([^)#\s:]+)", page.read_text(encoding="utf-8")):
@@ -143,7 +143,7 @@ def _is_elsewhere(load: str) -> bool:
 
 
 def _is_there(fragment: str, page: Page) -> bool:
-    """Whether a page has an anchor; head=L4H7 is no anchor but a view of the page of a model."""
+    """Whether a page has an anchor; head=L4H7 is not an anchor but a view of a model's page."""
     return not fragment or "=" in fragment or fragment in page.anchors
 
 

@@ -5,7 +5,7 @@ The text has the two things that attention heads feed on:
 
 * *Knowledge of words.* Verbs prefer certain objects, adjectives certain nouns, capitals belong to
   countries, and every story keeps to one topic.
-* *Knowledge of this page.* People, trades and places are drawn anew for every story and then used
+* *Knowledge of this page.* People, trades and places are drawn for every story and then used
   again, and lists are recited twice: only looking back in the page predicts them.
 
 >>> TextMaker(seed=0).story()[:3]  # doctest: +SKIP
@@ -28,7 +28,7 @@ def read_words(path: Path) -> tuple[dict[str, list[str]], list[tuple[str, ...]]]
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, words = line.partition(":")
-        if not colon:  # goes on from the line before
+        if not colon:  # continues the previous line
             groups[group] += line.split()
         elif name == "nation":
             nations.append(tuple(words.split()))
@@ -172,7 +172,7 @@ class TextMaker:
         return [word for template in templates for word in self.fill(template, facts, topic)]
 
     def recital(self) -> list[str]:
-        """A list of things of one or two kinds, said twice."""
+        """A list of things of one or two kinds, repeated twice."""
         rng = self.rng
         pool = [w for group in rng.sample(list(WORDS), 2) for w in WORDS[group]]
         items = rng.sample(pool, min(len(pool), rng.randint(4, 16)))

@@ -145,7 +145,7 @@ class Batches:
         return self.repeat(length) if self.rng.random() < stage.repeats else self.story(length)
 
     def repeat(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Random words said again and again: look at what came after this word before."""
+        """Random words repeated over and over: only looking back predicts the next word."""
         span = int(length / 2 ** self.rng.uniform(1, 2))
         ids = np.resize(self.rng.integers(len(SPECIAL), self.vocab_size, size=span), length)
         return ids, np.where(np.arange(length) < span, -100, ids)
@@ -306,7 +306,7 @@ def model_card(settings: Settings, scores: BehaviourScores, model: Any, log_line
         "context": f"{settings.length} tokens, learned positions",
         "vocabulary": f"{model.config.vocab_size} tokens: whole words, letters, punctuation",
         "trained for": f"{settings.steps} steps of {settings.tokens_per_step} tokens, seed {settings.seed}",
-        "start": f"{settings.primed_heads} heads of the first layer lean to the previous token; sinusoidal positions",
+        "start": f"{settings.primed_heads} heads of the first layer favour the previous token; sinusoidal positions",
         "optimiser": f"AdamW, learning rate {settings.learning_rate:g}, weight decay {settings.weight_decay:g}",
     }
     return CARD.format(
@@ -325,18 +325,18 @@ tags: [attention-only, interpretability, synthetic]
 
 # headspan demo: two attention-only layers
 
-A small language model made to be looked at. It was trained by `examples/train_demo.py` of the package headspan on
-synthetic text that the same script writes (no text of others is involved), and shows previous-token heads in its
-first layer and induction heads in its second. It is of no use for generating text.
+A small language model for demonstrations. `examples/train_demo.py` of the package headspan trained it on synthetic
+text that the same script generates; no other text was used. It has previous-token heads in its first layer and
+induction heads in its second. It is not useful for generating text.
 
 {facts}
 
-It opens as an ordinary `gpt2` model. The MLPs have width one and weights that are exactly zero, and were never
-trained, so the model is exactly attention-only: pre-LayerNorm, final LayerNorm, unembedding tied to the embedding.
+It opens as an ordinary `gpt2` model. The MLPs have width one and weights that are zero and were never trained, so the
+model is exactly attention-only: pre-LayerNorm, final LayerNorm, unembedding tied to the embedding.
 
 Training data: stories from a seeded grammar over about 1,300 words (people, trades, animals, food, tools, places …),
-lists recited twice, facts about countries; in a part of the sequences a passage is quoted again, another part is
-random words said again and again. End of training: {last}.
+lists recited twice, and facts about countries. Some sequences quote a passage again; others are random words repeated
+over and over. End of training: {last}.
 
 ## Head scores
 

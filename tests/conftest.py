@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: where the real models are, and how a test that needs one is skipped."""
+"""Fixtures shared by all tests: locations of the real models, and skipping of tests that need one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from report_models import synthetic_scores
 
 
 def unavailable(reason: str) -> NoReturn:
-    """Skip with a reason, or fail where everything real is required to be there."""
+    """Skip with a reason, or fail if all real models are required."""
     if os.environ.get("HEADSPAN_REQUIRE_REAL") == "1":
         pytest.fail(f"{reason}, and HEADSPAN_REQUIRE_REAL=1 does not allow to skip it")
     pytest.skip(reason)
@@ -44,7 +44,7 @@ def _real(variable: str, what: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Unfinished work of a test, and of the processes it starts, lies apart from the user's."""
+    """Keep unfinished work of a test and its processes separate from the user's."""
     folder = tmp_path_factory.mktemp("cache") / "headspan"
     monkeypatch.setenv("HEADSPAN_CACHE_DIR", str(folder))
     return folder
@@ -98,7 +98,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The script of axe-core, which finds what keeps people from using a page."""
+    """The script of axe-core, which finds accessibility problems in a page."""
     try:
         return (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     except ModuleNotFoundError:
@@ -120,7 +120,7 @@ Shared = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    """A folder of this name, filled once for all workers by whoever needs it first."""
+    """A folder of this name, filled once for all workers by the first that needs it."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 

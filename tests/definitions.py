@@ -1,6 +1,6 @@
-"""The five similarities written from their definitions in float64, with d×d matrices and explicit SVDs.
+"""The five similarities from their definitions in float64, with d×d matrices and explicit SVDs.
 
-Slow on purpose: these are the oracle for the fast ones.
+Slow on purpose: they are the oracle for the fast implementations.
 """
 
 from __future__ import annotations

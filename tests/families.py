@@ -1,4 +1,4 @@
-"""One small model of every family in the table, built with transformers' own classes and random everywhere."""
+"""One small random model of every family in the table, built with transformers' own classes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Family:
     layers: tuple[int, ...] = (0, 1)
     counts: tuple[tuple[int, int], ...] = ()  # query and key/value heads of each layer, where they differ
     sizes: tuple[tuple[int, int], ...] = ()  # of queries and of values in each layer, where they differ
-    around: tuple[str, dict[str, Any]] | None = None  # the model with pictures or sound whose text model it is
+    around: tuple[str, dict[str, Any]] | None = None  # the vision or audio model that contains it
 
     def heads(self, place: int) -> tuple[int, int]:
         return self.counts[place] if self.counts else (4, self.n_kv_heads)
@@ -399,7 +399,7 @@ def recorded(modules: dict[str, Any]):
 
 
 class Run:
-    """One forward pass of a small model beside our view of its saved checkpoint."""
+    """One forward pass of a small model together with headspan's view of its saved checkpoint."""
 
     def __init__(self, family: Family, folder: Any) -> None:
         self.family = family
@@ -448,7 +448,7 @@ class Run:
         return (vectors if bias is None else vectors + bias)[..., : self.width(role, layer)]
 
     def width(self, role: str, layer: int) -> int:
-        """Columns of the weights of one layer, which may be filled up with zeros to those of others."""
+        """Columns of the weights of one layer, without padding to the width of other layers."""
         return int(self.weights.widths(role)[self.weights.ports.span(role, self.weights.layer_of(role, layer))][0])
 
     def per_query(self, layer: int, vectors: np.ndarray) -> np.ndarray:

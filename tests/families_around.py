@@ -1,4 +1,4 @@
-"""Text models inside of models with pictures or sound: one small model of each, built with transformers' own classes.
+"""Text models inside vision and audio models: one small model of each, built with transformers' own classes.
 
 The whole model is built, saved and run on text alone, so that the names of its files are tested as well.
 """

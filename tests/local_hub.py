@@ -1,4 +1,4 @@
-"""What every small hub on this machine has in common: a server, replies, and processes that take it for the hub."""
+"""Shared by all local test hubs: a server, replies, and processes that use it as the hub."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LocalHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Answering(BaseHTTPRequestHandler):
-    """HEAD and GET alike, but for the body; ``answer`` says what there is."""
+    """Answer HEAD and GET the same way except for the body; ``answer`` gives the response."""
 
     protocol_version = "HTTP/1.1"
 
@@ -51,7 +51,7 @@ class Answering(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 AnyHub = TypeVar("AnyHub", bound=LocalHub)

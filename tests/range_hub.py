@@ -1,4 +1,4 @@
-"""A hub on this machine whose files come in ranges, which can be slow, forgetful, private, and change its mind."""
+"""A local hub that serves byte ranges and can be slow, lossy, private, or change its files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def repository(seed: int = 0, shards: int = 1) -> dict[str, bytes]:
-    """The files of the model, in one or in up to three shards; of shards the first mebibyte is something else."""
+    """The files of the model, in one to three shards; the first mebibyte of a shard is something else."""
     files = {"config.json": json.dumps(CONFIG).encode()}
     everything = tensors(seed)
     if shards == 1:
@@ -54,7 +54,7 @@ def repository(seed: int = 0, shards: int = 1) -> dict[str, bytes]:
 
 
 class Hub(LocalHub):
-    """One repository. Large files are handed on to a store, as the real hub does it."""
+    """One repository. Large files are redirected to a store, as on the real hub."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(Handler)
@@ -74,7 +74,7 @@ class Hub(LocalHub):
         self.ranges = True
         self.stops: tuple[int, int] | None = None  # after so many ranges there are only answers with this code
         self.token: str | None = None
-        self.leaked = False  # the store was told the token
+        self.leaked = False  # the store received the token
         self.later: dict[str, bytes] | None = None  # the files from the second range on
         self.together: threading.Barrier | None = None  # so many ranges of the first two mebibytes must come at once
         self.alone = 0  # ranges that waited in vain for others
@@ -191,7 +191,7 @@ class Handler(Answering):
 
 
 def run(hub: Hub, home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own: the hub's settings are read when its package is imported."""
+    """The program in a separate process, because the hub's settings are read at import."""
     variables = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     variables |= {"HF_HOME": str(home / "hf"), "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"}
     variables |= {"HEADSPAN_CACHE_DIR": str(home / "ours"), "HF_HUB_OFFLINE": "0"} | environment

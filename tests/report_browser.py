@@ -1,4 +1,4 @@
-"""A report opened in a real browser, for the tests that look at it, and what its drawing is like."""
+"""A report opened in a real browser, and measurements of its drawing, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = [
 
 @dataclass
 class View:
-    """An open report, and what happened in it that should not."""
+    """An open report, with the errors and requests that occurred in it."""
 
     page: Any
     scores: Scores
@@ -29,7 +29,7 @@ class View:
     errors: list[str] = field(default_factory=list)
 
     def drawn(self) -> Any:
-        """The page, once what is to be drawn with the next frame is drawn."""
+        """The page, after the next frame has been drawn."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return self.page
 
@@ -51,7 +51,7 @@ class View:
         return self.drawn().inner_text(selector)
 
     def shows(self, selector: str, words: str) -> bool:
-        """Whether a part of the page has these words, now or as soon as it is drawn."""
+        """Whether a part of the page contains these words, waiting until it is drawn."""
         self.page.locator(selector, has_text=words).wait_for(timeout=20_000)
         return True
 
@@ -121,7 +121,7 @@ def lines_through_boxes(lines: list[tuple[str, str, np.ndarray]], boxes: dict[st
 
 
 def violations(page: Any, axe: str) -> list[tuple[str, int, Any]]:
-    """What axe-core finds wrong with a page (opened with bypass_csp): rule, how often, and the first place."""
+    """The problems that axe-core finds in a page (opened with bypass_csp): rule, count and first place."""
     page.evaluate("typeof HS !== 'undefined' && HS.lazyParts.forEach((draw) => draw())")
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     page.evaluate(axe)

@@ -26,7 +26,7 @@ def array_model(layers: int = 4, heads: int = 4, kv_heads: int = 4, d: int = 24,
 
 
 def noise_model(layers: int = 32, heads: int = 32, d: int = 256, m: int = 8, seed: int = 3) -> AttentionWeights:
-    """Random weights and nothing else, as a model has before training."""
+    """Random weights, as before training."""
     rng = np.random.default_rng(seed)
     return hs.open({role: rng.standard_normal((layers, heads, d, m)) for role in "QKVO"})
 

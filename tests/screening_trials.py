@@ -1,8 +1,8 @@
 """How often a certificate of screening is wrong, on models of many kinds: ``python tests/screening_trials.py``.
 
-Every trial draws a small model, screens it for its four strongest pairs with 8 of 160 pairs compared exactly, so that
-all others rest on their bounds, and looks for a certified pair at a wrong place. Truth is made in the arithmetic of
-numpy's longdouble. Where that has no more digits than float64, conditions above 1e6 are left out.
+Every trial draws a small model and screens it for its four strongest pairs, with 8 of 160 pairs compared exactly, so
+that all others depend on their bounds. It then looks for a certified pair with a wrong rank. The true values are
+computed with numpy's longdouble. Where that has no more digits than float64, conditions above 1e6 are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Count(NamedTuple):
-    """What came of the trials of one kind."""
+    """The outcome of the trials of one kind."""
 
     trials: int
     certifying: int  # trials that certified anything
@@ -43,7 +43,7 @@ class Count(NamedTuple):
 
 
 def planted(rng: np.random.Generator, edges: int = 3, least: float = 0.5, most: float = 1.0) -> Arrays:
-    """Random weights in which some heads write much of what later ones read."""
+    """Random weights in which some heads write much of what later heads read."""
     arrays = {role: rng.normal(size=(LAYERS, HEADS, D, M)) for role in "QKVO"}
     for _ in range(edges):
         a, b = sorted(rng.choice(LAYERS, 2, replace=False))
@@ -81,7 +81,7 @@ def rank_deficient(rng: np.random.Generator) -> Arrays:
 
 
 def duplicated(rng: np.random.Generator) -> Arrays:
-    """Heads that stand several times, as they are or in another basis: many pairs of exactly one strength."""
+    """Repeated heads, unchanged or in another basis: many pairs of exactly equal strength."""
     arrays = planted(rng)
     for role in "OK":
         for _ in range(4):
@@ -104,7 +104,7 @@ def own_seed(arrays: Arrays) -> int:
 
 
 def hidden_from_its_own(rng: np.random.Generator) -> Arrays:
-    """Hidden from the seed that the model had, five times over: each change gives it another seed."""
+    """Hidden from the model's current seed, five times in a row, since each change gives it another seed."""
     arrays = planted(rng)
     for _ in range(5):
         arrays = hide(arrays, rng, own_seed(arrays))
@@ -112,7 +112,7 @@ def hidden_from_its_own(rng: np.random.Generator) -> Arrays:
 
 
 def searched(rng: np.random.Generator, tries: int = 20) -> Arrays:
-    """Of many models with a strong edge, the one whose own sketch shows least of it."""
+    """Of many models with a strong edge, the one whose own sketch shows it least."""
     plain, best, least = planted(rng), None, np.inf
     for _ in range(tries):
         made = hide(plain, rng, int(rng.integers(2**31)))
@@ -168,7 +168,7 @@ def true_pk(arrays: Arrays) -> np.ndarray:
 
 
 def trial(arrays: Arrays, seed: int | None = None) -> tuple[dict[str, int], bool]:
-    """What a certificate says, and whether a pair that it vouches for stands at a wrong place."""
+    """The counts of a certificate, and whether a certified pair has a wrong rank."""
     found = screening.screen(
         hs.open(arrays), parse_pairings("OK"), "default", K, memory=10**9, seed=seed, size=SIZE, exact=EXACT
     )

@@ -1,4 +1,4 @@
-"""A small hub on this machine with one repository and several revisions, each a tiny GPT-2 checkpoint."""
+"""A small local hub with one repository and several revisions, each a tiny GPT-2 checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(folder: Path, step: float) -> Path:
 
 
 class SeriesHub(LocalHub):
-    """Revisions by name; counts what is downloaded, and breaks off when told."""
+    """Revisions by name; counts downloads, and can break off on request."""
 
     def __init__(self, revisions: dict[str, dict[str, bytes]]) -> None:
         super().__init__(_Handler)

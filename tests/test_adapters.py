@@ -1,4 +1,4 @@
-"""LoRA adapters: PEFT itself makes them and merges them; we must read what its merged model holds."""
+"""LoRA adapters made and merged by PEFT: headspan must read the weights of the merged model."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_folded_weights_take_an_adapter_too(llama: tuple[Path, ...]) -> None:
     assert np.abs(weights.read("K", 1) - expected.read("K", 1)).max() < 1e-5
 
 
-def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
+def test_other_bases_are_refused(llama: tuple[Path, ...], tmp_path: Path) -> None:
     _, adapter, _ = llama
     for kind, config, sentence in [
         ("gpt2", GPT2, "was made for another base"),
@@ -187,7 +187,7 @@ def test_other_bases_are_told(llama: tuple[Path, ...], tmp_path: Path) -> None:
         hs.diff({role: np.ones((1, 1, 4, 2)) for role in "QKVO"}, adapter)
 
 
-def test_an_adapter_alone_is_told_from_a_model(llama: tuple[Path, ...]) -> None:
+def test_an_adapter_alone_is_not_taken_for_a_model(llama: tuple[Path, ...]) -> None:
     with pytest.raises(HeadspanError, match="is an adapter"):
         hs.open(llama[1])
 
@@ -218,7 +218,7 @@ def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
         ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "alpha_pattern .* not valid"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused_by_name(
+def test_what_is_not_a_plain_lora_is_refused_by_name(
     change: dict[str, Any], sentence: str, llama: tuple[Path, ...]
 ) -> None:
     base, adapter, _ = llama
@@ -240,7 +240,7 @@ def test_a_real_dora_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half a pair", "no tensors", "no file", "not finite", "vector", "bad json", "two"])
-def test_damaged_adapters_are_one_sentence(damage: str, llama: tuple[Path, ...]) -> None:
+def test_damaged_adapters_are_one_message(damage: str, llama: tuple[Path, ...]) -> None:
     base, adapter, _ = llama
     path = adapter / "adapter_model.safetensors"
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""Results that were edited after they were written are noticed; malformed ones and odd paths are one sentence."""
+"""Edited results are noticed; malformed results and odd paths are refused with one message."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_what_no_result_can_hold_is_refused(bench: edited.Edited, tmp_path: Path
         hs.load(path)
 
 
-def test_rounding_is_no_damage(bench: edited.Edited, tmp_path: Path) -> None:
+def test_rounding_is_not_damage(bench: edited.Edited, tmp_path: Path) -> None:
     path = rewritten(bench, tmp_path / "r.safetensors", set_at("pk/OK", (0, 5), 4 * (1 + 9e-5)), reseal=True)
     assert hs.load(path)["pk", "OK"].values[0, 5] > 4
 
@@ -240,7 +240,7 @@ def test_what_was_measured_on_another_model_is_refused(
 
 @pytest.mark.parametrize("reader", edited.READERS)
 def test_every_reader_notices(bench: edited.Edited, reader: str) -> None:
-    """One edit that is warned of and one field that is none: no reader is silent, none falls over."""
+    """One edit that must be warned of and one invalid field: no reader is silent and none crashes."""
     seed, name = ("series", "scores") if reader in edited.OF_SERIES else ("whole", "pk/OK")
     head, tensors = edited.deepcopy(bench.seeds[seed])
     tensors[name] = np.where(np.isnan(tensors[name]), np.nan, tensors[name] * np.float32(0.99)).astype(np.float32)
@@ -322,7 +322,7 @@ PATH_READERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("reader", PATH_READERS)
 @pytest.mark.parametrize("as_path", [False, True], ids=["text", "Path"])
-def test_odd_paths_are_one_sentence(odd_paths: Path, reader: str, as_path: bool) -> None:
+def test_odd_paths_are_one_message(odd_paths: Path, reader: str, as_path: bool) -> None:
     for path in PATHS:
         with pytest.raises(hs.HeadspanError) as caught:
             PATH_READERS[reader](Path(path) if as_path else path)
@@ -334,7 +334,7 @@ def test_odd_paths_are_one_sentence(odd_paths: Path, reader: str, as_path: bool)
 
 @pytest.mark.parametrize("key", ["text_config", "thinker_config", "quantization_config", "attn_config"])
 def test_odd_parts_of_a_config(bench: edited.Edited, tmp_path: Path, key: str) -> None:
-    """Whatever stands where a part of a config should, a command ends with an answer or with one sentence."""
+    """Whatever is in place of a part of a config, a command ends with an answer or one message."""
     folder = tmp_path / "model"
     shutil.copytree(bench.work / "gpt2", folder)
     config = json.loads((folder / "config.json").read_text())

@@ -53,7 +53,7 @@ def test_projections_equal_the_models_own(run: Run) -> None:
 def check_attention_pattern(run: Run, layer: int) -> None:
     """Q and K of a fused tensor, through the model's own split: log-attention differs by q·(k − k₀)/√m.
 
-    All tokens stand at position 0, where rotary embeddings do nothing; ALiBi is subtracted.
+    All tokens are at position 0, where rotary embeddings do nothing; ALiBi is subtracted.
     """
     q, k = run.project("Q", layer), run.project("K", layer)
     k = run.per_query(layer, k)
@@ -93,9 +93,9 @@ def test_attention_output_equals_the_models_own(run: Run) -> None:
 
 
 def check_gate(handed: np.ndarray, mixed: np.ndarray, family: str) -> None:
-    """What stands between mixed values and the output weight is a gate: positive, in some families one for a head.
+    """Between mixed values and the output weight there is only a gate: positive, in some families one per head.
 
-    Granite's sinks are such a factor: the attention that it returns is without them.
+    Granite's sinks are such a factor: they are not part of the attention that it returns.
     """
     if family in ("laguna", "granite_swa", "granitemoe_swa", "lfm3"):
         factors = (handed * mixed).sum(-1, keepdims=True) / np.square(mixed).sum(-1, keepdims=True)
@@ -189,7 +189,7 @@ def live(mlps: Mlps, layer: int, block, module: str):
 
 
 def without_mlp(run: Run, layer: int) -> bool:
-    """Nemotron-H has one thing in a layer: attention, a state space, or an MLP."""
+    """A layer of Nemotron-H is attention, a state space or an MLP."""
     return run.family.model_type == "nemotron_h" and run.family.config["layer_types"][layer] not in ("mlp", "moe")
 
 
@@ -234,7 +234,7 @@ def gated(run, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def check_experts(run, mlps: Mlps, layer: int, parts, container) -> None:
-    """What a mixture gives for a token is a sum of what its experts give, with some weight for each."""
+    """The output of a mixture for a token is a weighted sum of the outputs of its experts."""
     for name, parameter in container.named_parameters():
         if "bias" in name and "experts" in name:
             parameter.zero_()
@@ -270,7 +270,7 @@ def check_experts(run, mlps: Mlps, layer: int, parts, container) -> None:
 
 @contextmanager
 def recorded_rows(modules):
-    """Input and output of modules, a row for each token; copies, since some models add to an output in place."""
+    """Input and output of modules, one row per token; copies, since some models add to an output in place."""
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def keep(label: str):
@@ -291,7 +291,7 @@ def test_norm_in_front_of_the_mlp(run: Run) -> None:
 
 
 def check_mlp_norm(run) -> None:
-    """The MLP reads the norm of the stream in front of it; with it go the gains that folding moves."""
+    """The MLP reads the normalised stream, with the gains that folding moves."""
     mlps = Mlps(run.weights)
     for layer in range(run.weights.n_layers):
         if not mlps.parts(layer):

@@ -1,4 +1,4 @@
-"""The order of heads in a contraction: every needed pair is computed once, and little besides."""
+"""The order of heads in a contraction: every needed pair is computed once, with few others."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_kernels_come_back_to_the_pair_that_they_belong_to(
         np.testing.assert_allclose(kernel, np.where(job.needed, expected, np.nan), rtol=1e-5)
 
 
-def test_pairs_that_nobody_needs_are_missing() -> None:
+def test_pairs_that_are_not_needed_are_missing() -> None:
     factors = {"a": np.ones((3, 4, 2)), "b": np.ones((2, 4, 2))}
     (kernel,) = contract(factors, [Job("a", "b", np.zeros((3, 2), dtype=bool))], route="gram")
     assert np.isnan(kernel).all()

@@ -1,4 +1,4 @@
-"""Numbers of every kind and byte order are taken exactly or refused, and odd calls get a sentence."""
+"""Numbers of every kind and byte order are read exactly or refused, and odd calls get a message."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_exact_real_number_is_refused(name: str) -> None:
+def test_what_is_not_an_exact_real_number_is_refused(name: str) -> None:
     if name == "long doubles" and np.dtype(np.longdouble) == np.dtype(np.float64):
         pytest.skip("long doubles are float64 here")
     with pytest.raises(HeadspanError) as caught:

@@ -1,4 +1,4 @@
-"""Checkpoints that are broken or hostile: each is refused in one sentence, with HeadspanError and nothing else."""
+"""Broken or hostile checkpoints: each is refused with one message, as a HeadspanError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MUTATIONS = int(os.environ.get("HEADSPAN_FUZZ_CASES", "300"))
 
 
 def refusal(reference: object) -> str:
-    """Open a reference and read everything in it; the sentence with which that is refused."""
+    """Open a reference and read everything in it; return the message of the refusal."""
     with pytest.raises(HeadspanError) as caught:
         read_all(reference)
     sentence = str(caught.value)
@@ -175,7 +175,7 @@ def test_index_to_a_tensor_that_is_not_there(tmp_path):
     (path / "model.safetensors").rename(path / "model-1.safetensors")
     index_file = path / "model.safetensors.index.json"
     index_file.write_text(json.dumps({"weight_map": {"y": "model-1.safetensors"}}))
-    assert "says 'y' is in model-1.safetensors, but it is not there" in refusal(path)
+    assert all(fact in refusal(path) for fact in ("'y'", "model-1.safetensors"))
 
 
 def test_link_from_a_cache_to_elsewhere_is_refused(tmp_path):
@@ -206,7 +206,7 @@ def test_references_to_nothing(text):
     refusal(text)
 
 
-def test_missing_path_is_told_as_such(tmp_path):
+def test_missing_path_is_reported_as_missing(tmp_path):
     assert "no such file or directory" in refusal(str(tmp_path / "nope"))
     assert "no such file or directory" in refusal(tmp_path / "nope")
 
@@ -308,7 +308,7 @@ def test_zip_whose_entries_claim_too_much_is_refused(torch, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80\x02", b"hello" * 100, b"PK\5\6" + bytes(18)])
-def test_files_that_are_no_torch_files(torch, tmp_path, content):
+def test_files_that_are_not_torch_files(torch, tmp_path, content):
     refusal(torch_file(tmp_path, content))
 
 
@@ -448,7 +448,7 @@ def damage(content: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "m.gguf", "pytorch_model.bin"])
-def test_random_damage_gives_an_answer_or_a_sentence(tmp_path, name):
+def test_random_damage_gives_an_answer_or_a_message(tmp_path, name):
     """No other exception, whatever the bytes: HEADSPAN_FUZZ_CASES sets how many files are tried."""
     found = seeds(tmp_path)
     if name not in found:
@@ -469,7 +469,7 @@ def test_random_damage_gives_an_answer_or_a_sentence(tmp_path, name):
 
 
 def test_damaged_safetensors_are_never_read_differently_from_the_package(tmp_path):
-    """Where we read a damaged file, the safetensors package reads the same numbers."""
+    """Where headspan reads a damaged file, the safetensors package reads the same numbers."""
     from safetensors import safe_open
 
     found = seeds(tmp_path)["model.safetensors"]
@@ -508,7 +508,7 @@ def test_hostile_sizes_need_no_memory(tmp_path, name):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_torch_file_cut_off_after_it_was_opened(torch, tmp_path, zipped):
-    """A mapped file that becomes shorter kills a process that reads on; here it is told."""
+    """A mapped file that becomes shorter would kill the process; here it is an error."""
     path = tmp_path / "m.pth"
     tensors = {f"w{i}": torch.ones(300, 300) for i in range(4)}
     torch.save(tensors, path, _use_new_zipfile_serialization=zipped)

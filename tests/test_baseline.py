@@ -247,7 +247,7 @@ def test_reversed_pairs_that_never_vary_give_a_z_of_0() -> None:
     assert (found.z[present] == 0).all() and np.isnan(found.z[~present]).all()
 
 
-def test_five_per_cent_is_the_rate_that_counts_where_none_is_asked_for() -> None:
+def test_five_per_cent_is_the_default_rate() -> None:
     scores = make_scores({("pk", "OK"): np.linspace(0.6, 2.4, 1600).reshape(40, 40)}, layers=2, heads=20)
     found = significance(scores, "OK")
     q = found.q[~np.isnan(found.q)]
@@ -401,7 +401,7 @@ def test_a_subspace_that_fills_the_space_is_never_above_chance() -> None:
 
 
 def test_the_pairing_farthest_from_chance_has_no_kl_of_0_and_the_largest_shift() -> None:
-    """64 pairs of the demo model lie where random subspaces never are: the paper's sum has nothing to add up."""
+    """64 pairs of the demo model lie where random subspaces never do, so the paper's sum has no terms."""
     scores = hs.score(hs.open("demo"), "pk")
     assert kl_divergence(scores, "VO") == pytest.approx(0, abs=1e-3)
     lines = {str(line.pairing): line for line in summarise(scores, kl=True)}

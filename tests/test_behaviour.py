@@ -132,7 +132,7 @@ def test_own_text_measures_repeated_tokens(gpt2_folder: Path) -> None:
     scores = head_scores(gpt2_folder, text=[text])
     ids = np.array([[5, 6, 7, 5, 6, 6, 5]])
     maps = direct_attention(transformers.GPT2LMHeadModel.from_pretrained(gpt2_folder), ids)[1][0, 2]
-    # w5 at 3 and 6, w6 at 4 and 5 stood before; at 5 the place after the w6 at 4 is 5 itself, which does not count
+    # w5 at 3 and 6, w6 at 4 and 5 occurred before; at 5 the place after the w6 at 4 is 5 itself, which does not count
     duplicate = [maps[3, 0], maps[4, 1], maps[5, 1] + maps[5, 4], maps[6, 0] + maps[6, 3]]
     induction = [maps[3, 1], maps[4, 2], maps[5, 2], maps[6, 1] + maps[6, 4]]
     assert scores["duplicate_token"]["L1H2"] == pytest.approx(np.mean(duplicate), abs=1e-6)
@@ -225,7 +225,7 @@ def test_model_without_attention(tmp_path: Path) -> None:
         head_scores(model, sequences=1, length=5)
 
 
-def test_things_that_are_no_model() -> None:
+def test_things_that_are_not_a_model() -> None:
     with pytest.raises(HeadspanError, match="cannot be run"):
         head_scores(torch.nn.Linear(2, 2))
 

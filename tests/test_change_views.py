@@ -1,4 +1,4 @@
-"""Figures and pages of change: they show the numbers of the library, and the pages ask for nothing."""
+"""Change figures and pages: they show the library's numbers, and the pages make no requests."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_page_of_two_models(browser: Any, change: Diff, tmp_path: Path) -> N
 
 
 def test_two_wirings_side_by_side(browser: Any, change: Diff, tmp_path: Path) -> None:
-    """Each side has the strongest edges of its model; heads have the same places; what is on one side stands out."""
+    """Each side has the strongest edges of its model; heads have the same places; edges on one side stand out."""
     change_page(change).save(tmp_path / "d.html")
     problems: list[str] = []
     page = opened(browser, tmp_path / "d.html", problems, "#view=beside")
@@ -227,7 +227,7 @@ def test_a_step_against_another(browser: Any, series: Series, tmp_path: Path) ->
     assert among(4) != among(0) and problems == []
 
 
-def test_shared_heads_stand_with_their_group(browser: Any, tmp_path: Path) -> None:
+def test_shared_heads_are_drawn_with_their_group(browser: Any, tmp_path: Path) -> None:
     change_page(hs.diff(model(0.0, kv=2), model(0.8, kv=2), k=6)).save(tmp_path / "d.html")
     problems: list[str] = []
     page = opened(browser, tmp_path / "d.html", problems)

@@ -1,4 +1,4 @@
-"""Circuits: written, read back, drawn; a file of a stranger is refused with a sentence."""
+"""Circuits: written, read back, drawn; a bad file is refused with a message."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import headspan as hs
 from headspan.cli import _run
 from headspan.graphs.circuit import CircuitEdge
+from notices import noticed
 
 GOOD: dict[str, Any] = {
     "format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],
@@ -42,8 +43,8 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     edges = [*GOOD["edges"], {"source": "L0H1.O", "target": "L1H2.V"}, {"source": "l0h1.o", "target": "L1H2.V"}]
     path = written(tmp_path, GOOD | {"edges": edges})
-    said: list[str] = []
-    found = hs.wiring(scores, circuit=path, say=said.append)
+    with noticed() as said:
+        found = hs.wiring(scores, circuit=path)
     assert {(str(e.source), str(e.target), str(e.pairing)) for e in found.edges} == {
         ("L0H3", "L1H2", "OK"), ("L0H1", "L1H2", "OV"),
     }  # fmt: skip
@@ -51,7 +52,8 @@ def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     assert all(edge.rank == scores["pk", edge.pairing].rank_of(edge.source, edge.target) for edge in found.edges)
     assert found.rule == "circuit induction" and not said
     assert "L0H3" in (found._repr_svg_() or "")
-    hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}), say=said.append)
+    with noticed() as said:
+        hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}))
     assert "may have been made from another model" in said[0]
     assert hs.wiring("demo", circuit=path, metric="cs").edges[0].metric == "cs"
     assert hs.wiring(scores, circuit=path, large_effect=False, labels=None).nodes
@@ -91,7 +93,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_wrong_file_is_a_sentence(
+def test_a_wrong_file_is_one_message(
     what: str, tmp_path: Path, scores: hs.Scores, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content, words = BAD[what]
@@ -111,7 +113,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path, scores: hs.Scores) -> None:
         hs.wiring(scores, circuit=path)
 
 
-def test_what_is_no_file(tmp_path: Path, scores: hs.Scores) -> None:
+def test_what_is_not_a_file(tmp_path: Path, scores: hs.Scores) -> None:
     for path in (tmp_path, tmp_path / "nowhere.json"):
         with pytest.raises(hs.HeadspanError, match=r"not an ordinary file|there is no file"):
             hs.wiring(scores, circuit=path)

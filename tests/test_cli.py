@@ -190,11 +190,11 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "absurd number of layers": (
         lambda f: change_config(f / "gpt2", n_layer=10**12),
-        "n_layer = 1000000000000: no model is that large",
+        "n_layer = 1000000000000",
     ),
     "absurd width": (
         lambda f: change_config(f / "gpt2", n_embd=2**60),
-        "n_embd = 1152921504606846976: no model is that large",
+        "n_embd = 1152921504606846976",
     ),
     "terabytes": (terabytes, "B"),
     "shard outside": (shard_outside("../../x.safetensors"), "outside the directory"),
@@ -219,7 +219,7 @@ def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, 
 def test_every_bad_model_is_refused(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
     outcome = run(*arguments_of(command, make(files), files))
-    if (command, fault) == ("info", "terabytes"):  # nothing is read, so the size can be told
+    if (command, fault) == ("info", "terabytes"):  # nothing is read, so the size can be reported
         assert outcome[0] == 0
     else:
         assert_refused(outcome, words)
@@ -384,7 +384,7 @@ def test_output_to_a_full_disk(files: Path, options: list[str]) -> None:
     assert_refused((done.returncode, "", done.stderr), "No space left on device")
 
 
-def test_closed_output_is_no_traceback(files: Path) -> None:
+def test_closed_output_gives_no_traceback(files: Path) -> None:
     line = f"'{sys.executable}' -m headspan top '{files / 'result.safetensors'}' --pairing OK --json"
     for redirection in (">&-", "2>&-", "| true"):
         done = subprocess.run(["sh", "-c", f"{line} {redirection}"], capture_output=True, text=True)
@@ -392,7 +392,7 @@ def test_closed_output_is_no_traceback(files: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stopping_by_hand_is_told_in_one_line(files: Path, cache: Path, number: signal.Signals) -> None:
+def test_stopping_by_hand_is_one_line(files: Path, cache: Path, number: signal.Signals) -> None:
     """Ctrl-C or kill in the middle of a run: exit code 128 + signal, no result, no traceback, nothing left."""
     rng, (d, layers) = np.random.default_rng(0), (128, 12)
     tensors = {f"h.{n}.attn.c_attn.weight": rng.normal(size=(d, 3 * d)).astype(np.float32) for n in range(layers)}

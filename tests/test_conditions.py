@@ -1,4 +1,4 @@
-"""Ill-conditioned heads, heads of any scale and nearly orthogonal ones, against definitions in numpy's longdouble.
+"""Ill-conditioned heads, heads of any scale and nearly orthogonal heads, against definitions in numpy's longdouble.
 
 Conditions go up to where the rank of a float64 weight falls; a longdouble has 11 bits more than a float64 on most
 machines, and a range of 1e±4932. Elsewhere these tests are left out.
@@ -87,7 +87,7 @@ def worst(arrays: Arrays, metrics: tuple[str, ...], **options: str) -> float:
 
 
 def conditioned(condition: float, kind: str) -> Arrays:
-    """Weights of one condition; ``cancel``: each is large just where its partner is small."""
+    """Weights of one condition; ``cancel``: each is large exactly where its partner is small."""
     rng = np.random.default_rng(int(np.log10(condition)))
     arrays = {role: np.zeros((LAYERS, HEADS, D, M)) for role in "QKVO"}
     sizes = np.geomspace(1, 1 / condition, M) if kind != "one" else np.array([1.0] * (M - 1) + [1 / condition])
@@ -135,7 +135,7 @@ def test_stacked_partners_of_different_scales() -> None:
 @pytest.mark.parametrize("route", ["gram", "direct"])
 @pytest.mark.parametrize("weak", [1e-3, 1e-5, 1e-7, 0.0])
 def test_small_composition_scores(weak: float, route: str) -> None:
-    """Heads that meet in weak directions alone: by Gram matrices the root of a small kernel would be lost."""
+    """Heads that overlap only in weak directions: Gram matrices would lose the root of a small kernel."""
     rng = np.random.default_rng(3)
     space, arrays = frame(rng, 64, 64), {role: np.zeros((2, 2, 64, 16)) for role in "QKVO"}
     for role, place in ((role, place) for role in "QKVO" for place in np.ndindex(2, 2)):
@@ -146,7 +146,7 @@ def test_small_composition_scores(weak: float, route: str) -> None:
 
 
 def test_linear_cka_of_columns_that_are_nearly_equal() -> None:
-    """What centring leaves is 1e-13 of the weight: rounding of the mean may not show."""
+    """Centring leaves 1e-13 of the weight: rounding of the mean must not show."""
     rng = np.random.default_rng(2)
     arrays = {role: rng.normal(size=(2, 2, D, 1)) + 1e-13 * rng.normal(size=(2, 2, D, M)) for role in "QKVO"}
     assert worst(arrays, ("linear_cka",)) < 1e-5

@@ -120,7 +120,7 @@ def test_contradictions_in_the_config(tmp_path: Path, name: str) -> None:
         hs.open(write(tmp_path, **CONTRADICTIONS[name]))
 
 
-def test_weights_beside_those_that_are_read_are_noted(tmp_path: Path) -> None:
+def test_unread_weights_in_the_same_folder_are_noted(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"something else")
     assert any("pytorch_model.bin" in note and "not read" in note for note in hs.open(tmp_path).notes)
@@ -152,7 +152,7 @@ VALUES = ["null", "[]", "{}", '"x"', '""', "-1", "0", "1e400", "NaN", "1" + "0" 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_wrong_values_in_every_key(tmp_path: Path, key: str) -> None:
-    """An answer or a sentence; the numbers are then the right ones."""
+    """An answer with the right numbers, or a message."""
     write(tmp_path)
     right = hs.open(tmp_path).read("Q", 1)
     sentences: list[str] = []
@@ -176,7 +176,7 @@ def test_wrong_values_in_every_key(tmp_path: Path, key: str) -> None:
 
 
 def peak_of(path: Path) -> tuple[int, str]:
-    """Megabytes that opening a model takes in a process of its own, measured from outside."""
+    """Megabytes needed to open a model in a separate process, measured from outside."""
     code = (
         "import os, resource, subprocess, sys\n"
         "command = [sys.executable, '-m', 'headspan', 'info', sys.argv[1]]\n"
@@ -234,8 +234,8 @@ def test_code_of_a_model_is_never_run(tmp_path: Path) -> None:
             assert "never run" in " ".join(done.stderr.split())
 
 
-def test_a_tied_unembedding_that_is_stored_apart_with_other_numbers(tmp_path: Path) -> None:
-    """transformers would take the embedding; the tensor of its own is read here, and that is said."""
+def test_a_tied_unembedding_that_is_stored_with_other_numbers(tmp_path: Path) -> None:
+    """transformers would use the embedding; headspan reads the separate tensor and notes it."""
     content = tensors()
     copy = write(tmp_path / "copy", content | {"lm_head.weight": content["model.embed_tokens.weight"].copy()})
     assert not any("unembedding" in note for note in hs.open(copy).notes)

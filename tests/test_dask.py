@@ -19,12 +19,13 @@ import headspan as hs
 from headspan.models.weights import AttentionWeights
 from headspan.scoring import dask as dask_module
 from headspan.scoring.run import score
+from notices import noticed
 
 distributed = pytest.importorskip("distributed")
 
 
 class Cluster:
-    """A scheduler and workers as a user starts them, each a process of its own."""
+    """A scheduler and workers as a user starts them, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, []
@@ -134,8 +135,8 @@ def test_when_the_cluster_dies_finished_tiles_are_kept(
     with pytest.raises(hs.HeadspanError, match=sentence):
         score(many_tiles, **OPTIONS, dask=cluster.address, out=tmp_path / "r.safetensors", progress=progress)
     assert called and kept(cache) >= 1 and time.monotonic() - started < 60
-    said: list[str] = []
-    score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors", say=said.append)
+    with noticed() as said:
+        score(many_tiles, **OPTIONS, out=tmp_path / "r.safetensors")
     assert any("continuing an unfinished run" in s for s in said) and not kept(cache)
 
 
@@ -196,7 +197,7 @@ def test_local_in_a_plain_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_what_a_cluster_cannot_do_is_said() -> None:
+def test_what_a_cluster_cannot_do_is_refused() -> None:
     arrays = {role: np.random.default_rng(0).normal(size=(2, 2, 8, 3)) for role in "QKVO"}
     with pytest.raises(hs.HeadspanError, match="a path or hub id, not arrays"):
         score(hs.open(arrays), "pk", dask="local")
@@ -221,7 +222,7 @@ def test_workers_with_a_torch_device_each(cluster: Cluster, many_tiles: Attentio
 
 
 def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Procrustes makes no bases, so that every tile would look for the ranks of its weights."""
+    """Procrustes computes no bases, so every tile would have to find the ranks of its weights."""
     from dataclasses import replace
 
     from headspan.scoring.plan import make_plan
@@ -241,7 +242,7 @@ def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch
 
 
 def test_a_worker_opens_a_touched_file_again(tmp_path: Path, many_tiles: AttentionWeights) -> None:
-    """A worker keeps the model open between runs; the same bytes with a new date are no other model."""
+    """A worker keeps the model open between runs; the same bytes with a new date are the same model."""
     from headspan.scoring.plan import make_plan
 
     reference, fingerprint = many_tiles.reference, many_tiles.provenance["fingerprint"]

@@ -1,4 +1,4 @@
-"""The model that ships with the package: how it was made, and that it does what its card says."""
+"""The model that ships with the package: how it was made, and that its model card is true."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def test_tokenizer_reads_words_and_spells_the_rest() -> None:
     assert vocabulary.special_ids == {0, 1}
 
 
-def test_induction_head_looks_behind_the_earlier_name(shipped: BehaviourScores) -> None:
+def test_induction_head_attends_after_the_earlier_name(shipped: BehaviourScores) -> None:
     best = shipped.top("induction", 1)[0][0]
     text = "Here is the list: tiger, lamp, violin, cheese. Say it again: tiger, lamp, violin"
     found = attention_patterns("demo", text, [best])
-    row = found.patterns[Head.parse(best)][-1]  # from the last word, which stood before "," once
+    row = found.patterns[Head.parse(best)][-1]  # from the last word, which preceded "," once
     earlier = found.tokens.index(found.tokens[-1])
     assert int(row.argmax()) == earlier + 1
 

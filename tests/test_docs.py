@@ -64,7 +64,7 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 def test_the_check_of_the_site_finds_what_is_wrong(tmp_path: Path) -> None:
-    """A missing page, a missing anchor, a way out of the folder, a script and a picture from elsewhere."""
+    """A missing page, a missing anchor, a link out of the folder, an external script and an external image."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         from make_site import problems

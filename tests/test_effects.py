@@ -55,7 +55,7 @@ def test_equal_to_direct_path_patching(bridge: Any, role: str) -> None:
     w_o = bridge.blocks[1].attn.W_O.detach()
 
     def measured(head: int, mine: Any) -> Any:
-        """(moved attention of all queries) or the head's change and size, under the patch that was run last."""
+        """(change of attention of all queries) or the change and size of the head's output, under the last patch."""
         if role != "V":
             return (seen["pattern"][head] - mine[names["pattern"]][0, head]).abs().sum().item() / 2
         change = (seen["z"][:, head] - mine[names["z"]][0][:, head]) @ w_o[head]
@@ -128,7 +128,7 @@ def test_only_forward_edges_are_measured(demo: hs.Effects) -> None:
 
 
 def test_the_induction_circuit_of_the_demo_model(demo: hs.Effects) -> None:
-    """The previous-token head feeds the keys of the induction heads, which induce less without it."""
+    """The previous-token head feeds the keys of the induction heads, whose induction score drops without it."""
     behaviour = hs.behaviour("demo", sequences=8, length=20)
     previous = hs.Head.parse(behaviour.top("previous_token", 1)[0][0])
     inducing = [hs.Head.parse(name) for name, value in behaviour.top("induction", 8) if value > 0.4]
@@ -298,7 +298,7 @@ def test_bad_requests(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_that_changes_the_stream_is_refused() -> None:
-    """Not in any list: its blocks are seen to scale the stream."""
+    """Not in any list: the checks find that its blocks scale the stream."""
     model = build(FAMILIES["llama"])
     layer = model.model.layers[0]
     forward = layer.forward

@@ -1,4 +1,4 @@
-"""The command: columns, what is stored, the summary, curves, and what wiring, top and figures make of effects."""
+"""The command: columns, what is stored, the summary, curves, and effects in wiring, top and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import headspan as hs
 from families import FAMILIES, build
 from headspan.cli import _run
 from headspan.running.effects import attach, effects, effects_in
-from headspan.running.effects_curve import effect_curve
+from headspan.running.effects_curve import effects_curve
 from headspan.running.effects_summary import predictors_of, summarise_effects
 from headspan.vocabulary.errors import HeadspanError
 
@@ -105,7 +105,7 @@ def test_effects_live_in_the_result(filled: Path, result: Path) -> None:
         np.testing.assert_array_equal(before.arrays[key], after.arrays[key])
 
 
-def test_a_bad_result_is_told_before_any_work(
+def test_a_bad_result_is_reported_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.safetensors"
@@ -207,7 +207,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
 
 
 def test_the_curve_ends_at_the_whole_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    curve = effect_curve("demo", "L0H3.O", "L1H0.K")
+    curve = effects_curve("demo", "L0H3.O", "L1H0.K")
     assert curve.directions == [1, 2, 4, 8, 16, 32]
     assert curve.shared[-1] == pytest.approx(curve.whole, abs=1e-6)
     assert curve.random[-1] == pytest.approx(curve.whole, abs=1e-5)  # all that the source writes

@@ -25,7 +25,7 @@ UNEVEN = {name for name, family in FAMILIES.items() if len({*family.counts}) > 1
 
 
 def two_attention_layers(name: str) -> Family:
-    """The family with at least two layers that attend, so that there is an edge."""
+    """The family with at least two attention layers, so that there is an edge."""
     family = FAMILIES[name]
     more: dict[str, dict[str, Any]] = {
         "granitemoehybrid": {"num_hidden_layers": 3, "layer_types": ["attention", "mamba", "attention"]},
@@ -52,7 +52,7 @@ CASES = {name: two_attention_layers(name) for name in FAMILIES if name not in NO
 
 
 class Oracle:
-    """One forward pass for each source and port, with hooks written out plainly."""
+    """One forward pass for each source and port, with explicit hooks."""
 
     def __init__(self, model: Any, folder: Any, ablate: str = "resample") -> None:
         model.save_pretrained(folder)
@@ -96,7 +96,7 @@ class Oracle:
             return self.module("O", layer)(torch.from_numpy(z)).numpy()
 
     def scale(self, run: dict[str, Any], layer: int) -> np.ndarray | float:
-        """What the output of the projection is multiplied with on its way to the stream: by a norm, by constants."""
+        """The factor on the output of the projection on its way to the stream: from a norm, from constants."""
         config = self.model.config
         constant = getattr(config, "residual_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
         if self.weights.norm_place not in ("output", "sandwich"):
@@ -113,7 +113,7 @@ class Oracle:
         return writes[1 - sequence] if self.ablate == "resample" else np.concatenate(writes).mean(0)
 
     def edited(self, sequence: int, source: tuple[int, int], layer: int, role: str, only: int | None = None) -> Any:
-        """A forward pass in which the port reads the stream with the source's write replaced."""
+        """A forward pass in which the port reads the stream with the source's output replaced."""
         run = self.clean[sequence]
         x = run["stream"][layer] - self.write(run, *source) + self.replacement(sequence, *source)
         norm = self.weights.norm(layer)

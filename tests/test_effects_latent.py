@@ -16,7 +16,7 @@ from headspan.cli import _run
 from headspan.results.effects import attach, effects_in
 from headspan.results.large_effects import rotation
 from headspan.running.effects import effects
-from headspan.running.effects_curve import effect_curve
+from headspan.running.effects_curve import effects_curve
 from headspan.vocabulary.heads import Pairing
 
 torch = pytest.importorskip("torch")
@@ -96,7 +96,7 @@ class Oracle:
             return (attention.o_proj(alone) - attention.o_proj(0 * alone)) * scale
 
     def edit(self, sequence: int, source: tuple[int, int], layer: int, port: str, heads: range) -> tuple[Any, Any]:
-        """The module and what to put into its output so that these heads' port reads the exchanged write."""
+        """The module, and its new output for which these heads' port reads the patched stream."""
         norm, attention, _ = self.layers[layer]
         x = self.clean[sequence]["stream", layer]
         with torch.no_grad():
@@ -170,7 +170,7 @@ def test_effects_equal_hooked_forward_passes(name: str) -> None:
 
 
 def test_random_writes_equal_hooked_forward_passes() -> None:
-    """The same with the exchanged write turned, into the rotary key too."""
+    """The same with a rotated patch, also into the rotary key."""
     model = doubled("deepseek_v3")
     found = effects(model, tokens=TOKENS, draws=1, floor=1e-9, seed=3)
     oracle, table = Oracle(model, rotation(24, 3, 0)), found.ports
@@ -195,7 +195,7 @@ def test_a_port_of_one_head_alone_gives_the_same_and_moves_no_other_head(name: s
             np.testing.assert_allclose(alone, np.where(np.arange(N) == head, every, 0), atol=1e-12)
 
 
-def test_the_frozen_scale_is_told_and_kept_in_the_result(tmp_path: Any) -> None:
+def test_the_frozen_scale_is_noted_and_kept_in_the_result(tmp_path: Any) -> None:
     model = doubled("deepseek_v3")
     found = effects(model, tokens=TOKENS)
     assert found.protocol["frozen_latent_norms"] is True
@@ -223,7 +223,7 @@ def test_all_of_the_ports_subspace_carries_all_of_the_effect(name: str, frozen: 
 
 @pytest.mark.parametrize("target", ["L1H2.K", "L1KR.K", "L1H0.Q", "L1H3.V"])
 def test_curve_of_one_edge_ends_at_its_effect(target: str) -> None:
-    curve = effect_curve(doubled("deepseek_v2"), "L0H1.O", target, draws=1)
+    curve = effects_curve(doubled("deepseek_v2"), "L0H1.O", target, draws=1)
     assert curve.shared[-1] == pytest.approx(curve.whole, abs=1e-5) and curve.whole > 1e-3
     assert curve.target == target and curve.directions[-1] == {"L1KR.K": 4, "L1H3.V": 5}.get(target, 6)
     assert any("clean run" in note for note in curve.notes)
@@ -240,7 +240,7 @@ def test_head_scores_of_the_rotary_key_are_those_of_all_heads() -> None:
 
 
 def test_command_page_and_wiring(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says what is frozen; result, wiring, summary and page know the rotary key as a target."""
+    """The command reports what is frozen; result, wiring, summary and page have the rotary key as a target."""
     model, result, page = (str(tmp_path / name) for name in ("model", "r.safetensors", "r.html"))
     build(LATENT["glm4_moe_lite"]).save_pretrained(model)
     assert _run(["score", model, "--metric", "pk", "--out", result]) == 0

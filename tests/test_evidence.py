@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md and the claim of the README, made again where that is quick: the demo model."""
+"""The tables of docs/evidence.md and the claim of the README, recomputed where that is quick: the demo model."""
 
 from __future__ import annotations
 

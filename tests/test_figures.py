@@ -23,10 +23,9 @@ from headspan.plotting.canvas import save, theme, thinned
 from headspan.plotting.ellipse import ellipse_figure
 from headspan.plotting.grid import grid_figure
 from headspan.plotting.layout import crossings, ellipse_layout
-from headspan.plotting.norms import circuit_norms
 from headspan.plotting.scatter import groups
 from headspan.plotting.twolayer import random_level, strengths
-from headspan.plotting.unembedding import token_numbers
+from headspan.plotting.weights import circuit_norms, token_numbers
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
@@ -317,7 +316,7 @@ def seen(colour: str, deficiency: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_pairings_and_labels_stay_apart_for_colour_blind_readers(deficiency: str) -> None:
+def test_pairings_and_labels_are_distinct_for_colour_blind_readers(deficiency: str) -> None:
     flow = [style.pairing_colour(Pairing.parse(p)) for p in ("OQ", "OK", "OV")]
     for group, least in ((flow, 15.0), ([*style.LABEL_COLOURS, style.UNLABELLED], 12.0)):
         for first, second in combinations(group, 2):
@@ -384,14 +383,14 @@ def test_the_callers_matplotlib_settings_neither_matter_nor_change(context: Cont
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_a_place_that_cannot_be_written_is_told(context: Context, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused(context: Context, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(HeadspanError, match="cannot write"):
         draw("norms", context, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_what_is_lacking_is_told_and_the_rest_is_drawn(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported_and_the_rest_is_drawn(tmp_path: Path) -> None:
     weights = ArrayWeights({role.value: np.random.default_rng(0).standard_normal((3, 2, 8, 2)) for role in ROLES})
     scores = hs.score(weights, "pk", "flow")
     drawn = draw("all", Context(scores, weights, k=2), tmp_path)
@@ -423,7 +422,7 @@ def test_names_and_formats_are_checked(context: Context, tmp_path: Path) -> None
         draw("", context, tmp_path)
 
 
-def test_the_command_draws_and_tells(context: Context, tmp_path: Path) -> None:
+def test_the_command_draws_and_reports(context: Context, tmp_path: Path) -> None:
     result, out = tmp_path / "r.safetensors", tmp_path / "figures"
     context.scores.save(result)
     command = ["figures", str(result), "--out", str(out), "--only", "wiring,kl,norms", "--format", "svg,pdf"]

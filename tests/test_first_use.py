@@ -1,4 +1,4 @@
-"""What somebody meets who uses headspan for the first time: names with roles, short texts, bars, helpful sentences."""
+"""What a first-time user sees: names with roles, short texts, progress bars, helpful messages."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ def test_a_port_has_its_own_neighbourhood(shared: hs.Scores) -> None:
     asked, held = shared.around("L1H3.K", k=3), shared.around("L1KV1.K", k=3)
     assert [str(e.pairing) for e in asked.incoming] == ["OK"] * 3 and not asked.outgoing
     assert asked.incoming == held.incoming and held.note is None
-    assert asked.note == "L1H3 shares its keys and values: L1H3.K is L1KV1.K, which serves L1H2, L1H3"
+    assert asked.note is not None
+    assert all(fact in asked.note for fact in ("L1H3.K", "L1KV1.K", "L1H2, L1H3"))
     assert "L1H3.K" in repr(asked)
     whole = shared.around("L1H3", k=3)
     assert {str(e.pairing) for e in whole.incoming} == {"OQ", "OK", "OV"} and whole.note == asked.note
     assert not shared.around("L1H3.O").incoming and shared.around("L1H3.O").note is None
 
 
-def test_the_command_tells_what_a_name_with_a_role_means(shared: hs.Scores, tmp_path: Path) -> None:
+def test_the_command_explains_a_name_with_a_role(shared: hs.Scores, tmp_path: Path) -> None:
     shared.save(path := tmp_path / "r.safetensors")
     done = CliRunner().invoke(app, ["top", str(path), "--head", "l1h3.k", "-k", "1"])
     assert done.exit_code == 0 and "L1H3.K is L1KV1.K" in done.stderr and done.stdout.count("L1KV1") == 1
 
 
 def test_a_port_outside_the_pairings_is_refused(shared: hs.Scores) -> None:
-    with pytest.raises(HeadspanError, match=r"L1H3\.K is not part of OQ: .* for example OK"):
+    with pytest.raises(HeadspanError, match=r"L1H3\.K .*OQ.* OK"):
         hs.around(shared, "L1H3.K", pairing="OQ")
     with pytest.raises(HeadspanError, match="not a head with a role"):
         shared.around("L1H3.X")
@@ -89,14 +90,14 @@ def test_what_is_stored_into_must_be_a_result(command: str, tmp_path: Path) -> N
         assert told in str(done.exception) + done.stderr and "--force" not in str(done.exception) + done.stderr
 
 
-def test_what_a_result_lacks_is_told_with_what_it_has(tmp_path: Path) -> None:
+def test_what_a_result_lacks_is_reported_with_what_it_has(tmp_path: Path) -> None:
     hs.score("demo", "pk", "OK", out=(path := tmp_path / "r.safetensors"))
-    with pytest.raises(HeadspanError, match=r"no pk scores for OQ: it has pk for OK; choose one of these"):
+    with pytest.raises(HeadspanError, match=r"OQ.*pk for OK"):
         hs.top(path, "OQ")
 
 
 def test_nodes_are_scored_and_kept_as_heads_are(tmp_path: Path) -> None:
-    """As CONTRIBUTING tells how to add a kind of node."""
+    """As CONTRIBUTING describes how to add a kind of node."""
     rng = np.random.default_rng(0)
     heads = {role: rng.standard_normal((2, 3, 16, 4)) for role in "QKVO"}
     rows = rng.standard_normal((2, 2, 16, 1))
@@ -161,8 +162,8 @@ def test_whatever_is_tabular_compares_to_a_bool() -> None:
     assert (hs.hubs(scores, "OK") == hs.hubs(scores, "OQ")) is False
 
 
-def test_a_result_of_one_pairing_is_listed_as_it_is(tmp_path: Path) -> None:
-    """The default, flow, means those of OQ, OK and OV that there are; a pairing that is named must be there."""
+def test_a_result_of_one_pairing_is_listed(tmp_path: Path) -> None:
+    """The default, flow, means the available pairings among OQ, OK and OV; a named pairing must exist."""
     scores = hs.score("demo", "pk", "OK", out=tmp_path / "ok.safetensors")
     assert {str(edge.pairing) for edge in hs.top(scores)} == {"OK"}
     assert hs.wiring(tmp_path / "ok.safetensors").pairings == (hs.Pairing.parse("OK"),)

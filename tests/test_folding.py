@@ -1,4 +1,4 @@
-"""Folded weights on the bare normalised stream do what the original weights do behind their norms."""
+"""Folded weights on the bare normalised stream compute what the original weights compute after their norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDABLE = (
     "gpt2", "gpt_bigcode", "bloom", "falcon-40b", "mpt", "olmo", "cohere", "starcoder2", "phi", "gptj", "nemotron",
     "llama", "qwen2", "qwen3", "gemma", "gpt_oss", "granite", "phi3", "olmoe", "lfm2",
 )  # fmt: skip
-# A norm behind attention, alone or beside the one in front; a first layer without a norm.
+# A norm after attention, alone or with one before it; a first layer without a norm.
 OTHER_PLACES = tuple(name for name, family in FAMILIES.items() if family.place in ("output", "sandwich", "partial"))
 
 
@@ -63,7 +63,7 @@ def test_queries_and_keys(run: Run) -> None:
 
 
 def test_attention_output(run: Run) -> None:
-    """What is added to the stream, as the model's own module behind attention gives it; its division is a number."""
+    """What is added to the stream, from the model's own module after attention; its division is a scalar."""
     folded = fold(run.weights)
     for layer in run.weights.layers:
         z = bare(run.weights.norm(layer), run.stream[layer])
@@ -86,7 +86,7 @@ def test_attention_output(run: Run) -> None:
 
 @pytest.mark.parametrize("role", "QKV")
 def test_the_norm_in_front_is_one_positive_number_a_token(run: Run, role: str) -> None:
-    """Folded weights on the raw stream see what the model's own projections see, times one number a token."""
+    """Folded weights on the raw stream see what the model's own projections see, up to one scalar per token."""
     folded = fold(run.weights)
     for layer in run.weights.layers_with(role):
         bias = folded._input_bias(Role.parse(role), layer)
@@ -112,7 +112,7 @@ def test_logits_up_to_a_constant(run: Run) -> None:
 
 
 def check_head_of_its_own(run: Run, logits: np.ndarray) -> None:
-    """A dense layer stands in front of this unembedding: folding is exact for what is in front of and behind it."""
+    """A dense layer comes before this unembedding: folding is exact before and after it."""
     import torch
 
     final, unembedding, bias = run.weights.final_norm(), run.weights.unembedding(), run.weights.unembedding_bias()
@@ -169,7 +169,7 @@ def test_value_bias_moves_to_the_output_only_where_attention_sums_to_one(run: Ru
 
 
 def _centring(weights: AttentionWeights) -> dict[str, list[str]]:
-    """What a provenance should say of centred weights, from the weights themselves."""
+    """The expected provenance of centred weights, from the weights themselves."""
     centred: dict[str, bool] = {}
     for role in ROLES:
         for layer in weights.layers_with(role):

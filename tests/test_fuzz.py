@@ -167,7 +167,7 @@ def test_the_oracle_notices_a_wrong_score(tmp_path: Path, monkeypatch: pytest.Mo
         oracle.Oracle(tmp_path).run(case)
 
 
-def test_a_tile_that_is_believed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_tile_that_is_used_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = Stores(tmp_path)
     case = Tampering(0, 1, 0.9, ("swap", "flip", "truncate", "negative"), 3)
     assert stores.run(case)  # it said which tiles it did not believe

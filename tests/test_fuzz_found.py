@@ -1,4 +1,4 @@
-"""What the fuzzer has found: each of these was once a traceback, a warning, a wrong end or a message of many lines."""
+"""Faults found by the fuzzer: each was once a traceback, a warning, a wrong exit or a message of many lines."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def result_with(folder: Path, change: Callable[[dict[str, Any], dict[str, np.nda
         "boolean width",
         "no width",
         "order of lists",
-        "extra that is no list",
+        "extra that is not a list",
         "extra of lists",
         "integer scores",
         "ranks that are not integers",
@@ -145,7 +145,7 @@ def test_found_in_results(tmp_path: Path, change: Any) -> None:
 
 
 def test_found_in_ranks_of_results(tmp_path: Path) -> None:
-    """Ranks that no subspace has are told in one line, not as an array."""
+    """Impossible ranks are reported in one line, not as an array."""
     from headspan.statistics.baseline import summarise
 
     def change(head: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
@@ -179,7 +179,7 @@ def test_found_in_signalling_nan(tmp_path: Path) -> None:
 
 
 def test_found_in_headers_of_a_page(tmp_path: Path) -> None:
-    """The safetensors package quotes what it does not like in full."""
+    """The safetensors package quotes invalid content in full."""
     path = tmp_path / "result.safetensors"
     raw = json.dumps({"__metadata__": {"headspan": "{}"}, "pk/OK": "x" * 9000}).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
@@ -189,7 +189,7 @@ def test_found_in_headers_of_a_page(tmp_path: Path) -> None:
 
 
 def test_found_in_reports_of_some_pairings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A result without one of the four roles has no ranks of it; its page is written all the same."""
+    """A result without one of the four roles has no ranks for it; its page is written anyway."""
     from headspan.cli import _run
 
     result, page = str(tmp_path / "r.safetensors"), tmp_path / "r.html"
@@ -207,7 +207,7 @@ def test_found_in_reports_of_some_pairings(tmp_path: Path, capfd: pytest.Capture
 def test_found_in_configs_that_transformers_reads(
     tmp_path: Path, changes: dict[str, Any], command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers raises errors of its own kinds, which are told like any other."""
+    """transformers raises its own kinds of errors, which are reported like any other."""
     from headspan.cli import _run
 
     pytest.importorskip("transformers")
@@ -219,7 +219,7 @@ def test_found_in_configs_that_transformers_reads(
 
 @pytest.mark.parametrize("reference", [3, -1, True, [], {}, 1e300, "\0", "\ud800"])
 def test_found_in_results_that_name_no_model(tmp_path: Path, reference: Any) -> None:
-    """What a damaged result says it was made from is never taken for a file, or for the number of an open one."""
+    """The model named by a damaged result is never taken for a file or for a file descriptor."""
     path = result_with(tmp_path, lambda head, tensors: head["provenance"].update(reference=reference))
     if not isinstance(reference, str):
         with pytest.raises(hs.HeadspanError, match="provenance reference is"):
@@ -233,8 +233,8 @@ def test_found_in_results_that_name_no_model(tmp_path: Path, reference: Any) -> 
         assert hs.load(tmp_path / "again.safetensors") == scores
 
 
-def test_found_in_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Bytes that are no UTF-8 and escape codes in the name of a model, in everything that is written about it."""
+def test_found_in_names_that_are_not_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Bytes that are not UTF-8, and escape codes, in the name of a model, in everything that is written about it."""
     from headspan.cli import _run
 
     write_seeds(tmp_path / "seed")
@@ -277,7 +277,7 @@ def test_found_in_a_gallery_that_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_found_in_vectors_and_adapters_whose_numbers_overflow(tmp_path: Path) -> None:
-    """No warning of numpy: finite numbers give shares, others a sentence."""
+    """No numpy warnings: finite numbers give shares, others a message."""
     write_seeds(tmp_path)
     write_extras(tmp_path)
     vector = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)

@@ -42,7 +42,7 @@ def test_names_parse_to_what_they_print(head: Head, role: Role) -> None:
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_head_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_head_or_a_message(text: str) -> None:
     for parse in (Head.parse, HeadRole.parse, Pairing.parse, parse_pairings):
         try:
             parse(text)
@@ -53,13 +53,13 @@ def test_any_text_is_a_head_or_a_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "L4", "H7", "L4H", "LH7", "L-1H0", "4.7", "L4H7x", "L4 H7", "L4H7.O", "L9999999H1", "L٤H٧x"]
 )
-def test_texts_that_are_no_head(text: str) -> None:
+def test_texts_that_are_not_a_head(text: str) -> None:
     with pytest.raises(HeadspanError, match="L4H7"):
         Head.parse(text)
 
 
 @pytest.mark.parametrize("text", ["L4H11", "L4H11.", "L4H11.X", ".O", "O.L4H11", "L4H11.O.K"])
-def test_texts_that_are_no_head_with_a_role(text: str) -> None:
+def test_texts_that_are_not_a_head_with_a_role(text: str) -> None:
     with pytest.raises(HeadspanError):
         HeadRole.parse(text)
 
@@ -86,7 +86,7 @@ def test_gpt2_small_has_as_many_pairs_as_published() -> None:
     assert same_type_mask(table.query).sum() == 10_296
 
 
-def test_shared_heads_stand_once() -> None:
+def test_shared_heads_are_listed_once() -> None:
     table = PortTable.regular([0, 3], 6, 2)
     assert list(map(str, table.of(Role.K))) == ["L0KV0", "L0KV1", "L3KV0", "L3KV1"]
     assert len(table.of(Role.O)) == 12
@@ -100,9 +100,8 @@ def test_keys_of_a_query_head_are_those_of_its_group() -> None:
     table = PortTable.regular([0, 3], 6, 2)
     assert table.find("L3H4", "K") == table.find("l3kv1", "K") == 3
     assert str(table.resolve("L3H2", Role.V)) == "L3KV0"
-    assert (
-        table.note("L3H2", "V") == "L3H2 shares its keys and values: L3H2.V is L3KV0.V, which serves L3H0, L3H1, L3H2"
-    )
+    note = table.note("L3H2", "V")
+    assert note is not None and all(fact in note for fact in ("L3H2.V", "L3KV0.V", "L3H0, L3H1, L3H2"))
     assert table.note("L3KV0", "V") is None and table.note("L3H2", "Q") is None
     assert all(table.kv_of(head) in table.kv and head in table.group_of(table.kv_of(head)) for head in table.query)
     plain = PortTable.regular(range(2), 3, 3)

@@ -1,4 +1,4 @@
-"""Hubs that are slow, endless or lie: every answer has bounds, content decides, and nothing hangs on a pipe."""
+"""Hubs that are slow, endless or lie: every response has limits, content is verified, and no pipe blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from place import Finding
 import headspan as hs
 from headspan.checkpoints.hub import api as hub_api
 from headspan.checkpoints.hub import wire
-from headspan.checkpoints.hub.chunk_records import Known, Records
 from headspan.checkpoints.hub.chunk_room import contents, sweep
-from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, root
+from headspan.checkpoints.hub.chunks import CHUNK, MARKER, ChunkStore, Known, Records, root
 from headspan.checkpoints.opening import open_source
 from headspan.vocabulary.errors import HeadspanError
 from series_hub import CONFIG, tensors
@@ -135,14 +134,14 @@ def test_a_server_that_sends_enough_may_take_its_time(hub: Hub, monkeypatch: pyt
     assert numbers_of().arrays
 
 
-def test_a_window_that_is_no_number(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_not_a_number(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADSPAN_HUB_TIMEOUT", "nan")
-    with pytest.raises(HeadspanError, match="HEADSPAN_HUB_TIMEOUT is 'nan', not a number of seconds"):
+    with pytest.raises(HeadspanError, match=r"HEADSPAN_HUB_TIMEOUT.*'nan'"):
         numbers_of()
 
 
 @pytest.mark.parametrize("etag", ["/tmp/x", "../x", "..", "a/b", "a b", "a\tb", "x" * 300, ".hidden"])
-def test_an_etag_that_is_no_plain_token_is_refused(hub: Hub, etag: str, tmp_path: Path) -> None:
+def test_an_etag_that_is_not_a_plain_token_is_refused(hub: Hub, etag: str, tmp_path: Path) -> None:
     hub.place, hub.act = "config about", bad.headers(ETag=f'"{etag}"')
     with pytest.raises(HeadspanError, match="ETag"):
         numbers_of()
@@ -153,7 +152,7 @@ def test_an_etag_that_is_no_plain_token_is_refused(hub: Hub, etag: str, tmp_path
     "name",
     ["..\\evil.safetensors", "a\\..\\..\\b.safetensors", "C:x.safetensors", "x\0.safetensors", "\ud800.safetensors"],
 )
-def test_names_in_a_listing_that_are_no_names(hub: Hub, name: str) -> None:
+def test_invalid_names_in_a_listing(hub: Hub, name: str) -> None:
     hub.place, hub.act = "listing", bad.listing(names=[name])
     with pytest.raises(HeadspanError):
         numbers_of()
@@ -162,7 +161,7 @@ def test_names_in_a_listing_that_are_no_names(hub: Hub, name: str) -> None:
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("how", ["ranges", "config", "weights"])
 def test_what_one_hub_sends_serves_no_other(pointed: Pointed, tmp_path: Path, how: str, linked: bool) -> None:
-    """A hub gives true names to other bytes; then an honest one is asked, for the same repository and for another."""
+    """A hub sends other bytes under true names; then an honest hub is asked for the same and another repository."""
     files, wrong = model(), model(step=8)
     right = expected(files, tmp_path / "copy")
 
@@ -188,7 +187,7 @@ def test_what_one_hub_sends_serves_no_other(pointed: Pointed, tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_a_whole_file_must_have_the_hash_that_the_hub_said(pointed: Pointed, tmp_path: Path, linked: bool) -> None:
+def test_a_whole_file_must_have_the_announced_hash(pointed: Pointed, tmp_path: Path, linked: bool) -> None:
     with serving(model(), linked) as hub:
         pointed(hub)
         for server in filter(None, (hub, hub.store)):

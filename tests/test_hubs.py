@@ -1,4 +1,4 @@
-"""Hubs: the definition head by head, and a correction that treats all layers alike."""
+"""Hubs: the definition head by head, and a correction that treats all layers equally."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_definition(scores: Scores, pairing: str, metric: str) -> tuple[dict[Head,
 
 @pytest.mark.parametrize("pairing", ["OQ", "OK", "OV", "QQ"])
 @pytest.mark.parametrize("metric", ["pk", "cs"])
-def test_hubs_are_what_the_definition_says(pairing: str, metric: str) -> None:
+def test_hubs_follow_the_definition(pairing: str, metric: str) -> None:
     scores = random_scores(1, (pairing,), layers=5, heads=4, metrics=("pk", "cs"))
     inlet, outlet = by_definition(scores, pairing, metric)
     found = hubs(scores, pairing, metric)
@@ -60,7 +60,7 @@ def test_shared_kv_heads_count_once() -> None:
         assert found.outlet.of(head) == pytest.approx(value)
 
 
-def test_records_name_kind_pairing_rank_head_score_and_whom_a_shared_head_serves() -> None:
+def test_records_have_kind_pairing_rank_head_score_and_the_heads_that_a_shared_head_serves() -> None:
     values = np.random.default_rng(2).exponential(size=(12, 6))
     inlet = hubs(make_scores({("pk", "OK"): values}, layers=3, heads=4, kv_heads=2)).inlet
     records = inlet.rows()
@@ -175,7 +175,7 @@ def test_hubs_command(tmp_path: Path) -> None:
 
 
 def test_equal_scores_share_a_rank() -> None:
-    """Most heads are nobody's best: all of them stand at 0, and none of them before another."""
+    """Most heads are not the best for any head: all have 0 and share a rank."""
     lists = hs.hubs("demo", "OK").outlet
     lines = lists.top(len(lists.heads))
     zeros = [line for line in lines if line.score == 0]

@@ -304,7 +304,7 @@ def test_report_and_figures_refuse_an_edited_model(pair, tmp_path: Path) -> None
     assert taken.returncode == 0, taken.stderr
 
 
-def test_results_of_version_01_are_told_not_refused(pair) -> None:
+def test_results_of_version_01_are_noted_not_refused(pair) -> None:
     from headspan.explorer.report import report
 
     _, other, result = pair
@@ -315,7 +315,7 @@ def test_results_of_version_01_are_told_not_refused(pair) -> None:
     assert any("headspan 0.1" in note for note in page.payload["notes"])
 
 
-def test_same_weights_under_another_config_are_told(pair, tmp_path: Path) -> None:
+def test_same_weights_under_another_config_are_noted(pair, tmp_path: Path) -> None:
     model, _, result = pair
     shutil.copytree(model, tmp_path / "copy")
     (tmp_path / "copy" / "config.json").write_text(json.dumps(CONFIG | {"layer_norm_epsilon": 1e-6}))

@@ -1,4 +1,4 @@
-"""Phrases that must not return to the docs and the sources, and the pages and folders still to be rewritten."""
+"""Phrases that must not return to the docs, the sources and the scripts."""
 
 from __future__ import annotations
 
@@ -48,27 +48,51 @@ PHRASES = [
     (r"laid beside", "compared with", "computed again and laid beside the published ones"),
     (r"and (?:their )?kin", "and related models", "DeepSeek-V3 and kin"),
     (r"(?:name|sentence|word|kind)s? of ours", "headspan's own", "under a name of ours"),
+    (r"by lot", "at random", "choosing by lot"),
+    (r"dealt to", "assigned to", "labels dealt to the heads at random"),
+    (r"turned at random", "rotated at random", "if every link were turned at random"),
+    (r"one (?:below|beside) the other", "stacked, concatenated", "the weights one below the other"),
+    (r"(?:made|drawn|stored|starts?) anew", "again", "the run starts anew"),
+    (r"(?:goes|go|went) on", "continues", "an interrupted run goes on"),
+    (r"in sight", "visible", "the names of the columns stay in sight"),
+    (r"errs? towards", "is conservative", "the null errs towards caution"),
+    (r"without being wired", "without being connected", "they score more without being wired"),
+    (r"pages? of change", "change page", "the pages of change"),
+    (r"(?:within|stated) room", "within tolerance", "agree within room"),
+    (r"is said", "is reported, is noted", "and that is said"),
+    (r"so that none", "(say it plainly)", "so that none is lost"),
+    (r"of whom", "(say it plainly)", "heads, two of whom write"),
+    (r"(?:is|are) gone through", "is read", "it is gone through once"),
+    (r"ask(?:s|ed)? for nothing", "makes no requests", "the page asks for nothing"),
+    (r"(?:unless|when|until) told", "by default, on request", "float32 unless told"),
 ]  # fmt: skip
 
-_BREAK = r"""(?:[ \t]+|[ \t]*["'`]?[ \t]*\n[ \t]*(?:(?:[fr]?["'`]|\#+|//+|\*|>)[ \t]*)?)"""
+_BREAK = r"""(?:[ \t]*["'`]?[ \t]*\n[ \t]*(?:(?:[fr]?["'`]|\#+|//+|\*|>)[ \t]*)?|[ \t]+)"""
 COMPILED = [
     (re.compile(rf"(?:(?<!\w)|(?!\w)){pattern.replace(' ', _BREAK)}(?!\w)", re.IGNORECASE), instead)
     for pattern, instead, _ in PHRASES
 ]
 
 
+# Without word boundaries, for text on one line in lower case: ten times as fast, so it comes first.
+LOOSE = [re.compile(pattern) for pattern, *_ in PHRASES]
+
+
 def found_in(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, phrase and replacement of everything in a text that should be said otherwise."""
-    for pattern, instead in COMPILED:
-        for match in pattern.finditer(text):
+    """Line, phrase and replacement of every banned phrase in a text."""
+    flat = re.sub(_BREAK, " ", text).lower()
+    for (pattern, instead), loose in zip(COMPILED, LOOSE, strict=True):
+        for match in pattern.finditer(text) if loose.search(flat) else ():
             yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
 
 
 def written() -> list[str]:
     """The files that are checked, as paths from the root."""
-    sources = [path for ending in ("py", "js", "html") for path in (ROOT / "src/headspan").rglob(f"*.{ending}")]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
-    return sorted({str(path.relative_to(ROOT)) for path in (*pages, *sources)} - {*GENERATED})
+    sources = [path for ending in ("py", "js", "html", "css", "md") for path in (ROOT / "src").rglob(f"*.{ending}")]
+    scripts = [path for home in ("benchmarks", "docs", "examples", "tests") for path in (ROOT / home).rglob("*.py")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
+    found = (*pages, *(ROOT / "docs").glob("*.md"), *sources, *scripts)
+    return sorted({str(path.relative_to(ROOT)) for path in found} - {*GENERATED, "tests/test_language.py"})
 
 
 def hits(name: str) -> list[str]:
@@ -80,7 +104,7 @@ def belongs(name: str, entry: str) -> bool:
     return name == entry or name.startswith(f"{entry}/")
 
 
-def test_what_is_rewritten_stays_so() -> None:
+def test_rewritten_pages_stay_plain() -> None:
     done = [name for name in written() if not any(belongs(name, entry) for entry in NOT_YET)]
     found = [hit for name in done for hit in hits(name)]
     assert not found, "\n".join(found)
@@ -99,7 +123,7 @@ def too_wide(page: str) -> list[int]:
 
 
 def test_docs_wrap_at_100_columns() -> None:
-    pages = [name for name in written() if name.startswith("docs/") and name not in NOT_YET]
+    pages = [n for n in written() if re.fullmatch(r"docs/[^/]+\.md", n) and n not in NOT_YET]
     assert len(pages) >= 9
     wide = {name: too_wide((ROOT / name).read_text(encoding="utf-8")) for name in pages}
     assert not {name: lines for name, lines in wide.items() if lines}
@@ -110,7 +134,8 @@ def test_a_phrase_is_found_in_its_example(pattern: str, example: str) -> None:
     """Within a line and across lines of a paragraph, a comment and adjacent strings."""
     compiled = COMPILED[[phrase for phrase, *_ in PHRASES].index(pattern)][0]
     for gap in (" ", "\n", "\n    # ", ' "\n    "', ' "\n    f"', "\n// "):
-        assert compiled.search(example.replace(" ", gap)), gap
+        text = example.replace(" ", gap)
+        assert compiled.search(text) and list(found_in(text)), gap
 
 
 @pytest.mark.parametrize("text", [

@@ -1,4 +1,4 @@
-"""Large effects: what random writes do, against hooked forward passes; random weights have none; old results load."""
+"""Large effects: random outputs against hooked forward passes; random weights have none; old results load."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_stories_has_a_few_strong_edges(stories260k_dir: Path) -> None:
 
 
 def test_a_long_write_is_not_a_large_effect(iglm_dir: Path) -> None:
-    """The largest OV effect of IgLM-S, 0.76 of what the target writes, is what a random write of its length does."""
+    """The largest OV effect of IgLM-S, 0.76 of the target's output, is that of a random output of its length."""
     found = effects(iglm_dir, random=True)
     values, ratio = found.of("OV"), found.ratio("OV")
     most = np.unravel_index(np.nanargmax(values), values.shape)
@@ -210,7 +210,7 @@ def test_the_demo_keeps_its_circuit() -> None:
 
 @pytest.fixture
 def old_result(tmp_path: Path) -> Path:
-    """A result as version 0.3 wrote it: effects without floors and random writes."""
+    """A result as version 0.3 wrote it: effects without floors and random outputs."""
     scores = hs.score("demo", "pk", "flow")
     found = effects("demo", random=True, sequences=2, length=12, draws=0)
     assert not any(name.endswith("_turned") for name, _ in found.arrays) and "floors" not in found.protocol

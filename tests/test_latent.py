@@ -32,7 +32,7 @@ WITHOUT_GATE = [name for name in LATENT if "bailing" not in name]
 
 
 class Run:
-    """A small model run once, with everything its attention modules saw and gave."""
+    """A small model run once, with the inputs and outputs of its attention modules."""
 
     def __init__(self, family: Family, folder: Path) -> None:
         self.family, self.model = family, build(family)
@@ -87,7 +87,7 @@ class Run:
         return keep
 
     def number(self, layer: int, role: str) -> np.ndarray | float:
-        """What the norm inside multiplies each token's latent by, from the model's own latent."""
+        """The factor of the inner norm for each token's latent, from the model's own latent."""
         module = self.shape.latent_module(Role(role))
         if module is None:
             return 1.0
@@ -132,7 +132,7 @@ def test_sizes_and_names(run: Run) -> None:
 
 
 def test_queries(run: Run) -> None:
-    """Position-free and rotary rows, up to the number a token that the norm inside divides by: here put back."""
+    """Position-free and rotary rows, up to one scalar per token from the inner norm, which is restored here."""
     factor = np.sqrt(24 / 10) if run.weights.architecture == "longcat_flash" else 1.0  # multiplied behind the weight
     for layer in run.weights.layers:
         module = run.shape.module(Role.Q).rpartition(".")[2]
@@ -186,7 +186,7 @@ def test_neurons_of_every_layer(run: Run) -> None:
 
 
 def test_experts_of_longcat_read_in_one_layer_and_write_in_the_next(tmp_path: Path) -> None:
-    """Its mixture reads behind the first attention of a block and is added at the end of the block."""
+    """Its mixture reads after the first attention of a block and is added at the end of the block."""
     build(LATENT["longcat_flash"]).save_pretrained(tmp_path)
     sets = {nodes.stem: nodes for nodes in neuron_sets(hs.open(str(tmp_path)), "*:*")}
     assert {stem: (n.places[Role.R].layer, n.places[Role.W].layer) for stem, n in sets.items()} == {
@@ -214,7 +214,7 @@ def test_norm_in_front_and_folding(run: Run) -> None:
 
 
 def test_scores_and_partners(run: Run) -> None:
-    """PK and CS of every port against their definitions; the rotary key's partner are all rotary queries."""
+    """PK and CS of every port against their definitions; the partners of the rotary key are all rotary queries."""
     scores = hs.score(run.weights, ["pk", "cs"], ["OK", "OQ", "KK", "VV"])
     first, second = run.weights.layers[:2]
     writer = run.weights.read_head(f"L{first}H1.O")
@@ -271,7 +271,7 @@ def test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs(run: Run) ->
     assert "same_layer_chance" not in hs.score(run.weights, "cs", "VV").provenance
 
 
-def test_chance_is_that_of_random_weights_behind_the_same_latent() -> None:
+def test_chance_is_that_of_random_weights_of_the_same_latent() -> None:
     """The estimate holds the mean and the spread of heads drawn at random, and is above m·m'/r for uneven latents."""
     rng = np.random.default_rng(0)
     inner = rng.normal(size=(64, 16)) * np.exp(rng.normal(size=16))
@@ -286,7 +286,7 @@ def test_chance_is_that_of_random_weights_behind_the_same_latent() -> None:
 
 def test_similarities_inside_a_head_need_one_width(run: Run) -> None:
     if run.shape.rotary:
-        with pytest.raises(hs.HeadspanError, match="column by column, but the K of this model have"):
+        with pytest.raises(hs.HeadspanError, match="the K of"):
             hs.score(run.weights, ["linear_cka"], ["QK"])
     else:
         assert np.isfinite(hs.score(run.weights, ["linear_cka"], ["QK"])["linear_cka", "QK"].pairs()[2]).all()
@@ -351,7 +351,7 @@ def test_layers_of_different_sizes_equal_the_models_own(uneven: Run) -> None:
         norm = weights.norm(layer)
         close(normalise(norm, run.stream[layer]), x)
     check_neurons(run)
-    assert any("from a latent of 12 or 14 dimensions and its queries from one of 10 or 8" in n for n in weights.notes)
+    assert any("12 or 14" in note and "10 or 8" in note for note in weights.notes)
     assert not any("effects keep" in note for note in weights.notes)
 
 
@@ -384,7 +384,7 @@ def test_scores_between_layers_of_different_sizes(uneven: Run) -> None:
 
 
 def test_published_configs_of_dots_3_say_the_same(uneven: Run, tmp_path: Path) -> None:
-    """They keep the text model's keys beside those of pictures, and sizes of layers with a window as swa_…."""
+    """They keep the text model's keys next to those for images, and sizes of layers with a window as swa_…."""
     uneven.model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     nested = {"model_type": "dots3_note", "text_config": config}
@@ -428,16 +428,14 @@ def test_effects_of_dots_3_are_refused(uneven: Run) -> None:
         effects(build(LATENT["dots3_note_text"]), tokens=tokens)
 
 
-def test_missing_sizes_are_told(tmp_path: Path) -> None:
+def test_missing_sizes_are_refused(tmp_path: Path) -> None:
     build(LATENT["youtu"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"qk_nope_head_dim": "six"}))
     with pytest.raises(hs.HeadspanError, match="qk_nope_head_dim = 'six'"):
         hs.open(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 11}))
-    with pytest.raises(
-        hs.HeadspanError, match=r"kv_a_proj_with_mqa.weight .* has shape \(16, 24\), expected \(15, 24\)"
-    ):
+    with pytest.raises(hs.HeadspanError, match=r"kv_a_proj_with_mqa.weight.*\(16, 24\).*\(15, 24\)"):
         hs.open(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
     assert hs.open(str(tmp_path)).architecture == "deepseek_v3"
@@ -459,7 +457,7 @@ def test_the_rotary_key_has_a_name() -> None:
      ("kimi-linear", "kimi_linear")],
 )  # fmt: skip
 def test_gguf_has_the_same_heads(architecture: str, name: str, split: bool, tmp_path: Path) -> None:
-    """Files of both kinds: what makes keys and values in one tensor, or apart as llama.cpp has it now."""
+    """Both kinds of files: the maps to keys and values in one tensor, or separate as in current llama.cpp."""
     gguf = pytest.importorskip("gguf")
     build(LATENT[name]).save_pretrained(tmp_path / "hf")
     original = hs.open(str(tmp_path / "hf"))
@@ -524,7 +522,7 @@ def test_the_page_has_the_rotary_keys(tmp_path: Path) -> None:
 
 
 def test_scaled_float8_as_deepseek_stores_it(tmp_path: Path) -> None:
-    """Matrices in float8 with one scale a block: the heads are the products of the numbers times their scales."""
+    """Float8 matrices with one scale per block: heads are products of the scaled numbers."""
     from safetensors.torch import load_file, save_file
 
     build(LATENT["deepseek_v2"]).save_pretrained(tmp_path)

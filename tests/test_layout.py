@@ -1,4 +1,4 @@
-"""Data goes one way: a folder imports from folders on its left, and no module imports one that imports it."""
+"""Imports go one way: a folder imports only from folders on its left, and there are no import cycles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_cycle_is_noticed() -> None:
         TopologicalSorter({**GRAPH, "vocabulary.errors": {"cli.common"}}).prepare()
 
 
-def test_every_folder_has_its_place_and_says_what_is_in_it() -> None:
+def test_every_folder_is_in_the_order_and_has_a_summary() -> None:
     folders = {path.parent.name for path in MAKER.PACKAGE.glob("*/__init__.py")}
     assert folders == set(MAKER.ORDER)
     assert {path.stem for path in MAKER.PACKAGE.glob("*.py")} == {"__init__", "__main__"}

@@ -85,7 +85,7 @@ def test_json_and_csv_are_the_same_records(run: Run, what: str) -> None:
     )
     assert [list(record) for record in records] == [list(row) for row in rows]
     written = [{k: "" if v is None else str(v) for k, v in record.items()} for record in records]
-    formula = re.compile(r"'(?=[=+\-@])")  # in front of a token that a spreadsheet would compute
+    formula = re.compile(r"'(?=[=+\-@])")  # before a token that a spreadsheet would evaluate
     assert written == [{k: formula.sub("", v, count=1) for k, v in row.items()} for row in rows]
 
 
@@ -112,7 +112,7 @@ def test_every_command_is_a_listing_or_known_not_to_be() -> None:
             assert {"--json", "--csv"} <= options
 
 
-def test_the_same_option_is_spelled_alike_everywhere() -> None:
+def test_the_same_option_has_the_same_spelling_everywhere() -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     spellings: dict[str, set[tuple[str, ...]]] = {}
     for command in known.values():
@@ -130,7 +130,7 @@ def test_old_spellings_still_work(run: Run, line: str) -> None:
     assert run(line) == run(line.replace("--pairings", "--pairing").replace("--metrics", "--metric"))
 
 
-def test_the_version_is_told(run: Run) -> None:
+def test_the_version_is_printed(run: Run) -> None:
     from headspan import __version__
 
     assert run("--version") == f"headspan {__version__}\n"

@@ -44,7 +44,7 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "nonsense\n", "4:memory\n", "4:memory:/../../etc\n"])
-def test_what_cannot_be_read_is_no_limit(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_limit_is_ignored(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "self").write_text(content)
     assert memory._container_limits(tmp_path / "self", tmp_path / "cgroup") == []
@@ -60,7 +60,7 @@ def test_the_smallest_room_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e400", "-1", "9" * 400, "nan", "inf", "", "2 XB", "1.2.3GB", True, None, "0x10"])
-def test_what_is_no_amount_of_memory(text: object) -> None:
+def test_what_is_not_an_amount_of_memory(text: object) -> None:
     with pytest.raises(HeadspanError, match="is not an amount of memory"):
         memory.parse_memory(text)  # type: ignore[arg-type]
 
@@ -114,6 +114,6 @@ def test_reports_and_figures_say_what_they_need(tmp_path: Path, monkeypatch: pyt
         lambda: hs.report(scores, out=tmp_path / "r.html"),
         lambda: draw("wiring", Context(scores), tmp_path / "figures"),
     ):
-        with pytest.raises(HeadspanError, match=r"200 heads needs about 0\.0 GB of memory, but only 0\.0 GB are free"):
+        with pytest.raises(HeadspanError, match=r"200 heads.*0\.0 GB.*0\.0 GB"):
             call()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "r.safetensors"]

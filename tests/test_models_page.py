@@ -62,7 +62,7 @@ def test_every_model_with_latent_attention_is_accounted_for() -> None:
 
 @pytest.mark.parametrize("name", sorted({*MAKER.WRAPPERS} - {*MAKER.NEED_TIMM} - RUN))
 def test_the_text_model_is_found_inside(name: str) -> None:
-    """By names and shapes of the tensors that transformers would save; no number is made."""
+    """By names and shapes of the tensors that transformers would save, without creating weights."""
     import torch
 
     config = transformers.AutoConfig.for_model(name, **MISSING.get(name, {}))
@@ -77,5 +77,5 @@ def test_the_text_model_is_found_inside(name: str) -> None:
     assert found.unembedding is not None
 
 
-def test_the_page_is_what_the_table_says() -> None:
+def test_the_page_follows_the_table() -> None:
     assert (DOCS / "models.md").read_text(encoding="utf-8") == MAKER.page()

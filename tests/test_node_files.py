@@ -89,7 +89,7 @@ def test_one_tensor_alone_a_list_and_layer_numbers(weights, tmp_path: Path) -> N
     assert names == [["alone"], ["0", "1[0]"], ["3"]]
 
 
-def test_square_is_told(weights, tmp_path: Path) -> None:
+def test_square_matrices_are_noted(weights, tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.random.default_rng(0).normal(size=(D, D)))
     (nodes,) = node_sets(weights, tmp_path / "square.npy")
     assert "12 rows of 12, though it could be columns" in nodes.notes[0]
@@ -104,7 +104,7 @@ def test_file_names_with_marks_in_them(weights, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", [0, 3, 5])
 def test_positions_of_a_direction_at_a_layer(weights, layer: int) -> None:
-    """It reads what heads before the layer write; heads of the layer and behind read what it writes."""
+    """It reads what heads before the layer write; heads of the layer and after it read what it writes."""
     (nodes,) = node_sets(weights, hs.Node(np.ones(D), "u", layer))
     heads = [Head(i, 0) for i in range(5)]
     writers = forward_mask(heads, nodes.nodes(Role.R))[:, 0]
@@ -162,7 +162,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_direction_is_refused(weights, tmp_path: Path, name: str) -> None:
+def test_what_is_not_a_direction_is_refused(weights, tmp_path: Path, name: str) -> None:
     array, sentence = WRONG[name]
     np.save(tmp_path / f"{name}.npy", array)
     with pytest.raises(HeadspanError, match=sentence):
@@ -184,7 +184,7 @@ def test_objects_are_never_unpickled(weights, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".pt", ".txt"])
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\xff\xff", b"\x80\x04garbage", b"x" * 99])
-def test_damaged_files_are_sentences(weights, tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_damaged_files_are_refused_with_a_message(weights, tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"damaged{suffix}"
     path.write_bytes(content)
     with pytest.raises(HeadspanError):
@@ -223,7 +223,7 @@ def test_wrong_nodes_in_python() -> None:
 
 
 def test_many_vectors_need_little_memory(weights, tmp_path: Path) -> None:
-    """A file far larger than a block is mapped, not read; both orientations, and its names are not made beforehand."""
+    """A file far larger than a block is mapped, not read, in both orientations; its names are created lazily."""
     count = 200_000
     rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float32, (count, D))
     rows[:] = 1

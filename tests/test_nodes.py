@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 import headspan as hs
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import Search
+from headspan.reading.node_overlaps import NodeReport
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Role
 
@@ -120,7 +121,7 @@ def test_z_of_subspaces_is_standard_and_their_p_uniform(tmp_path: Path) -> None:
 
 
 def test_empirical_null_is_calibrated_on_held_out_nodes_of_one_kind(tmp_path: Path) -> None:
-    """Directions of one kind that favour some heads: p of a random one is far too small, the p of their kind is not."""
+    """Directions of one kind that favour some heads: p is far too small, p_kind is not."""
     from scipy.stats import kstest
 
     model, rng = arrays(2), np.random.default_rng(3)
@@ -188,7 +189,7 @@ def test_a_null_has_at_most_999_others(tmp_path: Path) -> None:
 
 
 def test_blocks_stacks_and_small_memory_change_nothing(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(4).normal(size=(700, D)).astype(np.float32)
+    vectors = np.random.default_rng(4).normal(size=(1100, D)).astype(np.float32)  # more than are listed at once
     np.save(tmp_path / "v.npy", vectors)
     model = arrays(3)
     whole = hs.nodes(model, f"{tmp_path}/v.npy@3", k=3)
@@ -208,6 +209,17 @@ def test_blocks_stacks_and_small_memory_change_nothing(tmp_path: Path) -> None:
             assert mine["partner"] == theirs["partner"] and mine["share"] == pytest.approx(theirs["share"], rel=1e-5)
 
 
+def test_one_layer_at_a_time_where_memory_is_less_than_a_layer(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.random.default_rng(4).normal(size=(40, D)).astype(np.float32))
+    weights, found = hs.open(arrays(3)), []
+    for memory in (2**30, 100):
+        search = Search(weights, node_sets(weights, f"{tmp_path}/v.npy@3"), 3, memory, 0, None)
+        search.run()
+        found.append(list(NodeReport(search).by_node()))
+    assert [row["partner"] for row in found[0]] == [row["partner"] for row in found[1]]
+    assert [row["p_kind"] for row in found[0]] == [row["p_kind"] for row in found[1]]
+
+
 def test_best_nodes_of_every_head() -> None:
     vectors = np.random.default_rng(4).normal(size=(200, D)).astype(np.float32)
     model = arrays(3)
@@ -218,6 +230,38 @@ def test_best_nodes_of_every_head() -> None:
         expected = sorted(range(200), key=lambda i: -share(weight, vectors[i]))[:2]
         assert [row["node"] for row in rows] == [f"v[{i}]" for i in expected]
         assert [row["rank"] for row in rows] == [1, 2]
+
+
+def test_best_nodes_of_every_head_of_two_sets_and_on_both_sides(tmp_path: Path) -> None:
+    """The list by head has, for each port, the best of both files, with the numbers of the list by node."""
+    rng, model = np.random.default_rng(4), arrays(3)
+    vectors = {name: rng.normal(size=(count, D)).astype(np.float32) for name, count in (("v", 40), ("w", 70))}
+    for name, array in vectors.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    report = hs.nodes(model, [f"{tmp_path}/{name}.npy@2" for name in vectors], k=500)
+    by_node = {(row["node"], row["partner"]): row for row in report.by_node()}
+    rows = list(report.by_head())
+    ports = [f"L{i}H{h}.{role}" for role, layers in (("O", (0, 1)), *((r, (2, 3)) for r in "QKV")) for i in layers
+             for h in range(HEADS)]  # fmt: skip
+    assert list(dict.fromkeys(row["partner"] for row in rows)) == ports and len(rows) == 110 * len(ports)
+    for port in ("L0H1.O", "L2H0.Q", "L3H2.K", "L2H1.V"):
+        mine, weight = [row for row in rows if row["partner"] == port], hs.open(model).read_head(port)
+        shares = {f"{name}[{i}]": share(weight, v) for name, some in vectors.items() for i, v in enumerate(some)}
+        assert [row["rank"] for row in mine] == list(range(1, 111))
+        assert [row["node"] for row in mine] == sorted(shares, key=lambda name: -shares[name])
+        for row in mine:
+            assert row | {"rank": 0} == by_node[row["node"], port] | {"rank": 0}
+
+
+def test_a_share_of_nothing_is_listed_too() -> None:
+    axes = np.eye(12)
+    model = {role: axes[None, None, :, :3] * np.ones((2, 1, 1, 1)) for role in "QKVO"}
+    report = hs.nodes(model, hs.Node(axes[:, 7], "u", 1), k=5)
+    for rows in (list(report.by_node()), list(report.by_head())):
+        assert [(row["partner"], row["share"]) for row in rows] == [
+            ("L0H0.O", 0), ("L1H0.Q", 0), ("L1H0.K", 0), ("L1H0.V", 0)
+        ]  # fmt: skip
+    assert all(row["p"] == 1 for row in report.rows())
 
 
 @pytest.mark.parametrize(("k", "by_node"), [(1000, True), (1001, False)])
@@ -246,6 +290,8 @@ def test_nodes_write_what_other_nodes_read() -> None:
     pk = np.square(x.T @ first).sum() / np.square(first).sum()
     assert row["share"] == pytest.approx(pk / 2, abs=1e-6)  # of b's two dimensions
     assert other["share"] == pytest.approx(pk, abs=1e-6)
+    single = [hs.Node(first, "a", 1, reads=False), hs.Node(second[:, 0], "b", 3, writes=False)]
+    assert [row for row in hs.nodes(arrays(), single, k=50).of("b") if row["partner"] == "a.W"]  # one pair in all
     alone = hs.nodes(arrays(), hs.Node(first, "a", 1))
     assert not [row for row in alone.rows() if row["partner"].startswith("a.")]
     late = hs.nodes(arrays(), [hs.Node(first, "a", 3, reads=False), hs.Node(second, "b", 1, writes=False)], k=50)
@@ -288,6 +334,48 @@ def test_too_many_pairs_of_nodes_are_left_out(tmp_path: Path, monkeypatch) -> No
     assert not [row for row in report.rows() if row["partner"].startswith("v[")]
 
 
+def test_pairs_of_nodes_count_columns_and_not_those_within_a_set(tmp_path: Path, monkeypatch) -> None:
+    """30 vectors write before 20 planes read, which makes 30·20·2; the probe reads before both."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "v.npy", rng.normal(size=(30, D)))
+    np.save(tmp_path / "w.npy", rng.normal(size=(20, D, 2)))
+    nodes = [f"{tmp_path}/v.npy@1", f"{tmp_path}/w.npy@3", hs.Node(rng.normal(size=D), "early", 0, writes=False)]
+    for most, compared in ((1200, True), (1199, False)):
+        monkeypatch.setattr("headspan.node_kinds.search.MOST_NODE_PAIRS", most)
+        report = hs.nodes(arrays(), nodes, k=100)
+        pairs = [row for row in report.rows() if row["side"] == "written by" and row["partner"].startswith("v[")]
+        assert len(pairs) == (600 if compared else 0)
+        assert [note for note in report.notes if "1,200 pairs" in note] == [
+            note for note in report.notes if "heads only" in note
+        ]
+        assert any("heads only" in note for note in report.notes) != compared
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_progress_ends_with_all_pairs(tmp_path: Path, others: bool, monkeypatch) -> None:
+    """Each node counts once for every port of its side: 12 heads, of which three kinds read, and the other nodes."""
+    monkeypatch.setattr("headspan.node_kinds.search.MOST_NODE_PAIRS", 10**9 if others else 1)
+    rng, told = np.random.default_rng(0), []
+    np.save(tmp_path / "v.npy", rng.normal(size=(30, D)))
+    nodes = [f"{tmp_path}/v.npy@1", hs.Node(rng.normal(size=D), "probe", 3, writes=False)]
+    report = hs.nodes(arrays(), nodes, progress=lambda done, total: told.append((done, total)))
+    heads, writing, reading = LAYERS * HEADS, 30 * others, 31 * others
+    total = 31 * (heads + writing) + 30 * (3 * heads + reading)
+    assert told[0][0] == 30 * heads and told[-1] == (total, total) and {one for _, one in told} == {total}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert report.ports == 4 * heads + writing + reading
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [(0, 99), (2 * 36 * 500, 500), (2 * 36 * 5000, 999)])
+def test_nulls_keep_to_their_memory(tmp_path: Path, monkeypatch, numbers: int, expected: int) -> None:
+    """36 ports read: fewer others where they would be too many numbers on two sides, but never fewer than 99."""
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(1100, D)).astype(np.float32))
+    (found,) = node_sets(hs.open(arrays()), f"{tmp_path}/v.npy@2")
+    monkeypatch.setattr("headspan.node_kinds.search._NULL_NUMBERS", numbers)
+    search = Search(hs.open(arrays()), [found], 1, 2**20, 0, None)
+    assert {len(side.others[0]) for side in search.sides} == {expected}
+
+
 def test_rank_of_a_port_and_of_a_basis_counts() -> None:
     model = arrays()
     model["O"][0, 0, :, 2:] = model["O"][0, 0, :, :2] @ np.random.default_rng(1).normal(size=(2, 3))
@@ -308,6 +396,7 @@ def test_folded_layer_norm_has_one_dimension_less() -> None:
     rng = np.random.default_rng(0)
     model = arrays(norm="layer", gain=rng.uniform(0.5, 2, size=(LAYERS, D)))
     report = hs.nodes(model, hs.Node(rng.normal(size=D), "u", 1), fold=True, k=3)
+    assert "folded" in repr(report) and "folded" not in repr(hs.nodes(model, hs.Node(np.ones(D), "u", 1)))
     for row in report.rows():
         d = D - 1 if row["side"] == "read by" else D  # what is written is centred, what a probe reads is not
         assert row["p"] == pytest.approx(beta(M / 2, (d - M) / 2).sf(row["share"]), rel=1e-3)
@@ -567,7 +656,7 @@ def test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own(tm
     )
 
 
-def test_an_adapter_of_another_model_is_told(gpt2: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(gpt2: Path, tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="is not an adapter"):
         hs.nodes(gpt2, adapter=tmp_path)
     with pytest.raises(HeadspanError, match="open the model itself"):
@@ -608,7 +697,7 @@ def sae_tensors(features: int = 50, seed: int = 0) -> dict[str, np.ndarray]:
           "architecture": "skip_transcoder"}, 3, 3),
     ],
 )  # fmt: skip
-def test_where_a_feature_stands(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
+def test_the_position_of_a_feature(tmp_path: Path, config: dict, reads: int | None, writes: int) -> None:
     tensors = sae_tensors()
     (found,) = node_sets(hs.open(arrays()), sae=write_sae(tmp_path / "sae", config, **tensors))
     assert {role: place.position for role, place in found.places.items()} == (
@@ -633,7 +722,7 @@ def test_features_against_formulas(tmp_path: Path) -> None:
     assert all(row["p_kind"] is not None for row in report.rows())  # the other 45 features
 
 
-def test_features_that_are_no_directions_of_the_stream(tmp_path: Path) -> None:
+def test_features_that_are_not_directions_of_the_stream(tmp_path: Path) -> None:
     weights = hs.open(arrays())
 
     def refused(sentence: str, config: dict, chosen: str = "", **tensors: np.ndarray) -> None:
@@ -668,7 +757,7 @@ def test_dead_features_are_left_out(tmp_path: Path) -> None:
     folder = write_sae(tmp_path / "sae", {"hook_name": "blocks.2.hook_resid_pre"}, **tensors)
     report = hs.nodes(arrays(), sae=folder, k=2)
     assert {row["side"] for row in report.of("sae[3]")} == {"written by"}
-    assert any("1 ports of nodes have the length 0" in note for note in report.notes)
+    assert any("1 ports of nodes have length 0" in note for note in report.notes)
 
 
 # ------------------------------------------------------------------------------------------- TransformerLens

@@ -22,6 +22,7 @@ from headspan.plotting.style import NODE_SHAPES
 from headspan.results.scores import Scores
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import NODE_PAIRINGS, Head, Node, Pairing, Role, check_node_name, other_node
+from notices import noticed
 
 D, M, LAYERS, HEADS = 24, 4, 3, 4
 RNG = np.random.default_rng(7)
@@ -63,7 +64,7 @@ def by_definition(metric: str, weights: Any, pairing: Pairing, source: Any, targ
     def circuit(port: Any, role: Role, own: np.ndarray) -> np.ndarray:
         """X of what writes, Xᵀ of what reads, d×d; a direction without a second weight has itself, which cancels.
 
-        A shared K or V has the Q or O of its query heads for partners, one below the other: d × (d · group).
+        The partners of a shared K or V are the stacked Q or O of its query heads: d × (d · group).
         """
         if isinstance(port, Head) and port.kv:
             return own @ np.vstack([weight_of(weights, h, role.partner) for h in weights.ports.group_of(port)]).T
@@ -120,7 +121,7 @@ def test_heads_score_the_same_with_and_without_nodes(scores: Scores) -> None:
 
 
 def pair_of(widths: tuple[int, int]) -> WithNodes:
-    """A node with different weights for reading and writing, and a second one behind it."""
+    """A node with different weights for reading and writing, and a second one after it."""
     random, weights = np.random.default_rng(3), model()
     nodes = {role: (Node(1, 0, "unit", "neuron"), Node(3, 1, "next", "neuron")) for role in (Role.R, Role.W)}
     bases = {
@@ -139,26 +140,27 @@ def test_composition_of_nodes_takes_both_of_their_weights() -> None:
                 assert value == pytest.approx(by_definition(metric, weights, pairing, *ends), abs=3e-6)
 
 
-def test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence() -> None:
-    said: list[str] = []
-    found = hs.score(pair_of((2, 3)), "all", "all", say=said.append)
+def test_a_similarity_undefined_for_nodes_is_left_out_with_a_message() -> None:
+    with noticed() as said:
+        found = hs.score(pair_of((2, 3)), "all", "all")
     assert [m for m in found.metrics if (m, "OR") in found] == ["pk", "simple_cs"]
     assert all((metric, "OK") in found for metric in found.metrics)
     assert said == found.provenance["left_out"] and len(said) == 3
-    assert "cs is left out for OR, WQ, WK, WV, WR: it compares circuits, and unit has no second weight" in said[0]
-    assert "column by column, and the nodes have 2 to 3 columns" in said[1]
+    assert all(fact in said[0] for fact in ("cs", "OR, WQ, WK, WV, WR", "unit"))
+    assert "2 to 3 columns" in said[1]
     for width, words in ((1, "the nodes have 1 column"), (2, "the nodes have 2 columns")):
         assert hs.score(pair_of((width, width)), "procrustes", ["OK"]).provenance["left_out"][0].endswith(words)
-    with pytest.raises(HeadspanError, match=r"no cs scores for OR: it has cs for .*OV"):
+    with pytest.raises(HeadspanError, match=r"cs scores for OR.* cs for .*OV"):
         found["cs", "OR"]
 
 
-def test_padding_is_no_defect_and_a_deficient_basis_is() -> None:
+def test_padding_is_not_a_rank_defect_and_a_deficient_basis_is() -> None:
     random = np.random.default_rng(0)
     flat = random.standard_normal((D, 2)) @ np.ones((2, 3))
     nodes = [hs.Node(random.standard_normal(D), "line", 1), hs.Node(random.standard_normal((D, 5)), "five", 1)]
-    said: list[str] = []
-    found = hs.score(model(), "pk", "OK", nodes=[*nodes, hs.Node(flat, "flat", 1)], say=said.append)
+    with noticed() as said:
+        found = hs.score(model(), "pk", "OK", nodes=[*nodes, hs.Node(flat, "flat", 1)])
+    assert found.provenance["rank_deficient"] == said
     assert found.ranks("R").tolist() == [1, 5, 1]
     assert found.provenance["rank_deficient"] == [
         "flat.R (layer 1) has rank 1 of 3",
@@ -224,7 +226,7 @@ def test_small_memory_gives_the_same_in_tiles() -> None:
         np.testing.assert_allclose(values, whole.arrays[key], atol=1e-5)
 
 
-def test_an_unfinished_run_goes_on_only_with_the_same_nodes(tmp_path: Path) -> None:
+def test_an_unfinished_run_continues_only_with_the_same_nodes(tmp_path: Path) -> None:
     out, said = tmp_path / "r.safetensors", list[str]()
 
     class Stop(Exception):
@@ -235,7 +237,10 @@ def test_an_unfinished_run_goes_on_only_with_the_same_nodes(tmp_path: Path) -> N
             raise Stop
 
     def run(nodes: list[Any], **options: Any) -> Scores:
-        return hs.score(model(), "procrustes,pk", "OK", nodes=nodes, out=out, memory="1GB", say=said.append, **options)
+        with noticed() as told:
+            found = hs.score(model(), "procrustes,pk", "OK", nodes=nodes, out=out, memory="1GB", **options)
+        said.extend(told)
+        return found
 
     with pytest.raises(Stop):
         run(some_nodes(), progress=stop)
@@ -256,7 +261,7 @@ def test_a_cluster_gets_the_nodes_too() -> None:
     assert hs.score("demo", "pk", "OK", nodes=nodes, dask="local") == here
 
 
-def test_folded_nodes_stand_beside_folded_heads() -> None:
+def test_folded_nodes_with_folded_heads() -> None:
     random = np.random.default_rng(5)
     weights = model(norm="layer", gain=1 + 0.3 * random.standard_normal((LAYERS, D)))
     vector = random.standard_normal(D)
@@ -362,7 +367,7 @@ def damaged(change: Callable[[dict[str, Any]], None], path: Path, scores: Scores
         lambda head: head.update(nodes=[1, 2]),
     ],
 )
-def test_a_damaged_list_of_nodes_is_told(change: Any, scores: Scores, tmp_path: Path) -> None:
+def test_a_damaged_list_of_nodes_is_refused(change: Any, scores: Scores, tmp_path: Path) -> None:
     damaged(change, tmp_path / "r.safetensors", scores)
     with pytest.raises(HeadspanError, match=r"damaged|needs"):
         hs.load(tmp_path / "r.safetensors")
@@ -508,7 +513,7 @@ def test_evaluation_is_about_heads(scores: Scores) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of the demo model with a direction that L0H3 writes, one that nobody does, and a plane."""
+    """A result of the demo model with a direction that L0H3 writes, one that no head writes, and a plane."""
     place = tmp_path_factory.mktemp("nodes")
     random = np.random.default_rng(2)
     what = hs.open("demo").read("O", 0)[3] @ random.standard_normal((32, 1))

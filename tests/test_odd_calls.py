@@ -1,4 +1,4 @@
-"""Odd values in every argument of every public function and method: a sentence, never an error from deep inside."""
+"""Odd values in every argument of every public function and method: a message, never an internal error."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_methods(things: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
     assert not found, "\n".join(found)
 
 
-def test_the_sentence_says_what_is_wanted() -> None:
+def test_the_message_says_what_is_expected() -> None:
     for call, words in (
         (lambda: hs.top("demo", k="many"), "k must be a whole number, not 'many'"),
         (lambda: hs.wiring("demo", rule="best"), "rule must be one of top, top-per-target"),

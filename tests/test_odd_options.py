@@ -1,4 +1,4 @@
-"""Absurd numbers, devices that are not there, results without scores, names that a terminal would obey."""
+"""Absurd numbers, missing devices, results without scores, names with terminal escape codes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", NUMBERS)
-def test_odd_options_end_in_a_sentence(command: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_odd_options_end_in_a_message(command: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if "cuda" in command and pytest.importorskip("torch").cuda.is_available():
         pytest.skip("there is such a device here")
     code = _run(command.split())

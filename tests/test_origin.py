@@ -47,7 +47,7 @@ def result(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> str:
-    """What is said: the error's sentence, or an empty text when all went well."""
+    """The error message, or an empty text if there was none."""
     outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if outcome.exit_code == 0:
         return ""
@@ -55,7 +55,7 @@ def run(*arguments: object) -> str:
     return str(outcome.exception)
 
 
-def test_figures_and_report_refuse_other_content_of_the_same_shape_with_one_sentence(
+def test_figures_and_report_refuse_other_content_of_the_same_shape(
     result: Path, gpt2: Path, other: Path, tmp_path: Path
 ) -> None:
     drawn = run("figures", result, "--weights", other, "--only", "norms", "--out", tmp_path / "f")
@@ -75,7 +75,7 @@ def test_weights_are_folded_as_the_result_is(gpt2: Path, result: Path, tmp_path:
     assert run("report", tmp_path / "folded.safetensors", "--weights", gpt2, "--out", tmp_path / "r.html") == ""
     with pytest.raises(HeadspanError, match="the folding differs"):
         check_same_model(scores, hs.open(gpt2))
-    with pytest.raises(HeadspanError, match=r"d_model 12, and the result was made from .* with 4 heads, d_model 8"):
+    with pytest.raises(HeadspanError, match=r"d_model 12.* 4 heads, d_model 8"):
         check_same_model(scores, hs.open({role: np.ones((2, 2, 12, 3)) for role in "QKVO"}))
 
 
@@ -101,7 +101,8 @@ def test_shapes_are_compared_before_anything_is_scored(gpt2: Path, result: Path,
 
     assert run("compare", result, gpt2) == ""
     monkeypatch.setattr("headspan.scoring.run.score", never)
-    assert "different heads (16 heads, d_model 256 against 4 heads, d_model 8" in run("compare", "demo", gpt2)
+    said = run("compare", "demo", gpt2)
+    assert all(fact in said for fact in ("different heads", "16 heads, d_model 256", "4 heads, d_model 8"))
     assert "different heads" in run("compare", result, "demo")
 
 

@@ -169,7 +169,7 @@ def test_blocks_and_participation_ratio() -> None:
     ("source", "target", "message"),
     [("L0H0", "L0H0.K", "head with a role"), ("L0H5.O", "L0H0.K", "no head L0H5"), ("L0H0.O", "L0H0.Z", "role")],
 )
-def test_bad_names_give_a_sentence(source: str, target: str, message: str) -> None:
+def test_bad_names_give_a_message(source: str, target: str, message: str) -> None:
     weights = two_heads(*random_bases(2, 10, 3))
     with pytest.raises(HeadspanError, match=message):
         compare_pair(weights, source, target)
@@ -209,3 +209,15 @@ def test_folding_changes_what_is_shared(gpt2_dir: Path) -> None:
     folded = compare_pair(headspan.fold(headspan.open(str(gpt2_dir))), "L4H11.O", "L5H1.K")
     assert json.loads(result.stdout)["pk"] == pytest.approx(folded.pk)
     assert folded.pk != pytest.approx(compare_pair(headspan.open(str(gpt2_dir)), "L4H11.O", "L5H1.K").pk)
+
+
+def test_a_pair_that_cannot_vary_has_no_z() -> None:
+    rng = np.random.default_rng(0)
+    model = {role: rng.normal(size=(2, 1, 5, 5)) for role in "QKVO"}
+    report = headspan.pair(model, "L0H0.O", "L1H0.K")
+    assert report.z is None and report.random_sd == 0 and report.pk == pytest.approx(report.random_mean)
+    model["K"][1, 0, :, 4] = 0
+    assert headspan.pair(model, "L0H0.O", "L1H0.K").z is None
+    model["O"][0, 0, :, 4] = 0
+    narrow = headspan.pair(model, "L0H0.O", "L1H0.K")
+    assert narrow.z == pytest.approx((narrow.pk - narrow.random_mean) / narrow.random_sd)

@@ -1,4 +1,4 @@
-"""A result that holds every pair of heads says the same as one that holds the paper's pairs, in every statistic."""
+"""A result with every pair of heads gives the same statistics as one with the paper's pairs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What each similarity must not depend on, its bounds and symmetries, on random heads (hypothesis).
 
-Scores come from the whole road (arrays → score), so the factors, the contraction and the assembly are in it.
+Scores come from the whole pipeline (arrays → score), including factors, contraction and assembly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def well_conditioned(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def rope(d_head: int, position: float) -> np.ndarray:
-    """Rotary embedding of one position: dimensions turned two by two; an odd last one stays."""
+    """Rotary embedding of one position: pairs of dimensions are rotated; an odd last one stays."""
     matrix = np.eye(d_head)
     for i in range(d_head // 2):
         angle = position / 10000 ** (2 * i / d_head)

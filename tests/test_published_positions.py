@@ -1,7 +1,7 @@
-"""Every published number stands in the data file where it stands in the paper: table, row and column.
+"""Every published number is in the data file where it is in the paper: table, row and column.
 
-The paper's source is read where HEADSPAN_PAPER_DIR names its folder. Three sections were read off figures, which it
-does not contain: of these only what the text says about them is checked.
+The paper's source is read from the folder in HEADSPAN_PAPER_DIR. Three sections were read off figures, which it does
+not contain; for these, only statements in the text are checked.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_numbers_in_the_text(paper: str) -> None:
     assert cosines == published()["unembedding_mean_cosines"]
 
 
-def test_what_was_read_off_figures_is_what_the_text_says_of_them(paper: str) -> None:
+def test_numbers_read_off_figures_agree_with_the_text(paper: str) -> None:
     kl = published()["kl_random_vs_observed"]
     assert re.search(r"QQ\b.{0,30} maximum\b.{0,20}\bVO\b.{0,30} minimum", paper)
     assert (max(kl, key=kl.get), min(kl, key=kl.get)) == ("QQ", "VO") and len(kl) == 16

@@ -1,4 +1,4 @@
-"""Stepping over the tokens of a GGUF file changes nothing else that is read of it."""
+"""Skipping the tokens of a GGUF file changes nothing else that is read from it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_more_similarities_do_not_make_the_first_coarser() -> None:
         np.testing.assert_array_equal(unpack(raw["data"], raw["encoding"]), scores["pk", pairing].pairs()[2])
 
 
-def test_nothing_tells_of_the_makers_machine(tmp_path: Path) -> None:
+def test_nothing_reveals_the_authors_machine(tmp_path: Path) -> None:
     folder = tmp_path / "secret" / "models"
     folder.mkdir(parents=True)
     labels = folder / "mine.csv"
@@ -182,7 +182,7 @@ def test_labels_of_query_heads_reach_shared_heads(made: Made) -> None:
     assert page.payload["evaluation"]["detection"]
 
 
-def test_a_result_alone_says_what_is_missing(made: Made) -> None:
+def test_a_page_from_a_result_alone_lists_what_is_missing(made: Made) -> None:
     _, scores, _ = made
     payload = report(scores).payload
     assert payload["tokens"] is None
@@ -207,7 +207,7 @@ def test_weights_of_another_model_are_refused(made: Made) -> None:
         report(hs.score(array_model(kv_heads=4)), array_model(m=5))
 
 
-def test_unknown_labels_are_one_sentence(made: Made) -> None:
+def test_unknown_labels_are_one_message(made: Made) -> None:
     with pytest.raises(HeadspanError, match="no labels 'nothing'"):
         report(made[1], labels="nothing")
 

@@ -211,7 +211,7 @@ def test_a_line_opens_its_pair_card(open_page: Open, gpt2: tuple[Path, Scores]) 
     assert view.page.evaluate("HS.state.pair") == "L4H11.V-L5H1.K"
 
 
-def test_hover_tells_the_numbers(open_page: Open, small: tuple[Path, Scores]) -> None:
+def test_tooltips_show_the_numbers(open_page: Open, small: tuple[Path, Scores]) -> None:
     path, scores = small
     view = open_page(path, scores)
     view.page.hover('.node[data-head="L2H0"]')

@@ -82,7 +82,7 @@ def test_on_a_phone_the_card_comes_to_the_tap(open_page: Open, demo: tuple[Path,
     view.page.wait_for_timeout(200)
     card = view.page.locator("#inspector").bounding_box()
     assert card["y"] >= 250 and card["y"] + card["height"] <= 801 and card["width"] <= 420
-    assert node.bounding_box()["y"] < card["y"], "what was tapped stays in sight"
+    assert node.bounding_box()["y"] < card["y"], "what was tapped stays visible"
     view.page.click('#inspector [aria-label="Close the card"]')
     assert view.state("head") == ""
 

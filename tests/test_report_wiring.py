@@ -84,7 +84,7 @@ def test_noise_does_not_rise_above_chance_and_one_planted_edge_does(seed: int) -
     assert rises_above_chance(hs.score("demo", "cs", "flow"))
 
 
-def test_a_page_of_noise_says_so_and_has_no_headline(
+def test_a_page_of_noise_says_so_and_has_no_findings(
     open_page: Open, noise: tuple[Path, Scores], gpt2: tuple[Path, Scores]
 ) -> None:
     def opacity(path: Path, scores: Scores) -> float:
@@ -211,7 +211,7 @@ def test_another_similarity_is_drawn(
 # -------------------------------------------------------------------------- GQA
 
 
-def test_key_value_heads_stand_with_their_query_heads(open_page: Open, smollm2: tuple[Path, Scores]) -> None:
+def test_key_value_heads_are_drawn_with_their_query_heads(open_page: Open, smollm2: tuple[Path, Scores]) -> None:
     path, scores = smollm2
     view = open_page(path, scores)
     _, boxes = drawing(view.page)
@@ -288,7 +288,7 @@ def test_paths_are_those_of_the_library_and_can_be_pinned(open_page: Open, tmp_p
     assert {f"{e.source}.O-{e.target}.{e.pairing.target}" for e in drawn.edges} == set(pins)
 
 
-def test_other_nodes_stand_where_they_write_and_read(open_page: Open, tmp_path: Path) -> None:
+def test_other_nodes_are_drawn_where_they_write_and_read(open_page: Open, tmp_path: Path) -> None:
     weights = array_model()
     rng = np.random.default_rng(2)
     np.savez(

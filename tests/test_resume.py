@@ -21,6 +21,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.scoring import run as scoring
 from headspan.scoring import tiles
 from headspan.scoring.run import score
+from notices import noticed
 
 SCORE = [sys.executable, "-m", "headspan", "score"]
 
@@ -56,7 +57,9 @@ def same(a: Path, b: Path) -> bool:
     )
 
 
-def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_continues(
+    checkpoint: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     real, done = scoring.compute_tile, []
 
@@ -73,20 +76,20 @@ def test_a_stopped_run_goes_on(checkpoint: Path, tmp_path: Path, cache: Path, mo
 
     again = []
     monkeypatch.setattr(scoring, "compute_tile", lambda *a, **k: again.append(a[2].name) or real(*a, **k))
-    said: list[str] = []
-    score(weights, ["pk", "procrustes"], out=out, say=said.append)
+    with noticed() as said:
+        score(weights, ["pk", "procrustes"], out=out)
     assert not set(again) & set(done) and any("4 of" in s for s in said)
     assert files(tmp_path) == ["r.safetensors"] and not list(cache.rglob("*.safetensors"))
     score(weights, ["pk", "procrustes"], out=tmp_path / "whole.safetensors")
     assert same(out, tmp_path / "whole.safetensors")
 
 
-def stopped_before(metric: str, weights: AttentionWeights, out: Path, cache: Path, **options) -> list[Path]:
+def stopped_before(similarity: str, weights: AttentionWeights, out: Path, cache: Path, **options) -> list[Path]:
     """The kept tiles of a run that was stopped when it came to a similarity."""
     real = scoring.compute_tile
 
     def stop(*args, **kwargs):
-        if args[2].metric == metric:
+        if args[2].metric == similarity:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
@@ -155,12 +158,12 @@ DAMAGE: dict[str, Callable[[list[Path]], object]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_tile_is_computed_again(damage: str, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
-    options = {"metrics": ["pk", "cs", "procrustes"], "pairings": "OK"}
+    options = {"metric": ["pk", "cs", "procrustes"], "pairing": "OK"}
     kept = stopped_before("procrustes", weights, out, cache, **options)
     assert len(kept) == 2
     DAMAGE[damage](kept)
-    said: list[str] = []
-    score(weights, out=out, say=said.append, **options)
+    with noticed() as said:
+        score(weights, out=out, **options)
     wrong = [sentence for sentence in said if "computed again" in sentence]
     assert len(wrong) == (2 if damage == "swapped" else 1)
     whole = score(weights, **options)
@@ -172,11 +175,12 @@ def test_a_large_tile_with_a_head_of_rank_0_is_taken_over(tmp_path: Path, cache:
     rng = np.random.default_rng(0)
     arrays = {role: rng.normal(size=(4, 100, 8, 1)) for role in "QKVO"}
     arrays["O"][0, 0] = 0
-    weights, out, said = hs.open(arrays), tmp_path / "r.safetensors", []
-    options = {"metrics": ["pk", "cs"], "pairings": "OK"}
+    weights, out = hs.open(arrays), tmp_path / "r.safetensors"
+    options = {"metric": ["pk", "cs"], "pairing": "OK"}
     (kept,) = stopped_before("cs", weights, out, cache, **options)
     assert kept.stat().st_size > 1.2e6
-    found = score(weights, out=out, say=said.append, **options)
+    with noticed() as said:
+        found = score(weights, out=out, **options)
     assert found.ranks("O").tolist() == [0] + [1] * 399
     assert "1 of 2 tiles are done" in said[0] and not any("computed again" in sentence for sentence in said)
 
@@ -231,8 +235,7 @@ def test_a_folder_in_the_way_is_not_used(checkpoint: Path, tmp_path: Path, cache
     mine.mkdir()
     store.folder.parent.mkdir(parents=True)
     store.folder.symlink_to(mine)
-    said: list[str] = []
-    with tiles.TileStore(out, "key", said.append) as used:
+    with noticed() as said, tiles.TileStore(out, "key") as used:
         used.save("pk-00000", {"O0-K0": np.zeros((2, 2))})
         assert used.load("pk-00000") is None
     assert len(said) == 1 and "not made by headspan" in said[0]
@@ -274,17 +277,17 @@ def test_looking_for_unfinished_runs_leaves_no_file_open(tmp_path: Path, cache: 
 
 
 def test_a_cache_that_cannot_be_used(checkpoint: Path, tmp_path: Path, cache: Path) -> None:
-    """The run goes on without keeping its tiles, and says so once."""
+    """The run continues without saving its tiles and reports it once."""
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
-    said: list[str] = []
-    score(weights, ["pk", "procrustes"], "OK", out=out, say=said.append)
+    with noticed() as said:
+        score(weights, ["pk", "procrustes"], "OK", out=out)
     assert sum("cannot be saved" in sentence for sentence in said) == 1 and out.exists()
     assert any("(Not a directory)" in sentence or "(File exists)" in sentence for sentence in said)
 
 
-def test_a_changed_plan_starts_anew_and_says_so(
+def test_a_changed_plan_starts_again_with_a_message(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, out = hs.open(checkpoint), tmp_path / "r.safetensors"
@@ -299,13 +302,14 @@ def test_a_changed_plan_starts_anew_and_says_so(
     with pytest.raises(KeyboardInterrupt):
         score(weights, "procrustes", out=out)
     monkeypatch.setattr(scoring, "compute_tile", real)
-    said: list[str] = []
-    result = score(weights, "procrustes", "flow", out=out, say=said.append)
+    with noticed() as said:
+        result = score(weights, "procrustes", "flow", out=out)
     assert any("another plan or model" in s for s in said)
     assert set(map(str, result.pairings)) == {"OQ", "OK", "OV"} and files(tmp_path) == ["r.safetensors"]
     said.clear()
-    score(weights, "pk", "OK", out=tmp_path / "another.safetensors", say=said.append)
-    assert said == []  # an unfinished run to another file is no news
+    with noticed() as said:
+        score(weights, "pk", "OK", out=tmp_path / "another.safetensors")
+    assert said == []  # an unfinished run to another file is not reported
 
 
 @pytest.mark.slow
@@ -377,7 +381,7 @@ def test_unwritable_places_are_named(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_disk_full_leaves_nothing_half_written(checkpoint: Path, tmp_path: Path) -> None:
-    """A file-size limit stands for a full disk: the write fails with the same kind of error."""
+    """A file-size limit simulates a full disk: the write fails with the same kind of error."""
     out = tmp_path / "r.safetensors"
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

@@ -1,4 +1,4 @@
-"""The rounding floor of `diff` on real and made weights: rounding is no change, and a little more than it is."""
+"""The rounding floor of `diff` on real and artificial weights: rounding is not a change, but slightly more is."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rounding_moves_nothing_and_three_times_as_much_everything(weights: Arra
 
 @pytest.mark.parametrize("kinds", [("bfloat16", "float16"), ("float16", "bfloat16"), ("float8_e4m3fn", "bfloat16")])
 @pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
-def test_two_roundings_of_one_model_are_no_change(kinds: tuple[str, str], fold: bool) -> None:
+def test_two_roundings_of_one_model_are_not_a_change(kinds: tuple[str, str], fold: bool) -> None:
     base = with_norm(random_model(seed=2, layers=2, d=64), "layer")
     assert moved(hs.diff(*(stored(base, kind) for kind in kinds), fold=fold)) == 0
     assert moved(hs.diff(*(upcast(base, kind) for kind in kinds), fold=fold)) == 0
@@ -91,7 +91,7 @@ def test_two_roundings_of_one_model_are_no_change(kinds: tuple[str, str], fold: 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["raw", "folded"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_another_basis_stored_anew_is_no_change(kind: str, fold: bool) -> None:
+def test_another_stored_basis_is_not_a_change(kind: str, fold: bool) -> None:
     """What was rounded are other numbers than those of the first model, and the steps of both count."""
     base = with_norm(random_model(seed=4, layers=2, d=64), "layer")
     rng, other = np.random.default_rng(5), dict(base)

@@ -1,4 +1,4 @@
-"""What a model is run in: float32 unless told, whatever it is stored in."""
+"""The dtype in which a model runs: float32 by default, whatever it is stored in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exact(stored: Path) -> Any:
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["directory", "live"])
-def test_float32_unless_told(live: bool, stored: Path, exact: Any) -> None:
+def test_float32_by_default(live: bool, stored: Path, exact: Any) -> None:
     from transformers import AutoModel
 
     model: Any = AutoModel.from_pretrained(stored, dtype=torch.bfloat16) if live else stored
@@ -88,7 +88,7 @@ def test_head_scores_in_half_precision(stored: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["effects", "behaviour"])
-def test_a_wrong_word_is_one_sentence(command: str, stored: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_one_message(command: str, stored: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _run([command, str(stored), "--dtype", "int8"]) == 2
     said = capfd.readouterr().err
     assert "'int8'" in said and "float32, bfloat16, float16 or stored" in said and "Traceback" not in said

@@ -1,7 +1,7 @@
 """Directories that SAELens wrote with its own classes.
 
-SAELens needs an older TransformerLens than the other tests, so it stands in a folder of its own
-(HEADSPAN_SAELENS_PATH, see .ci/run), and a process of its own writes the directories.
+SAELens needs an older TransformerLens than the other tests, so it is in a separate folder (HEADSPAN_SAELENS_PATH, see
+.ci/run), and a separate process writes the directories.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rounding, limited memory and biases would spoil without anybody noticing."""
+"""Silent errors from rounding, limited memory and biases."""
 
 from __future__ import annotations
 

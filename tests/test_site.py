@@ -1,4 +1,4 @@
-"""The gallery: an index and a page a result, nothing else touched, nothing asked for, hostile names harmless."""
+"""The gallery: an index and one page per result, no other files touched, no requests, hostile names harmless."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = "</title><script>alert(1)</script>\"'\u202e../../x"
 
 
 class Links(HTMLParser):
-    """Every address in a page, by the attribute it stands in."""
+    """Every address in a page, by attribute."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_links_are_relative_and_lead_to_files(gallery: Path) -> None:
     assert all((gallery / link).is_file() for link in links)
 
 
-def test_the_policy_allows_nothing_but_its_own_style(gallery: Path) -> None:
+def test_the_policy_allows_only_its_own_style(gallery: Path) -> None:
     text = (gallery / "index.html").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
@@ -113,7 +113,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_in_a_browser(browser: Any, gallery: Path) -> None:
-    """Pictures show under the policy, no script of a name runs, nothing is asked for, nothing overflows."""
+    """Images show under the policy, no script in a name runs, no requests are made, nothing overflows."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     asked: list[str] = []
     said: list[str] = []

@@ -162,7 +162,7 @@ def test_only_the_asked_tensor_is_read(tmp_path):
     assert len(source.fingerprint(["attn"])) == 64
 
 
-def test_broken_tensors_nobody_asks_for_do_no_harm(tmp_path):
+def test_broken_tensors_that_are_not_needed_do_no_harm(tmp_path):
     attention = np.ones((2, 2), np.float32)
     header = {
         "attn": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
@@ -180,7 +180,7 @@ def test_broken_tensors_nobody_asks_for_do_no_harm(tmp_path):
             source.read(name)
 
 
-def test_shards_nobody_asks_for_may_be_missing(sharded, tmp_path):
+def test_shards_that_are_not_needed_may_be_missing(sharded, tmp_path):
     path, tensors = sharded
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
@@ -203,7 +203,7 @@ def test_shards_without_an_index_are_joined(sharded, tmp_path):
     assert set(open_source(copy).names()) == set(tensors)
 
 
-def test_a_single_file_takes_the_config_beside_it(tmp_path):
+def test_a_single_file_uses_the_config_in_its_folder(tmp_path):
     make_directory(tmp_path, {"x": np.ones(2, np.float32)}, {"model_type": "opt"})
     source = open_source(tmp_path / "model.safetensors")
     assert source.config == {"model_type": "opt"}
@@ -263,7 +263,7 @@ def test_names_that_do_not_exist(tmp_path):
             call("nope")
 
 
-def test_mapping_source_reads_numpy_and_torch_alike():
+def test_mapping_source_reads_numpy_and_torch():
     torch = pytest.importorskip("torch")
     values = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float16)
     plain = MappingSource({"x": values}, {})
@@ -282,7 +282,7 @@ def test_what_is_read_can_be_changed_without_harm():
     assert values.max() == 1
 
 
-def test_demo_says_when_it_is_random():
+def test_demo_notes_that_it_is_random():
     from headspan.checkpoints.demo import random_demo
 
     source = random_demo()

@@ -96,7 +96,7 @@ CONVERTED = [
     Converted("hy_v3", "hy_v3", like="glm4moe"), Converted("mellum", "mellum", like="qwen3moe"),
     Converted("minimax-m3", "minimax_m3_vl_text", "plus one", like="glm4moe"),
 ]  # fmt: skip
-# What converters take away in front of names, and change inside them, before they look them up.
+# Prefixes that converters remove from names, and changes inside them, before looking them up.
 PREFIXES = ("", "transformer.", "bert.", "roberta.", "distilbert.", "model.")
 LEFT = r"(?<!shared_)experts?\.|shared_mlp\.output_linear|linear_attn\.in_proj"  # what is not stored as it is
 UP_AND_GATE = ("chatglm", "glm4", "phi3", "modern-bert")  # their ffn_up holds both
@@ -294,7 +294,7 @@ def test_openelm(tmp_path: Path) -> None:
     check_same(open_weights(tmp_path / "m.gguf"), open_weights(tmp_path / "hf"))
 
 
-def test_multiplied_weights_are_told(tmp_path: Path) -> None:
+def test_multiplied_weights_are_noted(tmp_path: Path) -> None:
     case = Converted("falcon-h1", "falcon_h1")
     build(case.family()).save_pretrained(tmp_path / "hf")
     tensors = stored_tensors(case, tmp_path / "hf")
@@ -315,9 +315,7 @@ def test_fused_qkv_is_split_by_its_sizes(tmp_path: Path, case: Converted) -> Non
         tensors[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
     check_same(open_weights(write(tmp_path / "m.gguf", case, tmp_path / "hf", tensors)), open_weights(tmp_path / "hf"))
     tensors["blk.0.attn_qkv.weight"] = tensors["blk.0.attn_qkv.weight"][:-1]
-    with pytest.raises(
-        HeadspanError, match=r"blk.0.attn_qkv.weight .* rows, which 4 queries, \d keys and \d values cannot"
-    ):
+    with pytest.raises(HeadspanError, match=r"blk.0.attn_qkv.weight.*4 queries, \d keys and \d values"):
         open_weights(write(tmp_path / "bad.gguf", case, tmp_path / "hf", tensors))
 
 
@@ -331,14 +329,12 @@ def test_one_tensor_for_gate_and_up_of_all_experts(tmp_path: Path) -> None:
     check_same(open_weights(write(tmp_path / "m.gguf", case, tmp_path / "hf", tensors)), open_weights(tmp_path / "hf"))
 
 
-def test_a_tensor_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     case = Converted("llama", "llama", "rope")
     build(case.family()).save_pretrained(tmp_path / "hf")
     tensors = stored_tensors(case, tmp_path / "hf")
     tensors["blk.0.attn_q"] = tensors["blk.0.attn_q.weight"]
-    with pytest.raises(
-        HeadspanError, match=r"holds 'model.layers.0.self_attn.q_proj.weight' twice, as .* and 'blk.0.attn_q'"
-    ):
+    with pytest.raises(HeadspanError, match=r"'model.layers.0.self_attn.q_proj.weight'.*'blk.0.attn_q'"):
         open_weights(write(tmp_path / "m.gguf", case, tmp_path / "hf", tensors))
 
 
@@ -388,7 +384,7 @@ def test_what_has_no_entry_is_of_no_family_that_is_read() -> None:
         assert family.model_type in {*ARCHITECTURES, *ALIASES, "gemma3n_text"}, name
 
 
-def test_the_page_says_which_entries_are_held_to_a_directory() -> None:
+def test_the_page_lists_the_entries_tested_against_a_directory() -> None:
     """All but those that docs/models.md names: an entry that is another's, a borrowed name map, names alone."""
     page = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "make_models_page.py"))
     elsewhere = {"deepseek2", "deepseek32", "mistral4", "kimi-linear", "glm-dsa", "minicpm3"}  # tests/test_latent.py
@@ -402,13 +398,11 @@ def test_the_page_says_which_entries_are_held_to_a_directory() -> None:
     ("orion", "its family is not supported"),
     ("some-new-thing", "does not know how llama.cpp stores that family"),
 ])  # fmt: skip
-def test_what_is_not_known_is_refused_in_a_sentence(tmp_path: Path, architecture: str, why: str) -> None:
+def test_unknown_architectures_are_refused(tmp_path: Path, architecture: str, why: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
     writer.add_head_count(4)
     writer.add_tensor("blk.0.attn_qkv.weight", np.ones((10, 8), np.float32))
     close(writer)
     assert list(open_source(tmp_path / "m.gguf").names()) == ["blk.0.attn_qkv.weight"]
-    with pytest.raises(
-        HeadspanError, match=f"GGUF file of '{architecture}' is not read: .*{why}.*; give the Hugging Face"
-    ):
+    with pytest.raises(HeadspanError, match=f"'{architecture}'.*{why}"):
         open_weights(tmp_path / "m.gguf")

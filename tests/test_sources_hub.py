@@ -104,7 +104,7 @@ except HeadspanError as error:
     print(error)
 """
     missing = run(code, home, hub.address, HF_HUB_OFFLINE="1")
-    assert "one-00001-of-00002.safetensors of the hub model someone/tiny is not in the local cache" in missing.stdout
+    assert all(fact in missing.stdout for fact in ("one-00001-of-00002.safetensors", "someone/tiny", "cache"))
 
 
 def test_tokenizer_is_fetched_when_it_is_asked_for(hub, tmp_path):
@@ -121,7 +121,7 @@ def test_tokenizer_is_fetched_when_it_is_asked_for(hub, tmp_path):
         (f"{REPO}@nope", "could not be opened: it has no such revision"),
     ],
 )
-def test_refusals_of_the_hub_are_one_sentence(hub, tmp_path, reference, sentence):
+def test_refusals_of_the_hub_are_one_message(hub, tmp_path, reference, sentence):
     code = f"""
 try:
     open_source("{reference}")
@@ -171,7 +171,7 @@ except HeadspanError as error:
         "models/x.safetensors", "x.gguf", "a b", "a/b@c d", "~x", "a:b", "-a/b", "é/x", "x" * 300,
     ],
 )  # fmt: skip
-def test_texts_that_are_no_hub_id(text):
+def test_texts_that_are_not_a_hub_id(text):
     assert HubReference.parse(text) is None
     with pytest.raises(HeadspanError, match=r"no such file or directory|cannot be opened"):
         open_source(text)

@@ -133,7 +133,7 @@ def test_model_on_the_meta_device_is_refused():
 
 @pytest.mark.parametrize("kv", [4, 2])
 @pytest.mark.parametrize("form", ["pth", "safetensors", "memory"])
-def test_hooked_transformer_state_says_its_own_sizes(tmp_path, kv, form):
+def test_hooked_transformer_state_gives_its_sizes(tmp_path, kv, form):
     state = hooked_state(kv)
     if form == "memory":
         source = open_source(state)
@@ -155,7 +155,7 @@ def test_hooked_transformer_state_says_its_own_sizes(tmp_path, kv, form):
     np.testing.assert_array_equal(source.read("blocks.1.attn.W_Q"), state["blocks.1.attn.W_Q"].numpy())
 
 
-def test_hooked_transformer_without_gains_is_folded_unless_the_config_says_otherwise():
+def test_hooked_transformer_without_gains_is_folded_unless_its_config_differs():
     state = hooked_state(norm=False)
     assert open_source(state).config["normalization_type"] == "LNPre"
     assert open_source((state, {"normalization_type": None})).config["normalization_type"] is None
@@ -196,6 +196,6 @@ def test_transformer_bridge(bridge):
 
 
 @pytest.mark.parametrize("thing", [3, None, [1, 2], {"x": np.ones(2)}, ({"x": np.ones(2)}, 5), object()])
-def test_things_that_are_no_model(thing):
+def test_things_that_are_not_a_model(thing):
     with pytest.raises(HeadspanError):
         open_source(thing)

@@ -39,7 +39,7 @@ def test_angles_and_kernel_equal_scipy(d: int, m: int, m2: int) -> None:
 
 @pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-9, 1e-12])
 def test_small_angles_keep_their_digits(angle: float) -> None:
-    """Planes turned by known angles: an arc cosine alone would see nothing below 1e-8."""
+    """Planes rotated by known angles: an arc cosine alone would see nothing below 1e-8."""
     d, rng = 10, np.random.default_rng(1)
     rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
     known = np.array([angle, 2 * angle, 0.3, 1.4])
@@ -94,7 +94,7 @@ def test_rank_and_span(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("storage", "rounding"), [("float32", "f4"), ("float16", "f2"), ("bfloat16", None)])
-def test_rounding_of_the_storage_is_no_direction(storage: str, rounding: str | None) -> None:
+def test_rounding_of_the_storage_is_not_a_direction(storage: str, rounding: str | None) -> None:
     """Rank-10 products kept in a coarse dtype have 64 singular values above zero, but rank 10."""
     import ml_dtypes
 
@@ -158,7 +158,7 @@ def test_public_functions_equal_scipy(d: int, m: int, m2: int, scale: float) -> 
             np.testing.assert_allclose(hs.principal_angles(a * scale, b, rank=rank), angles, atol=3e-8)
 
 
-def test_the_dtype_of_a_matrix_says_what_is_rounding() -> None:
+def test_the_dtype_of_a_matrix_decides_what_is_rounding() -> None:
     import ml_dtypes
 
     rng = np.random.default_rng(6)
@@ -190,7 +190,7 @@ def test_the_dtype_of_a_matrix_says_what_is_rounding() -> None:
         (np.zeros((2, 2), dtype=[("x", "f8")]), None, "it holds"),
     ],
 )
-def test_public_functions_say_what_is_no_subspace(matrix: object, rank: object, words: str) -> None:
+def test_public_functions_refuse_what_is_not_a_subspace(matrix: object, rank: object, words: str) -> None:
     with pytest.raises(HeadspanError, match=words):
         hs.subspace(matrix, rank)  # type: ignore[arg-type]
     with pytest.raises(HeadspanError, match=words):

@@ -78,7 +78,7 @@ def test_the_check_passes_what_fits_and_stops_what_does_not() -> None:
     assert fits(two_kinds) < 0.1
 
 
-def test_where_there_is_no_tail_a_sentence_says_why() -> None:
+def test_without_a_tail_a_message_says_why() -> None:
     assert "only 199 reversed pairs" in str(fit_tail(np.arange(199.0)))
     assert isinstance(fit_tail(np.random.default_rng(0).exponential(size=200)), (Tail, str))
     assert "too many equal scores" in str(fit_tail(np.repeat([1.0, 2.0], [970, 30])))
@@ -182,7 +182,7 @@ def test_below_the_threshold_and_without_a_tail_p_is_counted_and_ties_count_agai
     np.testing.assert_allclose(result.p[low], counted)
 
 
-def test_nothing_found_says_what_would_be() -> None:
+def test_nothing_found_reports_the_smallest_q() -> None:
     values = few_edges(0)
     scores = make_scores({("pk", "OK"): values, ("pk", "KO"): values.T}, layers=8, heads=6)
     result = significance(scores, "OK", null="reversed")

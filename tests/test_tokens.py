@@ -319,7 +319,7 @@ def test_cosines_of_the_unembedding() -> None:
 # -- bad input and the command line -------------------------------------------------------------------------------
 
 
-def test_without_unembedding_a_sentence(gpt2_dir: Path) -> None:
+def test_without_unembedding_a_message(gpt2_dir: Path) -> None:
     if (gpt2_dir / "tokenizer.json").exists():
         pytest.skip("this is a complete GPT-2")
     weights = headspan.open(str(gpt2_dir))
@@ -338,7 +338,7 @@ def test_without_unembedding_a_sentence(gpt2_dir: Path) -> None:
         ({"head": "L0H0", "k": 0}, "at least 1"),
     ],
 )
-def test_bad_requests_give_a_sentence(arguments: dict[str, Any], message: str) -> None:
+def test_bad_requests_give_a_message(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadspanError, match=message):
         head_tokens(ArrayWeights(arrays()), **arguments)
 

@@ -1,4 +1,4 @@
-"""docs/trust.md promises only what is tested: every guarantee names a test, and every named test exists."""
+"""docs/trust.md guarantees only what is tested: every guarantee names a test, and every named test exists."""
 
 from __future__ import annotations
 

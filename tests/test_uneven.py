@@ -2,7 +2,7 @@
 from the file to the page.
 
 OpenELM is not in transformers, so its layout is written down here once more: one tensor with all query, key and value
-heads of a layer one after the other, RMS norms in front of attention and of the MLP, one norm for all queries and one
+heads of a layer one after the other, RMS norms before attention and before the MLP, one norm for all queries and one
 for all keys.
 """
 
@@ -94,7 +94,7 @@ def forward() -> list[dict[str, np.ndarray]]:
     return seen
 
 
-def test_openelm_is_read_as_its_layout_says(folder: Path) -> None:
+def test_openelm_is_read_by_its_layout(folder: Path) -> None:
     weights = hs.open(str(folder))
     assert [str(h) for h in weights.heads("K")] == ["L0KV0", "L1KV0", "L1KV1", "L2KV0", "L2KV1"]
     assert str(weights.ports.kv_of("L2H3")) == "L2KV1"
@@ -149,7 +149,7 @@ def test_the_page_and_a_comparison_of_uneven_layers(folder: Path, tmp_path: Path
 
 
 def test_gemma4_sizes_by_layer_or_by_kind() -> None:
-    """Published configs say the sizes of layers that see everything once; those that transformers saves, by layer."""
+    """Published configs give the sizes of full-attention layers once; those that transformers saves, by layer."""
     common = {"model_type": "gemma4_text", "head_dim": 8, "num_key_value_heads": 2, "attention_k_eq_v": True,
               "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
     by_kind = find_architecture({**common, "global_head_dim": 16, "num_global_key_value_heads": 1})[2]
@@ -158,7 +158,7 @@ def test_gemma4_sizes_by_layer_or_by_kind() -> None:
         assert (found["head_dim"], found["num_key_value_heads"]) == ([8, 16], [2, 1])
 
 
-def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
+def test_a_mixture_with_its_own_norms_is_refused(tmp_path: Path) -> None:
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
     run = Run(replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture), tmp_path)
     with pytest.raises(hs.HeadspanError, match="a mixture whose parts have their own norms"):
@@ -166,8 +166,8 @@ def test_a_mixture_behind_norms_of_its_own_is_told(tmp_path: Path) -> None:
     assert hs.nodes(run.weights, hs.Node(np.ones(run.weights.d_model), "ones", layer=1)).count == 1
 
 
-def test_an_adapter_beside_a_mixture_behind_norms_of_its_own(tmp_path: Path) -> None:
-    """Its modules of attention are nodes; those of the mixture are told, and refused where there is nothing else."""
+def test_an_adapter_of_a_mixture_with_its_own_norms(tmp_path: Path) -> None:
+    """Its attention modules are nodes; those of the mixture are noted, and refused if there is nothing else."""
     peft = pytest.importorskip("peft")
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
     family = replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture)
@@ -207,20 +207,16 @@ def test_names_of_lent_keys_and_values(lent: Run) -> None:
     assert [str(table.kv_of(f"L3H{i}")) for i in range(4)] == ["L2KV0", "L2KV0", "L2KV1", "L2KV1"]
     assert str(table.kv_of("L4H3")) == f"L1KV{last}"
     assert list(map(str, table.group_of("L2KV1"))) == ["L2H2", "L2H3", "L3H2", "L3H3"]
-    assert table.note("L3H2", "K") == (
-        "L3H2 shares its keys and values: L3H2.K is L2KV1.K, which serves L2H2, L2H3, L3H2, L3H3"
-    )
+    note = table.note("L3H2", "K")
+    assert note is not None and all(fact in note for fact in ("L3H2.K", "L2KV1.K", "L2H2, L2H3, L3H2, L3H3"))
     np.testing.assert_array_equal(weights.read_head("L3H2.V"), weights.read_head("L2KV1.V"))
     assert weights.layers_with("K") == (0, 1, 2) and weights.read("K", 3).shape[0] == 0
     assert weights.bias("V", 4) is None
-    assert any(
-        "layers 3–4 have no keys and values of their own: their heads use those of layers 1–2" in n
-        for n in weights.notes
-    )
+    assert any("layers 3–4" in note and "layers 1–2" in note for note in weights.notes)
 
 
 def circuit(weights: AttentionWeights, role: str, name: str) -> np.ndarray:
-    """The matrix whose columns span what CS takes of one weight: those of all heads of a group one beside the other."""
+    """The matrix whose columns span what CS uses for one weight: those of all heads of a group, concatenated."""
     own, other = weights.read_head(f"{name}.{role}").astype(np.float64), str(Role(role).partner)
     partners = weights.ports.group_of(name) if role in "KV" else [weights.ports.kv_of(name)]
     return np.concatenate([own @ weights.read_head(f"{partner}.{other}").T for partner in partners], axis=1)
@@ -306,12 +302,12 @@ def test_models_with_lent_keys_and_values_are_compared(lent: Run, tmp_path: Path
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     if lent.weights.architecture == "gemma3n":
         (tmp_path / "other" / "config.json").write_text(json.dumps(found | {"layer_types": kinds}))
-        with pytest.raises(hs.HeadspanError, match=r"the keys and values of L3H0 in L2KV0, .* has L1KV0"):
+        with pytest.raises(hs.HeadspanError, match=r"L3H0.*L2KV0.*L1KV0"):
             hs.diff(lent.weights, str(tmp_path / "other"))
 
 
 def test_facts_tokens_figures_and_head_scores_of_lent_keys(lent: Run) -> None:
-    from headspan.plotting.norms import circuit_norms
+    from headspan.plotting.weights import circuit_norms
 
     facts = hs.info(lent.weights, check=True)
     assert facts["check"]["ranks"]["K"]["heads"] == len(lent.weights.heads("K"))
@@ -356,7 +352,7 @@ def test_unused_weights_of_borrowing_layers_are_left_alone(lent: Run, tmp_path: 
 
 
 def test_which_layer_lends() -> None:
-    """As Gemma 4 E2B: every fifth layer sees everything, the last twenty of thirty-five borrow."""
+    """Like Gemma 4 E2B: every fifth layer has full attention, and the last twenty of thirty-five borrow."""
     kinds = ["full_attention" if (i + 1) % 5 == 0 else "sliding_attention" for i in range(35)]
     found = kv_layers({"num_kv_shared_layers": 20, "layer_types": kinds}, 35, "a model")
     assert found == {layer: 14 if (layer + 1) % 5 == 0 else 13 for layer in range(15, 35)}
@@ -366,14 +362,14 @@ def test_which_layer_lends() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5: a number of layers below its 5"),
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5"),
         ({"num_kv_shared_layers": True}, "num_kv_shared_layers = True"),
         ({"num_kv_shared_layers": 2, "layer_types": None}, "does not list the kinds of its 5 layers"),
         ({"num_kv_shared_layers": 2, "layer_types": [["a"]] * 5}, "does not list the kinds of its 5 layers"),
-        ({"num_kv_shared_layers": 4}, "layer 1 of a model uses the keys and values of an earlier layer of the kind"),
+        ({"num_kv_shared_layers": 4}, "layer 1 of a model.*kind"),
     ],
 )
-def test_lending_that_cannot_be_is_told(change: dict[str, Any], sentence: str) -> None:
+def test_impossible_lending_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hs.HeadspanError, match=sentence):
         kv_layers({"layer_types": ["a", "b", "a", "b", "a"]} | change, 5, "a model")
 
@@ -383,12 +379,12 @@ def test_lenders_must_fit(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "config.json").read_text())
     about["per_layer_config"] = {"4": {"head_dim": 12, "num_key_value_heads": 1}}
     (tmp_path / "config.json").write_text(json.dumps(about))
-    with pytest.raises(hs.HeadspanError, match=r"layer 4 of .* uses the keys and values of layer 1, but has 4 heads"):
+    with pytest.raises(hs.HeadspanError, match=r"layer 4.*layer 1.*4 heads"):
         hs.open(str(tmp_path))
 
 
 def test_streams_are_mixed_by_numbers_only() -> None:
-    """What AltUp makes of the streams of a token lies in their span: no coordinate of one reaches another."""
+    """AltUp maps the streams of a token within their span: coordinates are not mixed."""
     import torch
 
     altup = build(FAMILIES["gemma3n"]).model.layers[0].altup
@@ -413,7 +409,7 @@ def test_a_report_links_heads_to_the_layer_that_lends(lent: Run) -> None:
 
 
 def test_the_page_keeps_heads_in_their_own_layers(open_page: Open, tmp_path: Path) -> None:
-    """A KV head is framed with query heads of its layer; those of later layers stand in theirs and are its kin."""
+    """A KV head is framed with the query heads of its layer; those of later layers are drawn there and linked to it."""
     scores = hs.score(hs.open(build(FAMILIES["gemma3n"])), ["pk"], "flow")
     hs.report(scores, out=tmp_path / "page.html")
     view = open_page(tmp_path / "page.html", scores, "#pairings=OQ,OK,OV&k=15&head=L3H2")

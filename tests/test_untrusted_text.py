@@ -21,7 +21,7 @@ LETTERS = "x" * 3000
 
 
 def longest_run(text: str, of: str) -> int:
-    """Letters of the longest piece of one text that stands in the other."""
+    """Length of the longest piece of one text that occurs in the other."""
     best = 0
     for start in range(len(text)):
         while start + best < len(text) and text[start : start + best + 1] in of:

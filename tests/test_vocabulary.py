@@ -232,7 +232,7 @@ MALFORMED: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "content"), [(n, c) for n, contents in MALFORMED.items() for c in contents])
-def test_malformed_files_give_a_sentence(tmp_path: Path, name: str, content: str | bytes) -> None:
+def test_malformed_files_give_a_message(tmp_path: Path, name: str, content: str | bytes) -> None:
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(HeadspanError):
         Vocabulary.from_directory(tmp_path)
@@ -240,7 +240,7 @@ def test_malformed_files_give_a_sentence(tmp_path: Path, name: str, content: str
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_as_sentencepiece_model_give_tokens_or_a_sentence(tmp_path_factory: Any, content: bytes) -> None:
+def test_any_bytes_as_sentencepiece_model_give_tokens_or_a_message(tmp_path_factory: Any, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "tokenizer.model"
     path.write_bytes(content)
     try:
@@ -264,7 +264,7 @@ STEP = JSON | st.fixed_dictionaries({"type": st.just("Sequence"), "pretokenizers
     steps=st.tuples(STEP, STEP),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_json_as_tokenizer_gives_tokens_or_a_sentence(
+def test_any_json_as_tokenizer_gives_tokens_or_a_message(
     tmp_path_factory: Any, model: Any, added: Any, steps: tuple[Any, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "tokenizer.json"
@@ -279,7 +279,7 @@ def test_any_json_as_tokenizer_gives_tokens_or_a_sentence(
 
 @given(tokens=JSON, types=JSON, model=JSON)
 @settings(max_examples=100, deadline=None)
-def test_any_gguf_metadata_gives_tokens_or_a_sentence(tokens: Any, types: Any, model: Any) -> None:
+def test_any_gguf_metadata_gives_tokens_or_a_message(tokens: Any, types: Any, model: Any) -> None:
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.model": model}
     try:
         vocabulary = Vocabulary.from_gguf(metadata)
@@ -304,7 +304,7 @@ def test_escaped_text_prints_on_one_line_and_without_spaces(text: str) -> None:
     assert " " not in shown
 
 
-def test_a_broken_tokenizer_that_still_lists_its_tokens_says_why_it_cannot_encode(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_that_lists_its_tokens_reports_why_it_cannot_encode(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["b c"]}}))
     vocabulary = Vocabulary.from_tokenizer_json(path)

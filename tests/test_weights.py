@@ -1,4 +1,4 @@
-"""Opening checkpoints and arrays: what is read, what is refused, and in which words."""
+"""Opening checkpoints and arrays: what is read, what is refused, and with which message."""
 
 from __future__ import annotations
 

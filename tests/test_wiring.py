@@ -1,4 +1,4 @@
-"""Choosing edges, what is attached to them, and what other programs read."""
+"""Edge selection, attached data, and exports for other programs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"rule": "best"}, "rule must be one of top, top-per-target, significance, threshold, not 'best'"),
+        ({"rule": "best"}, "rule.*'best'"),
         ({"k": -1}, "k is -1"),
         ({"rule": "threshold"}, "needs a smallest score"),
         ({"rule": "significance", "q": 0}, "between 0 and 1"),
@@ -132,7 +132,7 @@ def test_shared_key_value_heads_are_nodes_of_their_own() -> None:
         ({"pairings": "OX"}, "unknown pairing"),
     ],
 )
-def test_bad_requests_are_told_in_one_sentence(scores: Scores, options: dict, told: str) -> None:
+def test_bad_requests_are_refused_with_one_message(scores: Scores, options: dict, told: str) -> None:
     with pytest.raises(HeadspanError, match=told):
         wiring(scores, **options)
 
@@ -145,14 +145,14 @@ def test_significance_has_one_default_and_options_without_effect_are_refused(sco
     scores.save(tmp_path / "r.safetensors")
     for rule in ("top", "top-per-target", "threshold"):
         for name, value in (("null", "reversed"), ("null", "random"), ("q", "0.05")):
-            with pytest.raises(HeadspanError, match=f"{name} {value} has no effect on the rule {rule}"):
+            with pytest.raises(HeadspanError, match=f"{name} {value}.*{rule}"):
                 wiring(scores, rule=rule, minimum=0.0, **{name: float(value) if name == "q" else value})  # type: ignore[arg-type]
     run = CliRunner().invoke(app, ["wiring", str(tmp_path / "r.safetensors"), "--null", "reversed"])
     assert isinstance(run.exception, HeadspanError)
     assert "no effect on the rule top" in str(run.exception)
 
 
-def test_an_empty_choice_says_what_would_not_be_empty_and_is_not_drawn(scores: Scores, tmp_path: Path) -> None:
+def test_an_empty_selection_suggests_another_and_is_not_drawn(scores: Scores, tmp_path: Path) -> None:
     chosen = wiring(scores, "OQ,OK", rule="significance", q=1e-9, null="reversed")
     assert not chosen.edges
     for pairing, sentence in zip(("OQ", "OK"), chosen.notes, strict=True):
@@ -163,7 +163,7 @@ def test_an_empty_choice_says_what_would_not_be_empty_and_is_not_drawn(scores: S
         assert wiring(scores, pairing, rule="significance", q=result.smallest_q, null="reversed").edges
     assert chosen._repr_svg_() is None
     assert "the smallest q" in str(chosen._repr_html_())
-    with pytest.raises(HeadspanError, match="would be an empty drawing: no OQ pair has q"):
+    with pytest.raises(HeadspanError, match="no OQ pair has q"):
         save_wiring(chosen, tmp_path / "w.png")
     assert not list(tmp_path.iterdir())
     high = wiring(scores, "OQ", rule="threshold", minimum=99)

@@ -1,4 +1,4 @@
-"""Evidence about two heads: what is left of a score within its two layers, calibrated where no heads are wired."""
+"""Evidence about two heads: residuals of scores within their two layers, calibrated where no heads are connected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def subspaces(rng: np.random.Generator, frame: np.ndarray, pull: np.ndarray, hea
 
 
 def unwired(kind: str, seed: int, layers: int = 6, heads: int = 8, kv: int | None = None) -> np.ndarray:
-    """PK of O with K where no head knows of another, but whole layers may: heads of a layer are exchangeable."""
+    """PK of O with K where heads of a layer are exchangeable: only whole layers may be related."""
     rng = np.random.default_rng(seed)
     kv = heads if kv is None else kv
     turn = {"drift": 0.6, "drift and concentration": 0.6, "lag": 1.0, "lag of unequal heads": 1.0}.get(kind, 0.0)
@@ -125,7 +125,7 @@ def test_planted_wiring_is_found_even_where_one_head_writes_for_two_of_a_layer(k
     assert others <= 0.1 * planted
 
 
-def test_layers_of_one_head_have_no_evidence_and_none_is_invented(tmp_path: Path) -> None:
+def test_layers_of_one_head_have_no_evidence(tmp_path: Path) -> None:
     scores = scores_of(unwired("strong trend", 0, kv=1), kv=1)
     found = significance(scores, "OK", null="within")
     for values in (found.z, found.p, found.q):
@@ -151,7 +151,7 @@ def heads_of(*sizes: int, kind: str = "H") -> tuple[Head, ...]:
 
 
 def test_residuals_are_those_of_median_polish() -> None:
-    """Rows, columns and levels drop out exactly; one pair stands out alone; too small blocks have nothing."""
+    """Rows, columns and levels drop out exactly; a single pair stands out; blocks that are too small have no result."""
     rng = np.random.default_rng(0)
     sources, targets = heads_of(5, 6, 2), heads_of(5, 6, 2)
     noise = rng.normal(size=(13, 13))
@@ -175,7 +175,7 @@ def test_residuals_are_those_of_median_polish() -> None:
     np.testing.assert_allclose(mixed, z[order][:, order])
 
 
-def test_equal_scores_and_rounding_are_no_evidence() -> None:
+def test_equal_scores_and_rounding_are_not_evidence() -> None:
     flat = np.full((24, 24), 3.0)
     for values in (flat, np.zeros((24, 24)), flat * (1 + 1e-8 * np.random.default_rng(1).normal(size=(24, 24)))):
         found = significance(
@@ -208,7 +208,7 @@ def test_direction_of_layers_is_a_permutation_test() -> None:
     assert "too few layers" in direction_of(ahead[:9, :9], heads[:9], heads[:9]).sentence
 
 
-def test_where_the_nulls_disagree_it_is_said_wherever_the_count_is_shown(tmp_path: Path) -> None:
+def test_disagreement_of_the_nulls_is_noted_wherever_the_count_is_shown(tmp_path: Path) -> None:
     pk = unwired("strong trend", 3)
     pk[2, 30] += 3
     scores = scores_of(pk)
@@ -240,5 +240,14 @@ def test_same_type_pairings_and_missing_scores_say_what_to_do() -> None:
     pk = unwired("none", 0)
     with pytest.raises(hs.HeadspanError, match="QQ has no within null"):
         significance(make_scores({("pk", "QQ"): pk}, layers=6, heads=8), "QQ", null="within")
-    with pytest.raises(hs.HeadspanError, match="the within null of OK needs the pk scores of KO"):
+    with pytest.raises(hs.HeadspanError, match=r"OK.*pk.*KO"):
         significance(make_scores({("pk", "OK"): pk}, layers=6, heads=8), "OK", null="within")
+
+
+def test_reversed_pairs_that_are_all_alike_have_no_z() -> None:
+    """Without a spread there is nothing to count in: z is 0, not infinite."""
+    forward = np.random.default_rng(0).uniform(1, 2, size=(12, 12))
+    scores = make_scores({("pk", "OK"): forward, ("pk", "KO"): np.ones((12, 12))}, layers=3, heads=4)
+    found = significance(scores, "OK", null="reversed")
+    pairs = ~np.isnan(found.matrix.values)
+    assert pairs.sum() == 48 and (found.z[pairs] == 0).all() and np.isnan(found.z[~pairs]).all()

@@ -20,7 +20,7 @@ html_title = f"headspan {release}"
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"
-# Docstrings are written to be read in a terminal: some of their lists and formulas are no strict markup.
+# Docstrings are written for a terminal: some of their lists and formulas are not strict markup.
 suppress_warnings = ["docutils", "ref.python", "misc.highlighting_failure"]
 
 _ARGUMENT = re.compile(r"(\w+(?:, \w+)*) ?: (\S.*)")

@@ -49,13 +49,17 @@ _EXPORTS = {
     "behaviour": "running.behaviour",
     "effects": "running.effects",
     "Effects": "running.effects",
+    "effects_summary": "running.effects_summary",
+    "effects_curve": "running.effects_curve",
     "paths": "graphs.paths",
     "Circuit": "graphs.circuit",
     "wiring": "plotting.drawn_wiring",
+    "figures": "plotting.figures",
     "nodes": "reading.node_overlaps",
     "report": "explorer.report",
     "site": "explorer.site",
     "reproduce": "paper.reproduction",
+    "cache": "checkpoints.hub.chunk_room",
     # any two matrices
     "subspace": "subspaces.matrices",
     "principal_angles": "subspaces.matrices",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from headspan.change.diff import diff
     from headspan.change.series import Series
     from headspan.change.track import track
+    from headspan.checkpoints.hub.chunk_room import cache
     from headspan.explorer.report import report
     from headspan.explorer.site import site
     from headspan.graphs.circuit import Circuit
@@ -79,6 +84,7 @@ if TYPE_CHECKING:
     from headspan.paper.evaluation import evaluate
     from headspan.paper.reproduction import reproduce
     from headspan.plotting.drawn_wiring import wiring
+    from headspan.plotting.figures import figures
     from headspan.reading.info import info
     from headspan.reading.node_overlaps import nodes
     from headspan.reading.pair import pair
@@ -87,6 +93,8 @@ if TYPE_CHECKING:
     from headspan.results.scores import Scores, load
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
+    from headspan.running.effects_curve import effects_curve
+    from headspan.running.effects_summary import effects_summary
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
     from headspan.statistics.hubs import hubs
@@ -112,10 +120,14 @@ __all__ = [
     "around",
     "baseline",
     "behaviour",
+    "cache",
     "compare",
     "diff",
     "effects",
+    "effects_curve",
+    "effects_summary",
     "evaluate",
+    "figures",
     "fold",
     "hubs",
     "info",

@@ -1,7 +1,7 @@
 """Good and odd words for every argument and option of every command.
 
-The commands and their options are asked of the program itself; a command without an entry in ``POSITIONAL``, or an
-option that takes a value and has none in ``GOOD``, fails a test.
+The commands and their options come from the program itself. A command without an entry in ``POSITIONAL``, or an option
+that takes a value and has none in ``GOOD``, fails a test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTNERS = {
 RESULTS = ["result.safetensors", "used.safetensors", "empty.safetensors", "hard.safetensors"]
 HEADS = ["L0H1", "L1H3", "L1KV0", "L0H0.O", "L1H2.K", "l0h1.q"]
 PORTS = ["L0H1.O", "L1H3.K", "L1KV0.V", "L0H0.Q", "l1h0.o", "L1H1.V"]
-# What stands after the command; a word in capitals is one of a list below.
+# Positional arguments of each command; a word in capitals is one of a list below.
 POSITIONAL: dict[str, list[str]] = {
     "info": ["MODEL"], "score": ["MODEL"], "top": ["EITHER"], "compare": ["EITHER", "EITHER"],
     "diff": ["MODEL", "MODEL"], "track": ["MODEL", "MODEL"], "hubs": ["EITHER"], "baseline": ["EITHER"],

@@ -1,4 +1,4 @@
-"""Odd values in one or two arguments of public functions and methods: a sentence, never an error from deep inside.
+"""Odd values in one or two arguments of public functions and methods: a message, never an internal error.
 
 The functions, their good arguments and the odd values are those of ``tests/test_odd_calls.py``, which tries every odd
 value alone; here they are drawn, several at a time.

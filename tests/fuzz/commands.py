@@ -1,8 +1,8 @@
 """Every command in this process, with good and odd arguments, on good and damaged files, to good and odd places.
 
-A finding is: an exception that leaves the program, an exit code other than 0, 1 (reproduce) and 2, a refusal that is
-not one line on stderr with nothing on stdout, exit code 0 without the output that was asked for, JSON that is none, a
-raw control character on either stream, a file changed that is read or a stranger's, a file that nobody asked for.
+A finding is: an uncaught exception, an exit code other than 0, 1 (reproduce) and 2, a refusal that is not one line on
+stderr with nothing on stdout, exit code 0 without the requested output, invalid JSON, a raw control character on either
+stream, a change to an input or a foreign file, or a file that was not requested.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Commands:
         raise AssertionError(f"no case changes {target}")
 
     def run(self, case: Line) -> list[str]:
-        """The sentence of a refusal; a finding is raised."""
+        """The message of a refusal; a finding is raised."""
         if case.damaged is not None:
             (self.work / case.damaged.target).write_bytes(case.damaged.content)
         before = self.place.look()
@@ -113,14 +113,14 @@ class Commands:
             if name not in named and not any(name.startswith(out + os.sep) for out in named):
                 raise Finding(f"{name}, which was not to be written, was changed or removed")
             if name in THEIRS and "--force" not in words:
-                raise Finding(f"{name}, a stranger's file, was replaced without --force")
+                raise Finding(f"{name}, a foreign file, was replaced without --force")
             if code:
                 raise Finding(f"{name} was changed, though the exit code is {code}")
         new = [name for name in after if name not in before]
         for name in new:
             inside = any(name == out or name.startswith(out + os.sep) or out.startswith(name + os.sep) for out in named)
             if not inside or ".headspan-" in name:
-                raise Finding(f"{name} is left behind, which nobody asked for")
+                raise Finding(f"{name} is left behind, which was not requested")
         if code and len(outputs) < 2 and [name for name in new if after[name][0] == "file"]:
             raise Finding(f"{new[0]} was written, though the exit code is {code}")
         if code == 0 and words[0] not in ("figures", "behaviour"):  # these say what they leave out
@@ -186,7 +186,7 @@ def run_here(words: list[str]) -> tuple[int, str, str]:
 
 
 def run_apart(words: list[str]) -> tuple[int, str, str]:
-    """The same of a process of its own."""
+    """The same for a separate process."""
     try:
         raw = [os.fsencode(word) for word in words]
     except UnicodeEncodeError:

@@ -3,7 +3,7 @@
 `Kills`: SIGKILL at a random moment. Every output is whole or absent (or still the whole one from before), no input is
 changed, and the same command run again succeeds and leaves no temporary file.
 
-`Edits`: an input is edited, cut, replaced or removed at a random moment. The command ends in one sentence, or its
+`Edits`: an input is edited, cut, replaced or removed at a random moment. The command ends with one message, or its
 answer is that of the file before or after the edit, never a mixture.
 """
 

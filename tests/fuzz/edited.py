@@ -2,13 +2,13 @@
 
     python tests/fuzz/edited.py [--values 4] [--seed N] [--readers N]
 
-An edit changes one field of the metadata (each value in it replaced by something else or removed), one array (values,
-type, shape, name, swapped with another), or what only a person would do: heads renamed, effects of another model put
-in. It is made as anybody would, with the old hash, or *resealed* with the hash of the edited content.
+An edit changes one field of the metadata (each value in it replaced or removed), one array (values, type, shape, name,
+swapped with another), or something that only a person would do: heads renamed, effects of another model inserted. It
+keeps the old hash, or is *resealed* with the hash of the edited content.
 
-A finding is what `commands.judge` finds (a traceback, exit code 70, more than one sentence), an exception in Python
-that is not a `HeadspanError`, or an edit with the old hash that is neither refused nor warned of; also a warning of a
-file that holds what was written.
+A finding is what `commands.judge` finds (a traceback, exit code 70, more than one message), an exception in Python that
+is not a `HeadspanError`, an edit with the old hash that is neither refused nor warned of, or a warning about an
+unedited file.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Edited:
                     yield Edit(seed, what, False, *edited, "")
 
     def run(self, case: Edit) -> list[str]:
-        """The sentence of a refusal; a finding is raised."""
+        """The message of a refusal; a finding is raised."""
         head, tensors = case.head, case.tensors
         try:
             altered = content_hash(tensors, head) != content_hash(*reversed(self.seeds[case.seed]))
@@ -287,7 +287,7 @@ def _rename(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays]) -> None:
 
 
 def _graft(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays], arrays: bool = True) -> None:
-    """Effects and head scores of another model, with all that is said of them."""
+    """Effects and head scores of another model, with their annotations."""
     tensors |= {name: array for name, array in foreign[1].items() if arrays and name.startswith("effect/")}
     head["extra"] = [name for name in tensors if name.startswith("effect/")]
     head["annotations"] = deepcopy(foreign[0]["annotations"])

@@ -1,4 +1,4 @@
-"""Changed checkpoints, result files and label files must give an answer or one sentence, in Python.
+"""Changed checkpoints, result files and label files must give an answer or one message, in Python.
 
 A case is a valid set of files with one file changed (see ``mutations``). It is opened, described, read and folded,
 with its vocabulary; one in four is also scored and its tokens are listed. Wrong answers are findings: tensors that were

@@ -14,7 +14,7 @@ killed at a random moment), ``races`` (inputs that change during a command),
 - a wrong answer: what that is, each kind says in its module.
 
 Cases run in one worker process that is started again when it dies. ``--case I`` runs one case with a traceback.
-``--log FILE`` writes every outcome to a file; the same command goes on behind the last case that stands in it.
+``--log FILE`` writes every outcome to a file; the same command continues after its last case.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", choices=list(KINDS), help="cases of this kind alone")
     parser.add_argument("--case", type=int, help="run this one case and show its traceback")
-    parser.add_argument("--log", type=Path, help="keep outcomes in this file, and go on where it ends")
+    parser.add_argument("--log", type=Path, help="keep outcomes in this file, and continue where it ends")
     parser.add_argument("--worker", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -98,7 +98,7 @@ def _redirects() -> Iterator[Behaviour]:
     for place in ("listing", "config about", "config", "range"):
         for name, where in {
             "to itself": "{hub}/api/models/" + REPO, "to a file": "file:///etc/passwd", "to nothing": "http://",
-            "to a stranger": "{store}/store/nothing", "to another port's refusal": "http://127.0.0.1:9/x",
+            "to another host": "{store}/store/nothing", "to another port's refusal": "http://127.0.0.1:9/x",
         }.items():  # fmt: skip
             if place == "config" and name == "to itself":
                 where = "{hub}/" + f"{REPO}/resolve/{COMMIT}/config.json"
@@ -186,7 +186,7 @@ def _ranges() -> Iterator[Behaviour]:
         for name, changed in {
             "of another place": {"Content_Range": "bytes 5-10/100"}, "without a place": {"Content_Range": None},
             "of a file of another size": {"Content_Range": "bytes 0-1048575/99999999999"},
-            "that are no range": {"Content_Range": "bytes " + "9" * 5000},
+            "that are not a range": {"Content_Range": "bytes " + "9" * 5000},
             "with a path as ETag": {"ETag": '"/tmp/evil"'},
         }.items():  # fmt: skip
             yield Behaviour(place, f"ranges {name}", lambda hub, changed=changed: bad.headers(**changed))

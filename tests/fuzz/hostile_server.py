@@ -68,7 +68,7 @@ class Hub(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(socketserver.BaseRequestHandler):

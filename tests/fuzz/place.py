@@ -15,7 +15,7 @@ class Finding(Exception):
 
 
 def entry(path: Path) -> Entry:
-    """What stands at a path; links are not followed and pipes not opened."""
+    """What is at a path; links are not followed and pipes not opened."""
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return "link", os.fsencode(os.readlink(path))
@@ -79,7 +79,7 @@ class Place:
 
 
 def add_odd_places(folder: Path) -> None:
-    """What an output may meet: a stranger's file, links to what is read, a pipe, folders, a link to nowhere."""
+    """Obstacles for an output: a foreign file, links to inputs, a pipe, folders, a dangling link."""
     (folder / "notes.txt").write_text("of somebody else")
     (folder / "theirs.safetensors").write_bytes(b"of somebody else")
     (folder / "theirs.html").write_text("<html>of somebody else</html>")

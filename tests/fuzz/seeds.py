@@ -40,7 +40,7 @@ LLAMA_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "layer_types": ["full_attention", "full_attention"],
 }
-NOT_TEXT = "m\udcff\x1b"  # the name of a folder: bytes that are no UTF-8, and an escape code
+NOT_TEXT = "m\udcff\x1b"  # the name of a folder: bytes that are not UTF-8, and an escape code
 WORDS = ["a", "b", "c", "Ġ", "Ġa", "Ċ", "ab", "Ġab", "ðŁ", "d", "e", "<|end|>"]
 
 

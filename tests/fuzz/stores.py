@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from safetensors.numpy import load_file, save_file
 import headspan as hs
 from headspan.scoring import run as scoring
 from headspan.scoring import tiles
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from notices import noticed
 
 PLANS = [(("pk", "cs"), "all"), (("procrustes",), "all"), (("pk", "procrustes"), "OK"), (("cs", "linear_cka"), "KK")]
 
@@ -60,7 +64,7 @@ class Stores:
 
     def run(self, case: Tampering) -> list[str]:
         metrics, pairings = PLANS[case.plan]
-        options: dict[str, Any] = {"metrics": metrics, "pairings": pairings}
+        options: dict[str, Any] = {"metric": metrics, "pairing": pairings}
         said: list[str] = []
         blocks = mock.patch(
             "headspan.scoring.plan._cut", lambda w, *rest: (even_blocks(w.places, case.block), "blocks")
@@ -74,7 +78,8 @@ class Stores:
                 chance = random.Random(case.seed)
                 for name in case.changes if kept else ():
                     TAMPER[name](kept, chance)
-                found = hs.score(self.model, **options, out=self.out, say=said.append)
+                with noticed() as said:
+                    found = hs.score(self.model, **options, out=self.out)
                 self._compare(found, self.whole[case.plan, case.block], case)
                 self._compare(hs.load(self.out), self.whole[case.plan, case.block], case)
         finally:

@@ -30,10 +30,11 @@ from typing import Any, NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parents[2]
 _CRASHED = 99
+_LEFT, _CAUGHT, _AGAIN, _FAILED = "left\n", "caught\n", "again\n", "failed\n"
 SECONDS = 20  # a mutant that takes so much longer than three times the unchanged code is caught: it does not end
 _SCORING = ("test_safeguards.py", "test_subspaces.py", "test_scoring.py", "test_scoring_core.py", "test_numerics.py")
 _RUNS = ("test_scoring.py", "test_scoring_core.py", "test_resume.py")
-_NODES = "test_nodes_results.py::test_a_similarity_that_says_nothing_of_nodes_is_left_out_with_a_sentence"
+_NODES = "test_nodes_results.py::test_a_similarity_undefined_for_nodes_is_left_out_with_a_message"
 _LATENT = (
     "test_latent.py::test_chance_inside_a_layer[deepseek_v3]",
     "test_latent.py::test_chance_inside_a_layer_is_kept_for_pairings_with_such_pairs[deepseek_v3]",
@@ -254,16 +255,16 @@ class _Trials:
         started = time.monotonic()
         unchanged = Mutant(0, "", ast.parse(self.path.read_text(encoding="utf-8")))
         if _forked(lambda: self._run(session, order, unchanged), 0):
-            self.say("failed as it is")
+            self.say(_FAILED)
             return True
         seconds = SECONDS + 3 * math.ceil(time.monotonic() - started)
-        for number, mutant in enumerate(self.tried):
+        for mutant in self.tried:
             reader, writer = os.pipe()
             status = _forked(lambda m=mutant, w=writer: self._run(session, order, m, w), seconds)
             os.close(writer)
             with os.fdopen(reader) as file:
                 caught_by = file.read()
-            self.say(f"{number} {'again' if status == _CRASHED else 'caught' if status else 'left'}")
+            self.say(_AGAIN if status == _CRASHED else _CAUGHT if status else _LEFT)
             order.sort(key=lambda item: item.nodeid != caught_by)
         return True
 
@@ -287,19 +288,20 @@ def survivors(module: str, path: Path, drawn: Sequence[Mutant], tests: Sequence[
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        trials = _Trials(module, path, inside, lambda line: (os.write(writer, f"{line}\n".encode()), None)[1])
+        trials = _Trials(module, path, inside, lambda answer: (os.write(writer, answer.encode()), None)[1])
         os._exit(_pytest(tests, trials))
     os.close(writer)
+    answered = 0
     with os.fdopen(reader) as file:
-        answers = file.read().splitlines()
+        for mutant, answer in zip(inside, file, strict=False):
+            answered += answer != _FAILED
+            if answer == _LEFT:
+                yield mutant
+            elif answer == _AGAIN:
+                outside.append(mutant)
     os.waitpid(child, 0)
-    if len(answers) != len(inside):
+    if answered != len(inside):
         sys.exit(f"the tests of {module} fail as they are")
-    for mutant, answer in zip(inside, answers, strict=True):
-        if answer.endswith("left"):
-            yield mutant
-        elif answer.endswith("again"):
-            outside.append(mutant)
     for mutant in outside:
         if not _forked(lambda m=mutant: _imported(module, path, m, tests), 30 * SECONDS):
             yield mutant

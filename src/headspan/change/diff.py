@@ -205,8 +205,8 @@ def diff(
         moved = {(line.head, line.role) for line in drift if line.moved}
         edges = [change for pairing in FLOW_PAIRINGS for change in edge_changes(before, after, pairing, k, moved)]
         if effects:
-            edges, told = _with_effects(edges, model, other, memory)
-            notes += told
+            edges, measured = _with_effects(edges, model, other, memory)
+            notes += measured
         changed_hubs = [change for pairing in FLOW_PAIRINGS for change in hub_changes(before, after, pairing, k)]
         return Diff(
             first.reference, second.reference, first.folding, k, drift, edges, changed_hubs, before, after, notes
@@ -220,7 +220,7 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
         if isinstance(ref, (str, os.PathLike)) and is_result(ref):
             raise HeadspanError(
                 f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
-                "with headspan compare"
+                "with `hs.compare(first, second)`"
             )
         if ref is base and is_adapter(ref):
             raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")

@@ -11,6 +11,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.subspaces.metrics import PK
+from headspan.system.ordering import places
 from headspan.vocabulary.heads import Head, Pairing, Role
 
 EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
@@ -57,15 +58,6 @@ def aligned(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, Score
         values = matrix.values[np.ix_(rows, columns)]
         parts.append(ScoreMatrix(matrix.metric, matrix.pairing, sources, targets, values).forward())
     return parts[0], parts[1]
-
-
-def places(values: np.ndarray) -> np.ndarray:
-    """The rank of every score, 1 for the largest, ties in order; 0 where there is no pair."""
-    flat = values.ravel()
-    present = np.flatnonzero(~np.isnan(flat))
-    ranks = np.zeros(flat.size, dtype=np.int64)
-    ranks[present[np.argsort(-flat[present], kind="stable")]] = np.arange(1, present.size + 1)
-    return ranks.reshape(values.shape)
 
 
 def edge_changes(

@@ -19,9 +19,6 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Pairing, Role
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from headspan.change.series import Series
 
 SCHEMA = SEALED_SCHEMA = 2  # 1: without a hash
@@ -53,9 +50,9 @@ def _tensors(series: Series) -> Arrays:
 def read_series(path: str | os.PathLike[str]) -> tuple[Any, ...]:
     """The fields of the series in a file that `write_series` wrote; other files are refused, edits are reported."""
     place = Path(path)
-    head, tensors = read_sealed(path, "series", f"there is no file {path}. Make a series with headspan track")
+    head, tensors = read_sealed(path, "series", f"there is no file {path}. Make a series with `hs.track(model)`")
     if not isinstance(head, dict) or head.get("kind") != "series":
-        raise HeadspanError(f"{path} is not a series. Make one with headspan track")
+        raise HeadspanError(f"{path} is not a series. Make one with `hs.track(model)`")
     if type(head.get("schema")) is not int or head["schema"] > SCHEMA:
         raise HeadspanError(f"{path} was written by a newer version of headspan. Upgrade headspan")
     if not {*SERIES} - {"hash"} <= {*head}:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ from headspan.subspaces.bases import orthonormal_bases, span_drift
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.system.ordering import descending
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 
 ALL_SCORES = 256 * 2**20  # bytes up to which all scores of all steps are kept during the run
@@ -53,14 +54,13 @@ def track(
     steps: Sequence[int] | None = None,
     last: int | None = None,
     fold: bool = False,
-    k: int = 20,
+    k: int | None = None,
     run: bool = False,
     keep: bool = False,
     allow_duplicates: bool = False,
     memory: str | int | None = None,
     force: bool = False,
     progress: Update | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
 ) -> Series:
     """Follow edges, heads and hubs through the checkpoints of a training run.
 
@@ -70,16 +70,19 @@ def track(
         of two steps are held in memory.
     steps, last: use only these step numbers; use only the last checkpoints.
     fold: fold the norms into the weights first.
-    k: keep edges that are among the strongest k of their pairing at some step.
+    k: keep edges that are among the strongest k (20 by default) of their pairing at some step.
     run: also run every checkpoint and keep its head scores.
     keep: keep downloaded files in the hub's cache; otherwise the files of a step are removed after it.
     allow_duplicates: accept checkpoints with equal attention weights as different steps.
     force: overwrite a file that is not a result (never an input).
     """
+    if out is None and _is_text(model) and is_result(model):
+        options = {"steps": steps, "last": last, "k": k, "fold": fold, "run": run, "keep": keep, "memory": memory}
+        refuse_ignored("on a saved series", **options, allow_duplicates=allow_duplicates)
+        return Series.load(model)
+    k = 20 if k is None else k
     if k < 1:
         raise HeadspanError(f"k is {k}. Give 1 or more")
-    if out is None and _is_text(model) and is_result(model):
-        return Series.load(model)
     checkpoints = find_checkpoints(model, steps=steps, last=last)
     if run and not all(_is_text(c.ref) for c in checkpoints):
         raise HeadspanError("head scores of a series need references that can be opened again. Give paths or hub ids")
@@ -87,10 +90,10 @@ def track(
         check_output(out, "series", inputs=[c.ref for c in checkpoints if _is_text(c.ref)], force=force)
     key = _key(checkpoints, fold, k, run)
     with (
-        TileStore(out, key, say) if out is not None else nullcontext() as store,
+        TileStore(out, key) if out is not None else nullcontext() as store,
         progress_bar("tracking", progress) as tell,
     ):
-        tracker = _Tracker(checkpoints, Shelf(store), fold, k, run, keep, allow_duplicates, memory, say)
+        tracker = _Tracker(checkpoints, Shelf(store), fold, k, run, keep, allow_duplicates, memory)
         series = tracker.series(tell)
         if out is not None:
             series.save(out, force=force)
@@ -127,11 +130,11 @@ class _Tracker:
 
     def __init__(
         self, checkpoints: list[Checkpoint], shelf: Shelf, fold: bool, k: int, run: bool, keep: bool,
-        allow_duplicates: bool, memory: str | int | None, say: Callable[[str], None],
+        allow_duplicates: bool, memory: str | int | None,
     ) -> None:  # fmt: skip
         self.checkpoints, self.shelf = checkpoints, shelf
         self.fold, self.k, self.run, self.keep = fold, k, run, keep
-        self.allow_duplicates, self.memory, self.say = allow_duplicates, memory, say
+        self.allow_duplicates, self.memory = allow_duplicates, memory
         self.final = len(checkpoints) - 1
         self.seen: dict[str, str] = {}  # content -> name
         self.notes: list[str] = []
@@ -145,7 +148,7 @@ class _Tracker:
             kept = self._kept(place)
             if count == 1 and kept is not None:
                 finished = sum(self._kept(i) is not None for i in order)
-                self.say(f"continuing an unfinished series: {finished} of {len(order)} steps are done")
+                inform(f"continuing an unfinished series: {finished} of {len(order)} steps are done")
             if kept is None:
                 kept = self._measured(place, count)
             self._learn(place, *kept)
@@ -182,7 +185,7 @@ class _Tracker:
             return
         message = f"{other} and {name} have equal attention weights, like one checkpoint under two names"
         if not self.allow_duplicates:
-            raise _NoSeries(f"{message}. Leave one out, or add --allow-duplicates")
+            raise _NoSeries(f"{message}. Leave one out, or add `allow_duplicates=True`")
         if message not in self.notes:
             self.notes.append(message)
 
@@ -299,8 +302,7 @@ class _Tracker:
         """The strongest edges of one pairing (or all, if few), those of the last step, and the hubs."""
         matrix = scores[PK, pairing].forward()
         flat = matrix.values.ravel()
-        present = np.flatnonzero(~np.isnan(flat))
-        order = present[np.argsort(-flat[present], kind="stable")]
+        order = descending(flat)[: np.count_nonzero(~np.isnan(flat))]
         if order.size * 8 * len(FLOW_PAIRINGS) * len(self.checkpoints) > ALL_SCORES:
             order = order[: max(SOME_SCORES, self.k)]
         arrays = {f"index/{pairing}": order.astype(np.int64), f"score/{pairing}": flat[order]}

@@ -306,8 +306,8 @@ def choose_weights(present: Sequence[str], reference: str) -> list[str]:
             )
     if "adapter_config.json" in present:
         raise HeadspanError(
-            f"{reference} is an adapter, not a model: compare it with headspan diff BASE {reference},"
-            " or merge it into its base with hs.adapt(base, adapter)"
+            f"{reference} is an adapter, not a model: compare it with its base, `hs.diff(base, adapter)`,"
+            " or merge it into its base in Python, hs.adapt(base, adapter)"
         )
     raise HeadspanError(
         f"{reference} holds no weights: expected model.safetensors, a sharded checkpoint with its index,"

@@ -6,17 +6,16 @@ import io
 import os
 import signal
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from headspan import __version__
-from headspan.cli.common import Command, note
-from headspan.vocabulary.errors import HeadspanError, HeadspanWarning, message, remember_text
+from headspan.cli.common import Command
+from headspan.cli.notes import in_options
+from headspan.vocabulary.errors import HeadspanError, message, remember_text
 
 # The base class of typer's usage errors; typer moves it between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -107,30 +106,6 @@ def _stop(number: int, frame: object) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of one command."""
     remember_text(*arguments)
-    with _warnings_as_lines():
-        return _code_of(arguments)
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print each distinct `HeadspanWarning` once, as one line on stderr; leave other warnings alone."""
-    shown: set[str] = set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", HeadspanWarning)
-        others = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if not issubclass(category, HeadspanWarning):
-                others(message, category, *place, **more)
-            elif str(message) not in shown:
-                shown.add(str(message))
-                note(f"warning: {message}")
-
-        warnings.showwarning = show
-        yield
-
-
-def _code_of(arguments: list[str]) -> int:
     try:
         code = _application(arguments[0])(arguments, prog_name="headspan", standalone_mode=False)
         if sys.stdout is not None:
@@ -162,7 +137,7 @@ def _code_of(arguments: list[str]) -> int:
 def _fail(sentence: str, code: int = 2) -> int:
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"headspan: {message(sentence)}", file=sys.stderr)
+            print(f"headspan: {message(in_options(sentence))}", file=sys.stderr)
     return code
 
 

@@ -25,7 +25,6 @@ from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
     from headspan.results.head_scores import BehaviourScores
-    from headspan.vocabulary.heads import Head
 
 EXAMPLES = """\b
 Examples:
@@ -42,9 +41,11 @@ def register(app: typer.Typer) -> None:
 
 def behaviour(
     model: ModelRef,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of random sequences.")] = 128,
-    length: Annotated[int, typer.Option(min=2, help="Tokens in a random sequence before it is repeated.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed for the random tokens.")] = 0,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Number of random sequences. [default: 128]")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in a random sequence before it is repeated. [default: 100]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for the random tokens. [default: 0]")] = None,
     text: Annotated[
         list[Path] | None, typer.Option("--text", help="Measure on this text file instead; may be repeated.")
     ] = None,
@@ -81,7 +82,6 @@ def behaviour(
     check_outputs([(p, kind) for p, kind in outputs if p is not None], inputs=[model, *(text or [])], force=force)
     texts = [*map(text_of, text or []), *(prompt or [])] or None
     check_dtype(dtype)
-    result = _load_result(into, model) if into is not None else None  # report a bad file before the long run
     with progress("running the model") as update:
         scores = measure(
             model,
@@ -91,19 +91,18 @@ def behaviour(
             batch=batch,
             text=texts,
             bos=bos,
+            into=into,
             device=device,
             dtype=dtype,
             progress=update,
         )
     for remark in scores.notes:
         note(remark)
-    if result is not None and into is not None:
-        _store(scores, result, into, model)
     if out is not None:
         with writing(out, "json", force=force) as temporary:
             temporary.write_text(json.dumps(scores.to_file_dict(), indent=1) + "\n", encoding="utf-8")
     if labels_out is not None:
-        write_labels(scores.labels(best or 10, threshold), labels_out, force=force)
+        write_labels(scores.labels(best, threshold), labels_out, force=force)
     title = f"Heads of {model} by what they attend to"
     return Listing(scores.rows(), tables=[(title, _best_heads(scores, k), {})])
 
@@ -113,50 +112,6 @@ def text_of(path: Path) -> str:
     from headspan.system.inputs import read_text
 
     return read_text(path, f"there is no file {path}. --text takes a text file", "text in UTF-8")
-
-
-def _load_result(path: Path, model: str) -> Any:
-    """Load the result that will hold the head scores, after checking that it belongs to this model."""
-    from headspan.models.opening import open
-    from headspan.results.scores import Scores
-    from headspan.running.opening import identity_of
-
-    result = Scores.load(path)
-    check_model(identity_of(model), result.provenance, str(path))
-    try:
-        with open(model) as weights:
-            heads = weights.ports.query
-    except HeadspanError:
-        return result  # a model can be runnable although headspan cannot read its weights
-    _check_heads(heads, result, path, model)
-    return result
-
-
-def _check_heads(heads: tuple[Head, ...], result: Any, path: Path, model: str) -> None:
-    theirs = result.ports.query
-    if set(heads) != set(theirs):
-        raise HeadspanError(
-            f"{path} is a result of another model: it has {len(theirs)} query heads, {model} has {len(heads)}, "
-            "or their names differ. Give the model that it was made from"
-        )
-
-
-def check_model(ran: dict[str, Any], made: dict[str, Any], result: str) -> None:
-    """Refuse a result of another model; print a note where the two cannot be compared."""
-    from headspan.results.identity import same_model
-
-    doubt = same_model(made, ran, result, "this model")
-    if doubt:
-        note(doubt)
-
-
-def _store(scores: BehaviourScores, result: Any, path: Path, model: str) -> None:
-    """Add head scores to a result of the same model and save it."""
-    _check_heads(scores.heads, result, path, model)
-    scores.doubt(result)  # the model may have changed since the first check
-    result.annotations["behaviour"] = scores.to_annotation()
-    result.annotations["behaviour_protocol"] = scores.protocol
-    result.save(path)
 
 
 def _best_heads(scores: BehaviourScores, k: int) -> list[dict[str, Any]]:

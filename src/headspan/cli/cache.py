@@ -29,16 +29,10 @@ def cache(
       headspan cache
       headspan cache Llama-3 --clear
     """
-    from headspan.checkpoints.hub.chunk_room import age, cache_limit, contents, remove, size_text
+    from headspan.checkpoints.hub.chunk_room import cache as find
 
-    found = [content for content in contents() if name is None or name.lower() in content.file.lower()]
-    rows = [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in found]
-    total = size_text(sum(content.bytes for content in found))
-    files = "1 file" if len(found) == 1 else f"{len(found)} files"
-    title = f"partial hub files: {files}, {total}; the limit is {size_text(cache_limit())}"
-    if clear:
-        title = f"removed: {title}"
-        remove(found)
+    found = find(name, clear)
+    title = f"removed: {found._headline()}" if clear else found._headline()
     if not found:
         note("nothing is cached" + ("" if name is None else f" whose name contains {name!r}"))
-    return Listing(rows, title, {"mb": ",.1f", "of_mb": ",.1f", "days_unused": ".1f"})
+    return Listing(found.rows(), title, {"mb": ",.1f", "of_mb": ",.1f", "days_unused": ".1f"})

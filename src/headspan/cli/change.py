@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="First model: directory, file, hub id or 'demo'.")],
+    model: Annotated[str, typer.Argument(metavar="BASE", help="First model: directory, file, hub id or 'demo'.")],
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="Second model, of the same shape, or a LoRA adapter directory.")
     ],
@@ -58,9 +58,9 @@ def diff(
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
-    outputs = _outputs(out or [], "diff", [base, other], force)
+    outputs = _outputs(out or [], "diff", [model, other], force)
     with progress("comparing") as update:
-        change = run(base, other, fold=fold, k=k, effects=effects, memory=memory, progress=update)
+        change = run(model, other, fold=fold, k=k, effects=effects, memory=memory, progress=update)
     for sentence in change.notes:
         note(sentence)
     for path, kind in outputs:
@@ -90,7 +90,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def track(
-    references: Annotated[
+    model: Annotated[
         list[str],
         typer.Argument(metavar="REF…", help="Checkpoints in order, 'org/name@step*', 'run/step*', or a saved series."),
     ],
@@ -101,7 +101,7 @@ def track(
     steps: Annotated[str | None, typer.Option(help="Use only these steps, for example 0,1,2,4.")] = None,
     last: Annotated[int | None, typer.Option(help="Use only the last N checkpoints.", min=1)] = None,
     fold: Fold = False,
-    k: Annotated[int, k_option("Follow every edge that is in the top K at some step.")] = 20,
+    k: Annotated[int | None, k_option("Follow every edge that is in the top K at some step. [default: 20]")] = None,
     run: Annotated[bool, typer.Option("--run", help="Also run every checkpoint to measure head scores.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep downloaded files in the hub's cache.")] = False,
     allow_duplicates: Annotated[
@@ -129,21 +129,23 @@ def track(
     from headspan.change.series import TABLES, Series
     from headspan.change.track import track as follow
     from headspan.results.scores import is_result
-    from headspan.vocabulary.errors import HeadspanError
+    from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
     if table != "all" and table not in TABLES:
         raise HeadspanError(f"unknown table {table!r}. Choose {', '.join(TABLES)} or all")
-    outputs, home = _outputs(out or [], "series", references, force), None
-    if len(references) == 1 and is_result(references[0]):
-        series = Series.load(references[0])
+    outputs, home = _outputs(out or [], "series", model, force), None
+    if len(model) == 1 and is_result(model[0]):
+        options = {"steps": steps, "last": last, "k": k, "fold": fold, "run": run, "keep": keep, "memory": memory}
+        refuse_ignored("on a saved series", **options, allow_duplicates=allow_duplicates)
+        series = Series.load(model[0])
     else:
         home = next((path for path, kind in outputs if kind == "series"), None)
         if home is None:
             note("without --out run.safetensors nothing is saved; an interrupted run starts again from the first step")
         with progress("tracking") as update:
             series = follow(
-                references, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
-                allow_duplicates=allow_duplicates, memory=memory, force=force, progress=update, say=note,
+                model, home, steps=_numbers(steps), last=last, fold=fold, k=k, run=run, keep=keep,
+                allow_duplicates=allow_duplicates, memory=memory, force=force, progress=update,
             )  # fmt: skip
     for sentence in series.notes:
         note(sentence)

@@ -6,7 +6,7 @@ parses, calls one public function that does the work (so that Python can do the 
 
 A command that lists something returns a `Listing` and is registered as ``app.command("hubs")(listing(hubs))``::
 
-    def hubs(reference: ResultRef, pairing: Pairings = None, k: Annotated[int, k_option("Heads.")] = 10) -> Listing:
+    def hubs(scores: ResultRef, pairing: Pairings = None, k: Annotated[int, k_option("Heads.")] = 10) -> Listing:
         '''One line that says what it lists.
 
         \b
@@ -21,19 +21,20 @@ JSON and CSV contain every column; the table shows the columns in ``shown`` (or 
 
 Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
 `WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; options that name nodes
-are in cli/node_options.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
+are in cli/nodes.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
 lists and files are resolved by `headspan.scoring.inputs`.
 
 A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.
 
-Long work runs inside ``with progress("scoring") as update``; remarks go through `note`, never `print`.
+Long work runs inside ``with progress("scoring") as update``; remarks go through `note`, never `print`. Parameters have
+the names of the function's arguments (tests/test_api.py); an option that would have no effect is refused
+(`headspan.vocabulary.errors.refuse_ignored`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +43,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from headspan.cli.notes import in_options, note, notes_as_lines
 from headspan.cli.tables import Row, print_csv, print_json, print_lines, print_table
 from headspan.system.progress import progress_bar as progress
-from headspan.vocabulary.errors import HeadspanError, message
+from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -128,6 +130,10 @@ class Command(TyperCommand):
                 parameter.help = text  # type: ignore[attr-defined]
         return super().get_help(ctx)
 
+    def invoke(self, ctx: Any) -> Any:
+        with notes_as_lines():
+            return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}
         return super().parse_args(ctx, [_modern(arg, known) for arg in args])
@@ -182,7 +188,7 @@ class Listing:
         elif not self.written:
             self._print_tables()
         for remark in self.remarks:
-            note(remark) if as_json or as_csv else print_lines([remark])
+            note(remark) if as_json or as_csv else print_lines([in_options(remark)])
 
     def _print_tables(self) -> None:
         print_lines(self.head)
@@ -230,14 +236,11 @@ def listing(command: Callable[..., Listing]) -> Callable[..., None]:
 # ------------------------------------------------------------------------------------------------ opening, notes
 
 
-def open_model(reference: str, fold: bool = False, tell: bool = False, download: bool = False) -> AttentionWeights:
-    """Open the weights of a model, folded if asked for; ``tell`` prints the notes about it."""
+def open_model(reference: str, fold: bool = False, download: bool = False) -> AttentionWeights:
+    """Open the weights of a model, folded if asked for."""
     from headspan.scoring.inputs import given_weights
 
-    weights = given_weights(reference, fold, download)
-    for sentence in weights.notes if tell else ():
-        note(sentence)
-    return weights
+    return given_weights(reference, fold, download)
 
 
 def check_store(path: Path) -> None:
@@ -246,9 +249,3 @@ def check_store(path: Path) -> None:
 
     if not is_result(path):
         Scores.load(path)  # its error says what the file is
-
-
-def note(text: str) -> None:
-    """Print a note to stderr, so that it never mixes with the output."""
-    if sys.stderr is not None:
-        print(message(text), file=sys.stderr)

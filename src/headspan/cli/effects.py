@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.behaviour import check_model, text_of
+from headspan.cli.behaviour import text_of
 from headspan.cli.common import (
     Bos,
     Dtype,
@@ -21,6 +21,7 @@ from headspan.cli.common import (
     note,
     progress,
 )
+from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.results.effects import Effects
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 def effects(
     model: ModelRef,
-    result: Annotated[
+    scores: Annotated[
         Path | None,
         typer.Argument(metavar="[RESULT]", help="Measure only the edges with the largest PK in this result."),
     ] = None,
@@ -48,11 +49,11 @@ def effects(
     every: Annotated[bool, typer.Option("--all", help="Measure and list every edge.")] = False,
     text: Annotated[list[Path] | None, typer.Option("--text", help="Run on this text file; may be repeated.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Run on random sequences repeated twice.")] = False,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of random sequences.")] = 4,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Number of random sequences. [default: 4]")] = None,
     length: Annotated[
         int | None, typer.Option(min=2, help="Tokens in a random sequence before it is repeated. [default: 42]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for the random tokens.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed for the random tokens. [default: 0]")] = None,
     ablate: Annotated[str, typer.Option(help="What replaces a head's output: resample, mean or zero.")] = "resample",
     shared: Annotated[
         int | None, typer.Option(metavar="R", help="Patch only the component along R shared principal directions.")
@@ -65,8 +66,9 @@ def effects(
         typer.Option(help="Smallest effect that counts as large. [default: 0.05 for OQ and OK, 0.1 for OV]"),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, help="Random outputs to compare each effect at or above the floor with.")
-    ] = 8,
+        int | None,
+        typer.Option(min=0, help="Random outputs to compare each effect at or above the floor with. [default: 8]"),
+    ] = None,
     bos: Bos = "auto",
     into: Annotated[
         Path | None, typer.Option(help="Store the effects in this result file (from headspan score).")
@@ -94,11 +96,9 @@ def effects(
       headspan effects model.gguf --into model.safetensors
       headspan effects demo --summary
     """
-    from headspan.models.opening import open
-    from headspan.results.effects import attach, check_same_heads
     from headspan.results.scores import Scores
     from headspan.running.effects import effects as run
-    from headspan.running.opening import check_dtype, identity_of
+    from headspan.running.opening import check_dtype
     from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
     from headspan.system.outputs import check_output
     from headspan.vocabulary.heads import parse_pairings
@@ -107,21 +107,23 @@ def effects(
         check_store(into)
         check_output(into, "result", inputs=[model, *(text or [])])
     check_dtype(dtype)
+    if summary:
+        refuse_ignored("with --summary", k=k, all=every)
+        if into is None:
+            refuse_ignored("with --summary and without --into", draws=draws, floor=floor)
+    else:
+        refuse_ignored("without --summary", metric=metric)
+    if every:
+        refuse_ignored("with --all", k=k)
     metrics = parse_metrics(metric or DEFAULT_METRICS)
     pairings = parse_pairings(pairing or "flow")
-    scores = Scores.load(result) if result is not None else None
-    store = Scores.load(into) if into is not None else None
-    with open(model) as weights:  # report a result of another model before the long run
-        for one, path in ((scores, result), (store, into)):
-            if one is not None:
-                check_same_heads(weights.ports, one, model)
-                check_model(identity_of(model), one.provenance, str(path))
+    result = Scores.load(scores) if scores is not None else None
     texts = [text_of(path) for path in text] if text else None
-    limited = scores is not None and not every and not summary
+    limited = result is not None and not every and not summary
     with progress("measuring edges") as update:
         found = run(
             model,
-            scores,
+            result,
             pairing=pairings,
             k=(k or _MEASURED) if limited else None,
             text=texts,
@@ -130,11 +132,12 @@ def effects(
             shared=shared,
             frozen_norm=frozen_norm,
             floor=floor,
-            draws=0 if summary and into is None else draws,
+            draws=0 if summary and into is None and shared is None else draws,
             bos=bos,
             sequences=sequences,
             length=length,
             seed=seed,
+            into=into,
             memory=memory,
             device=device,
             dtype=dtype,
@@ -142,13 +145,10 @@ def effects(
         )
     for remark in found.notes:
         note(remark)
-    if store is not None and into is not None:
-        attach(store, found)
-        store.save(into)
     code = _STOPPED if found.interrupted else 0
     if summary:
         return _summary(model, found, metrics, code)
-    known = scores or store or _scored(model, found)
+    known = result or (Scores.load(into) if into is not None else _scored(model, found))
     rows = found.records(known, k=None if every else k or _MEASURED, by="score" if limited else "effect")
     return _edges(model, found, rows, len(rows) if every or k else _SHOWN, code)
 
@@ -204,13 +204,12 @@ def _legend(found: Effects) -> list[str]:
 
 
 def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
-    from headspan.models.opening import open
-    from headspan.running.effects_summary import predictors_of, summarise_effects
+    from headspan.running.effects_summary import effects_summary
 
-    with open(model) as weights, progress("scoring"):
-        if not weights.foldable:
-            note(f"raw weights only: {weights.not_foldable_reason}")
-        told = summarise_effects(found, predictors_of(weights, metrics, found.pairings))
+    with progress("scoring"):
+        told = effects_summary(model, found, metrics)
+    for sentence in told.notes:
+        note(sentence)
     tables: list[Any] = []
     for material in found.materials:
         mine = [row for row in told.rows if row["material"] == material]

@@ -21,7 +21,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.cli.node_options import NO_NODES, NodeWords, node_options
+from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError
 
 
@@ -30,15 +30,15 @@ def register(app: typer.Typer) -> None:
 
 
 def paths(
-    reference: ResultRef,
+    scores: ResultRef,
     to: Annotated[
         str | None, typer.Option("--to", help="End of the path: a head (L5H1), one of its ports (L5H1.K) or a node.")
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", help="Start of the path: a head or a node.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="Start of the path: a head or a node.")] = None,
     depth: Annotated[int, typer.Option(help="Largest number of hops (up to 4); 1 lists single hops.")] = 3,
     k: Annotated[int, k_option("Paths per number of hops.")] = 10,
     pairing: Pairings = None,
-    weights: WeightsOption = None,
+    model: WeightsOption = None,
     nodes: NodeWords = NO_NODES,
     fold: Fold = False,
     memory: Annotated[str, typer.Option(help="Memory limit for partial paths.")] = "1GB",
@@ -65,15 +65,15 @@ def paths(
     from headspan.system.outputs import check_output
 
     if out is not None:
-        check_output(out, "json", inputs=[reference, weights, *nodes.inputs()], force=force, ending=".json")
-    saved = is_result(reference)
+        check_output(out, "json", inputs=[scores, model, *nodes.inputs()], force=force, ending=".json")
+    saved = is_result(scores)
     if saved and fold:
         raise HeadspanError("--fold cannot change a saved result. Give a model instead, or score it again with --fold")
-    model = reference if saved or weights is not None else open_model(reference, fold)
+    given = scores if saved or model is not None else open_model(scores, fold)
     with progress("following paths") as update:
         found = find(
-            model, to, start, depth, k, pairing,
-            model=weights, nodes=nodes.given(), memory=memory, progress=update, say=note,
+            given, to, from_, depth, k, pairing,
+            model=model, nodes=nodes.given(), memory=memory, progress=update,
         )  # fmt: skip
     if out is not None:
         circuit = found.to_circuit()
@@ -82,5 +82,5 @@ def paths(
         note(f"{out}: {len(circuit.edges)} edges between {len(circuit.nodes)} heads{and_nodes}")
     shown = ("hops", "rank", "path", "score", "product", "chance", "z")
     formats = {"score": ".3f", "product": ".3f", "chance": ".3g", "z": ".1f"}
-    title = " ".join(["strongest paths", *(["from", start] if start else []), *(["to", to] if to else [])])
+    title = " ".join(["strongest paths", *(["from", from_] if from_ else []), *(["to", to] if to else [])])
     return Listing(found.rows(), title, formats, PATH_COLUMNS, shown, remarks=found.notes, written=out is not None)

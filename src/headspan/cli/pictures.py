@@ -20,15 +20,13 @@ from headspan.cli.common import (
     k_option,
     listing,
     note,
-    open_model,
     out_option,
     progress,
 )
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.graphs.graph import Wiring
-    from headspan.plotting import Context
 
 DpiOption = Annotated[float, typer.Option(min=20, max=1200, help="Pixels per inch of PNG files.")]
 _EXPORTS = {".graphml": "to_graphml", ".json": "to_json", ".csv": "to_csv"}
@@ -41,10 +39,10 @@ def register(app: typer.Typer) -> None:
 
 
 def wiring(
-    reference: ResultRef,
+    scores: ResultRef,
     pairing: Pairings = None,
     metric: Metric = None,
-    k: Annotated[int, k_option("Edges per pairing, or per target.", 0)] = 20,
+    k: Annotated[int | None, k_option("Edges per pairing, or per target. [default: 20]", 0)] = None,
     rule: Annotated[
         str, typer.Option(help="How to choose edges: top, top-per-target, significance or threshold.")
     ] = "top",
@@ -65,7 +63,9 @@ def wiring(
     ellipse: Annotated[
         bool, typer.Option("--ellipse", help="Draw labelled heads in an ellipse instead of the grid.")
     ] = False,
-    dpi: DpiOption = 160,
+    dpi: Annotated[
+        float | None, typer.Option(min=20, max=1200, help="Pixels per inch of PNG files. [default: 160]")
+    ] = None,
     force: Force = False,
 ) -> Listing:
     """Choose the strongest edges between heads; list, export or draw them.
@@ -83,10 +83,12 @@ def wiring(
     from headspan.subspaces.metrics import PK
     from headspan.system.outputs import check_outputs
 
-    check_outputs([(path, _kind(path)) for path in out or []], inputs=[reference, labels, circuit], force=force)
+    if not any(path.suffix.lower() in _DRAWINGS for path in out or []):
+        refuse_ignored("without a drawing (--out wiring.png)", ellipse=ellipse, dpi=dpi)
+    check_outputs([(path, _kind(path)) for path in out or []], inputs=[scores, labels, circuit], force=force)
     chosen = choose(
-        reference,
-        pairing or "flow",
+        scores,
+        pairing,
         metric or PK,
         k,
         rule,  # type: ignore[arg-type]
@@ -96,12 +98,11 @@ def wiring(
         labels,
         large_effect=large_effect,
         circuit=circuit,
-        say=note,
     )
     for sentence in chosen.notes:
         note(sentence)
     for path in out or []:
-        _export(chosen, path, ellipse, dpi, force)
+        _export(chosen, path, ellipse, 160 if dpi is None else dpi, force)
         note(f"{path}: {len(chosen.edges)} edges between {chosen.counted}")
     title = f"{chosen.metric}, {chosen.rule}: {len(chosen.edges)} edges between {chosen.counted}"
     rows = chosen.rows()
@@ -130,7 +131,7 @@ def _export(chosen: Wiring, path: Path, ellipse: bool, dpi: float, force: bool) 
 
 
 def figures(
-    reference: ResultRef,
+    scores: ResultRef,
     out: Annotated[Path, out_option("Directory for the figures.")],
     only: Annotated[
         list[str] | None,
@@ -139,13 +140,13 @@ def figures(
             "unembedding, random, folded-wiring, mse; may be repeated. [default: all]"
         ),
     ] = None,
-    formats: Annotated[
+    format: Annotated[
         list[str] | None,
         typer.Option("--format", help="png, pdf or svg, comma-separated; may be repeated. [default: png]"),
     ] = None,
-    k: Annotated[int, k_option("Edges per pairing in wiring diagrams.")] = 20,
+    k: Annotated[int | None, k_option("Edges per pairing in wiring diagrams. [default: 20]")] = None,
     labels: LabelsOption = None,
-    weights: WeightsOption = None,
+    model: WeightsOption = None,
     behaviour: BehaviourOption = None,
     run: Annotated[
         bool, typer.Option("--run", help="Run the model to measure head scores (needs headspan[torch]).")
@@ -162,55 +163,25 @@ def figures(
       headspan figures gpt2 --labels gpt2 --out figures --format pdf,png
       headspan figures gpt2.safetensors --weights gpt2 --only wiring,scatter --out figures
     """
-    from headspan.plotting import draw, file_names, parse_formats, parse_names
-    from headspan.system.outputs import check_folder
+    from headspan.plotting.figures import figures as draw
 
-    # Report a wrong name before scoring.
-    names, endings = parse_names(",".join(only or ["all"])), parse_formats(",".join(formats or ["png"]))
-    check_folder(out, file_names(names, k, endings), inputs=[reference, labels, weights, behaviour], force=force)
-    context = _context(reference, weights, behaviour, labels, run)
-    context.k = k
-    context.text = text or context.text
     with progress("drawing") as update:
-        context.progress = update
-        drawn = draw(names, context, out, endings, dpi, say=note, force=force)
+        drawn = draw(
+            scores,
+            out,
+            only or "all",
+            format or "png",
+            k=k,
+            labels=labels,
+            model=model,
+            behaviour=behaviour,
+            run=run,
+            text=text,
+            dpi=dpi,
+            force=force,
+            progress=update,
+        )
     for name, reason in drawn.skipped.items():
         note(f"{name} was not drawn: {reason}")
     for remark in drawn.notes:
         note(remark)
-    if not drawn.files:
-        raise HeadspanError(f"no figure could be drawn ({', '.join(drawn.skipped)}). The reasons are above")
-
-
-def _context(reference: str, weights: str | None, behaviour: str | None, labels: str | None, run: bool) -> Context:
-    """Scores, weights, head scores and labels for the figures."""
-    from headspan.plotting import Context
-    from headspan.results.choices import given_labels
-    from headspan.results.head_scores import BehaviourScores
-    from headspan.results.scores import Scores, is_result
-    from headspan.scoring.model_of_result import weights_of
-    from headspan.scoring.run import score
-
-    habits = BehaviourScores.load(behaviour) if behaviour is not None else None
-    if is_result(reference):
-        scores = Scores.load(reference)
-        opened = weights_of(scores, weights, note) if weights else None
-    else:
-        if weights is not None:
-            raise HeadspanError(
-                f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
-            )
-        opened = open_model(reference, tell=True)
-        with progress("scoring") as update:
-            scores = score(opened, progress=update)
-    if habits is not None:
-        if doubt := habits.doubt(scores):
-            note(doubt)
-        scores.annotations["behaviour"] = habits.to_dict()
-    context = Context(scores, opened, run=run)
-    if labels == "behaviour" and run and "behaviour" not in scores.annotations:
-        with progress("running the model") as update:
-            context.progress = update
-            scores.annotations["behaviour"] = context.behaviour.to_dict()
-    context.labels = given_labels(labels, scores, note)
-    return context

@@ -19,7 +19,7 @@ from headspan.cli.common import (
     print_json,
     progress,
 )
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
@@ -40,9 +40,13 @@ Examples:
   headspan pair ./gpt2 L4H11.O L5H1.K --fold --json
 """
 
+DEFAULT = "centre-normalise"
 Preprocess = Annotated[
-    str,
-    typer.Option(help="Preprocessing of token vectors: centre-normalise, centre, normalise or identity."),
+    str | None,
+    typer.Option(
+        help="Preprocessing of token vectors: centre-normalise, centre, normalise or identity. "
+        "[default: centre-normalise]"
+    ),
 ]
 
 
@@ -62,13 +66,16 @@ def tokens(
         bool,
         typer.Option("--norms", help="Instead, report how far vector lengths determine the scores, per preprocessing."),
     ] = False,
-    k: Annotated[int, k_option("Tokens per head.")] = 10,
-    preprocess: Preprocess = "centre-normalise",
+    k: Annotated[int | None, k_option("Tokens per head. [default: 10]")] = None,
+    preprocess: Preprocess = None,
     fold: Fold = False,
 ) -> Listing:
     """List the tokens whose unembedding vectors lie closest to a head's subspace."""
     if (head is not None) + all_heads + norms != 1:
         raise HeadspanError("give exactly one of: a head such as L10H6, --all, or --norms")
+    if norms:
+        refuse_ignored("with --norms", role=role, k=k, preprocess=preprocess)
+    k, preprocess = k or 10, preprocess or DEFAULT
     with open_model(model, fold) as weights:
         if norms:
             found = _norms(weights)
@@ -154,9 +161,9 @@ def pair(
     model: ModelRef,
     source: Annotated[str, typer.Argument(help="A head and its role, for example L4H11.O.")],
     target: Annotated[str, typer.Argument(help="A head and its role, for example L5H1.K.")],
-    k: Annotated[int, k_option("Number of leading directions to show.")] = 10,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens for each sign of a direction.")] = 5,
-    preprocess: Preprocess = "centre-normalise",
+    k: Annotated[int | None, k_option("Number of leading directions to show. [default: 10]")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens for each sign of a direction. [default: 5]")] = None,
+    preprocess: Preprocess = None,
     fold: Fold = False,
     effects: Annotated[
         bool,
@@ -172,10 +179,11 @@ def pair(
     from headspan.reading.pair import pair as compare
 
     if effects:
+        refuse_ignored("with --effects", k=k, tokens=tokens, preprocess=preprocess, fold=fold)
         _effect_curve(model, source, target).print(as_json, as_csv)
         return
     with open_model(model, fold) as weights, progress("reading the vocabulary"):
-        report = compare(weights, source, target, k, tokens, preprocess)
+        report = compare(weights, source, target, k or 10, tokens or 5, preprocess or DEFAULT)
     if as_json:
         print_json(report.to_dict())
         return
@@ -188,10 +196,10 @@ def pair(
 
 
 def _effect_curve(model: str, source: str, target: str) -> Listing:
-    from headspan.running.effects_curve import effect_curve
+    from headspan.running.effects_curve import effects_curve
 
     with progress("running the model"):
-        curve = effect_curve(model, source, target)
+        curve = effects_curve(model, source, target)
     for sentence in curve.notes:
         note(sentence)
     title = (

@@ -21,7 +21,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 
 def register(app: typer.Typer) -> None:
@@ -29,15 +29,17 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    reference: ResultRef,
+    scores: ResultRef,
     out: Annotated[Path, out_option("The HTML file to write.")] = Path("report.html"),
     labels: LabelsOption = None,
     fold: Fold = False,
     metric: Metrics = None,
     pairing: Pairings = None,
-    weights: WeightsOption = None,
+    model: WeightsOption = None,
     behaviour: BehaviourOption = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
+    ] = None,
     force: Force = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -56,36 +58,32 @@ def report(
     from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
-    check_output(out, "page", inputs=[reference, labels, weights, behaviour], force=force)
+    check_output(out, "page", inputs=[scores, labels, model, behaviour], force=force)
     if labels is not None and labels != "behaviour":
         Labels.load(labels)  # report a wrong name before scoring
     habits = BehaviourScores.load(behaviour) if behaviour else None
-    if is_result(reference):
-        scores, opened = Scores.load(reference), weights
-        if fold and scores.provenance.get("folding", "none") == "none":
+    if is_result(scores):
+        result, opened = Scores.load(scores), model
+        refuse_ignored("on a saved result, which has its own", metric=metric, pairing=pairing)
+        if fold and result.provenance.get("folding", "none") == "none":
             raise HeadspanError(
                 "--fold cannot change a saved result. Give a model instead, or score it again with --fold"
             )
     else:
-        if weights is not None:
-            raise HeadspanError(
-                f"--weights is only for a saved result, and {reference} is a model. Leave out --weights"
-            )
+        refuse_ignored(f"on a model, and {scores} is one", model=model)
         from headspan.scoring.run import score
 
-        opened = open_model(reference, fold)
+        opened = open_model(scores, fold)
         check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:
-            scores = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
-    if habits is not None and (doubt := habits.doubt(scores)):
-        note(doubt)
+            result = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)
     with progress("making the page") as update:
         page = make(
-            scores,
+            result,
             opened,
             out,
             labels=labels,
-            behaviour=None if habits is None else habits.to_dict(),
+            behaviour=habits,
             tokens=tokens,
             force=force,
             progress=update,

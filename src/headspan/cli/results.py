@@ -23,7 +23,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
-from headspan.cli.node_options import NO_NODES, NodeWords, node_options
+from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -88,18 +88,14 @@ def score(
     import numpy as np
 
     from headspan.scoring.run import score as run
-    from headspan.scoring.screening import DELTA
     from headspan.subspaces.metrics import DEFAULT_METRICS, PK
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}. Choose gram or direct")
-    for name, value in (("delta", delta), ("seed", seed)):
-        if value is not None and screen is None:
-            raise HeadspanError(f"--{name} is only used with --screen. Add it, for example --screen 100")
     check_result_name(out)
     check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
-    weights = open_model(model, fold, tell=True, download=download)
+    weights = open_model(model, fold, download=download)
     with progress("scoring") as update:
         scores = run(
             weights,
@@ -108,7 +104,7 @@ def score(
             pairs,  # type: ignore[arg-type]
             nodes=nodes.given(),
             screen=screen,
-            delta=DELTA if delta is None else delta,
+            delta=delta,
             seed=seed,
             out=out,
             force=force,
@@ -118,7 +114,6 @@ def score(
             device=device,
             dask=dask,
             progress=update,
-            say=note,
         )
     pairs_scored = sum(row.size - int(np.isnan(row).sum()) for values in scores.arrays.values() for row in values)
     count = len(scores.pairings)
@@ -163,7 +158,7 @@ def top(
         raise HeadspanError("--head cannot be combined with --layer or --label. Leave them out")
     result = given_scores(scores, metric or PK, parse_pairings(pairing or "flow"))
     names = given_metrics(",".join(metric or [PK]).split(","), result)
-    classes = given_labels(labels, result, note)
+    classes = given_labels(labels, result)
     by = " and ".join(names)
     if head is not None:
         found = around(result, head, k, names, pairing)

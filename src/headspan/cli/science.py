@@ -21,11 +21,10 @@ from headspan.cli.common import (
     Table,
     k_option,
     listing,
-    note,
     out_option,
     progress,
 )
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.paper.evaluation import Estimate, Evaluation
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def hubs(
-    reference: ResultRef,
+    scores: ResultRef,
     pairing: Pairings = None,
     metric: Metric = None,
     k: Annotated[int, k_option("Heads per list.")] = 10,
@@ -65,9 +64,9 @@ def hubs(
     from headspan.vocabulary.heads import parse_pairings
 
     metric = metric or PK
-    scores = given_scores(reference, [metric], parse_pairings(pairing or "flow"))
-    classes = given_labels(labels, scores, note)
-    found = find_hubs(scores, pairing or ["flow"], metric)
+    result = given_scores(scores, [metric], parse_pairings(pairing or "flow"))
+    classes = given_labels(labels, result)
+    found = find_hubs(result, pairing or ["flow"], metric)
     assert isinstance(found, HubLists)
     rows = found.rows(k, corrected)
     if classes is not None:
@@ -76,10 +75,10 @@ def hubs(
 
 
 def baseline(
-    reference: ResultRef,
+    scores: ResultRef,
     pairing: Pairings = None,
     null: NullOption = None,
-    k: Annotated[int, k_option("Pairs to list per --pairing; 0 lists all.", 0)] = 20,
+    k: Annotated[int | None, k_option("Pairs to list per --pairing; 0 lists all. [default: 20]", 0)] = None,
     q: Annotated[float, typer.Option(help="False-discovery rate for counting significant pairs.", min=0, max=1)] = 0.05,
     kl: Annotated[
         bool, typer.Option("--kl", help="Add the paper's KL(random ‖ observed), where it is defined.")
@@ -103,13 +102,14 @@ def baseline(
             "--kl gives one number per pairing, so it cannot be shown in a list of pairs. Leave out --pairing"
         )
     if pairing:
-        return _pairs_against(reference, pairing, null or "random", k, q)
+        return _pairs_against(scores, pairing, null or "random", 20 if k is None else k, q)
+    refuse_ignored("without --pairing", k=k)
     if null is not None:
         raise HeadspanError(
             f"--null {null} needs --pairing; without it the table shows every null. Add, for example, --pairing OK"
         )
     with progress("scoring") as update:
-        found = summary(reference, q, kl, update)
+        found = summary(scores, q, kl, update)
     rows = found.rows()
     formats = dict.fromkeys(("mean", "sd", "random_mean", "random_sd", "kl"), ".3f")
     formats |= {"shift": "+.2f", "above": ".1%"}
@@ -159,11 +159,11 @@ def _pairs_against(reference: str, pairings: list[str], null: str, k: int, q: fl
 
 
 def evaluate(
-    reference: ResultRef,
+    scores: ResultRef,
     labels: LabelsOption = None,
     metric: Metrics = None,
     bootstrap: Annotated[int, typer.Option(help="Bootstrap draws for the 95 % intervals; 0 for none.", min=0)] = 500,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", min=0)] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the bootstrap. [default: 0]", min=0)] = None,
 ) -> Listing:
     """Measure how well similarities find labelled heads and separate classes of heads.
 
@@ -179,7 +179,7 @@ def evaluate(
             "evaluate needs labelled heads. Add --labels gpt2-ioi, --labels behaviour or a CSV file (head,label)"
         )
     with progress("scoring and drawing heads") as update:
-        result = run(reference, labels, metric, bootstrap=bootstrap, seed=seed, say=note, progress=update)
+        result = run(scores, labels, metric, bootstrap=bootstrap, seed=seed, progress=update)
     return Listing(result.rows(), tables=_evaluation_tables(result))
 
 

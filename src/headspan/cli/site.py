@@ -16,15 +16,17 @@ def register(app: typer.Typer) -> None:
 
 def site(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder, or an existing gallery.")],
-    references: Annotated[
+    scores: Annotated[
         list[str], typer.Argument(metavar="RESULT|MODEL…", help="Saved results, or models to score now.")
     ],
-    weights: Annotated[
+    model: Annotated[
         list[str] | None,
         typer.Option("--weights", help="The model of a RESULT, for tokens and angles; may be repeated, in any order."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the index page.")] = "headspan gallery",
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens to list per head and role; 0 for none.")] = 10,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Build a static gallery: an index with pictures and key facts, and one page per model.
@@ -41,8 +43,8 @@ def site(
     with progress("making the gallery") as update:
         made = make(
             folder,
-            references,
-            weights=weights or [],
+            scores,
+            model=model or [],
             title=title,
             tokens=tokens,
             force=force,

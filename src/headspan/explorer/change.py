@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headspan.change.diff import Diff
-from headspan.change.edge_changes import aligned, places
+from headspan.change.edge_changes import aligned
 from headspan.change.series import Series
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, Report, render
@@ -17,6 +17,7 @@ from headspan.results.head_scores import KIND_TITLES
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
 from headspan.subspaces.metrics import PK, metric_of
+from headspan.system.ordering import places
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.vocabulary.ports import PortTable
 

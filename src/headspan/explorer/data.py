@@ -15,8 +15,8 @@ import numpy as np
 import headspan
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
-from headspan.explorer.encode import Limits, encode_effects, encode_matrices, pack
-from headspan.explorer.findings import find, metric_order, rises_above_chance
+from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
+from headspan.explorer.findings import find, rises_above_chance
 from headspan.explorer.head_values import head_values
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.tour import tour
@@ -134,7 +134,7 @@ def collect(
     payload["hubs"] = _hubs(scores)
     payload["hub_pairings"] = [str(p) for p in FLOW_PAIRINGS if any(k.endswith(f"/{p}") for k in payload["hubs"])]
     missing["evaluation"] = (
-        "No labels were given. Add --labels with a CSV file (head,label) or one of the built-in lists."
+        "No labels were given. Make the report with labels: a CSV file (head,label) or one of the built-in lists."
     )
     missing["distributions"] = "The comparison with random subspaces needs Projection Kernel scores of forward pairs."
     payload["tokens"], payload["details"] = _from_weights(scores, weights, tokens, progress, missing)

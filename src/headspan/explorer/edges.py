@@ -25,8 +25,8 @@ class Nulls(NamedTuple):
     @classmethod
     def of(cls, scores: Scores, metric: str, pairing: Pairing) -> Nulls:
         random = significance(scores, pairing) if metric_of(metric).random_null else None
-        told = pairing in FLOW_PAIRINGS or (metric_of(metric).random_null and not pairing.of_nodes)
-        if not (told and has_reverse(scores, metric, pairing)):
+        shown = pairing in FLOW_PAIRINGS or (metric_of(metric).random_null and not pairing.of_nodes)
+        if not (shown and has_reverse(scores, metric, pairing)):
             return cls(random, None)
         back = scores[metric, Pairing(pairing.target, pairing.source)].forward()
         if np.count_nonzero(~np.isnan(back.values)) < 2:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headspan.explorer.encode import metric_order
 from headspan.paper.evaluation import metric_agreement
 from headspan.results.effects import effects_in
 from headspan.results.large_effects import LEAST_RATIO
@@ -85,11 +86,6 @@ def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
     width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
     drawn = drawn_scores(metric, usual_dimension(scores, pairing), width)
     return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
-
-
-def metric_order(scores: Scores) -> list[str]:
-    """The similarities of a result, Projection Kernel first, unknown ones last."""
-    return sorted(scores.metrics, key=lambda metric: [*METRICS, metric].index(metric))
 
 
 def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:

@@ -15,7 +15,8 @@ from headspan.change.diff import Diff
 from headspan.change.series import Series
 from headspan.explorer.data import HeadScores, collect
 from headspan.explorer.page import Report, render
-from headspan.results.choices import given_labels
+from headspan.results.choices import given_behaviour, given_labels
+from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores, is_result
 from headspan.running.demo_measurements import with_shipped
@@ -25,6 +26,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.errors import refuse_ignored
 
 
 @renamed(weights="model", path="out")
@@ -35,8 +37,8 @@ def report(
     out: str | os.PathLike[str] | None = None,
     *,
     labels: Labels | str | os.PathLike[str] | None = None,
-    behaviour: HeadScores | None = None,
-    tokens: int = 10,
+    behaviour: BehaviourScores | HeadScores | str | os.PathLike[str] | None = None,
+    tokens: int | None = None,
     force: bool = False,
     progress: Update | None = None,
 ) -> Report:
@@ -48,8 +50,8 @@ def report(
     out: where to write it; without, the page is only returned (a notebook shows it).
     labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
         heads and are evaluated. The demo model has those of its head scores by default.
-    behaviour: head scores by kind and head (``headspan.behaviour``); those kept with the result by default.
-    tokens: how many tokens to list for every head and role; 0 for none.
+    behaviour: head scores (``headspan.behaviour``) or their file; those kept with the result by default.
+    tokens: how many tokens to list for every head and role, where there is a model; 10 by default, 0 for none.
     force: overwrite a file that is not such a page (never an input).
     progress: called with (done, total); by default a bar in a terminal or notebook.
     """
@@ -58,6 +60,8 @@ def report(
     if isinstance(scores, (Diff, Series)):
         from headspan.explorer.change import change_page
 
+        given = {"model": model, "labels": labels, "behaviour": behaviour, "tokens": tokens}
+        refuse_ignored("on the page of a change", **given)
         page = change_page(scores)
         if out is not None:
             page.save(out, force=force)
@@ -66,15 +70,20 @@ def report(
         model = scores = given_weights(scores)
     scores = given_scores(scores, whole="the page")
     weights = None if model is None else weights_of(scores, model)
-    if behaviour is not None:
-        scores = replace(scores, annotations={**scores.annotations, "behaviour": dict(behaviour)})
+    if weights is None:
+        refuse_ignored("without the model of the result (`model`)", tokens=tokens or None)
+    habits = given_behaviour(behaviour, scores)
+    told = None if habits is None else habits.to_dict()
+    if told is not None:
+        scores = replace(scores, annotations={**scores.annotations, "behaviour": told})
     known = with_shipped(scores)
-    if labels is None and known is not scores and behaviour is None:
+    if labels is None and known is not scores and told is None:
         labels = "behaviour"
     scores = known
     classes = given_labels(labels, scores)
     with progress_bar("making the page", progress) as update:
-        payload = collect(scores, weights, labels=classes, behaviour=behaviour, tokens=tokens, progress=update)
+        listed = 10 if tokens is None else tokens
+        payload = collect(scores, weights, labels=classes, behaviour=told, tokens=listed, progress=update)
     page = Report(payload, render(payload))
     if out is not None:
         page.save(out, force=force)

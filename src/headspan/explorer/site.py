@@ -33,7 +33,7 @@ from headspan.system.atomic import is_temporary
 from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 _INDEX = "index.html"
@@ -67,7 +67,7 @@ def site(
     *,
     model: Iterable[WeightsLike] | AttentionWeights | str | os.PathLike[str] = (),
     title: str = "headspan gallery",
-    tokens: int = 10,
+    tokens: int | None = None,
     force: bool = False,
     progress: Update | None = None,
 ) -> Site:
@@ -83,7 +83,7 @@ def site(
     model
         The model of a result, or a list of models, in any order: their pages get tokens and principal angles.
     tokens
-        Tokens to list for every head and role, where there are weights.
+        Tokens to list for every head and role, where there is a model; 10 by default.
     force
         Write into a folder that has other things in it; a file that is read is never replaced.
 
@@ -92,7 +92,9 @@ def site(
     """
     given = list(scores.values()) if isinstance(scores, Mapping) else _listed(scores)
     if not given:
-        raise HeadspanError("a gallery needs at least one result. Give result files of headspan score, or models")
+        raise HeadspanError(
+            "a gallery needs at least one result. Give result files, as `hs.score(model)` makes them, or models"
+        )
     models = [given_weights(one) for one in _listed(model)]
     loaded = [_loaded(one) for one in given]
     titles = [short_name(str(one.provenance.get("reference", "arrays"))) for one, _ in loaded]
@@ -102,12 +104,15 @@ def site(
     _check_kind(folder, force)
     check_folder(folder, dict.fromkeys([_INDEX, *names], "page"), inputs=read, force=force)
     opened = _matched([one for one, _ in loaded], [own for _, own in loaded], models)
+    if not any(opened):
+        refuse_ignored("without a model", tokens=tokens or None)
     cards, pages = [], {}  # write nothing until every page has been made
     with progress_bar("making the gallery", progress) as update:
         for i, ((one, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))
             known = with_shipped(one)
-            page = report(known, own, labels=_labels(known), tokens=tokens, progress=lambda done, total: None)
+            listed = None if own is None else tokens
+            page = report(known, own, labels=_labels(known), tokens=listed, progress=lambda done, total: None)
             pages[name] = page.html
             cards.append(_card(known, page, name, visible(called)))
     for name, html in {**pages, _INDEX: _index(title, cards)}.items():
@@ -135,9 +140,7 @@ def _matched(
     for model in models:
         fitting = [i for i, one in enumerate(scores) if _belongs(one, model)]
         if not fitting:
-            raise HeadspanError(
-                f"{model.reference} is not the model of any of these results. Leave it out of --weights"
-            )
+            raise HeadspanError(f"{model.reference} is not the model of any of these results. Leave it out of `model`")
         for i in fitting:
             found[i] = found[i] or weights_of(scores[i], model)
     return found
@@ -160,7 +163,7 @@ def _check_kind(folder: str | os.PathLike[str], force: bool) -> None:
     if any(not is_temporary(entry.name) and not is_ours(entry, "page") for entry in place.iterdir()):
         raise HeadspanError(
             f"cannot write a gallery into {os.fspath(folder)}: it has other files. Choose a new or empty folder, or "
-            "write into it with --force (force=True)"
+            "write into it with `force=True`"
         )
 
 

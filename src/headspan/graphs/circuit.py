@@ -98,8 +98,8 @@ class Circuit(Tabular):
         """A circuit from the content of its file, after checking every part."""
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             raise HeadspanError(
-                f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as headspan paths '
-                "--out and the page write it"
+                f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as `hs.paths(scores)` '
+                "and the page write it"
             )
         version = content.get("version")
         if type(version) is not int or version != VERSION:
@@ -134,7 +134,7 @@ def given_circuit(circuit: Circuit | str | os.PathLike[str]) -> Circuit:
 
 
 def _read(path: Path) -> Any:
-    missing = f"there is no file {path}. Write a circuit with headspan paths --out, or by hand"
+    missing = f"there is no file {path}. Write a circuit with `hs.paths(scores)`, with the page or by hand"
     try:
         text = read_text(path, missing, "circuit", most=_LARGEST)
         return json.loads(text, parse_constant=_no_number)

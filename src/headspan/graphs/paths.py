@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
@@ -140,7 +140,6 @@ def paths(
     nodes: Any = None,
     memory: int | str = _DEFAULT_MEMORY,
     progress: Update | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
 ) -> Paths:
     """The k strongest paths of every number of hops from 2 to ``depth`` (of 1 hop, if depth is 1).
 
@@ -174,16 +173,16 @@ def paths(
     if scores is None:
         scores, model = model, None
     result = _result(scores)
-    opened = _weights(scores, result, model, say)
+    opened = _weights(scores, result, model)
     if nodes is not None:
         from headspan.node_kinds.beside_heads import add_nodes
         from headspan.node_kinds.opening import node_sets
 
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
-            say(sentence)
+            warn(sentence)
     if result is not None and result.ports.nodes:
-        _check_nodes(result, opened, (to, from_), say)
+        _check_nodes(result, opened, (to, from_))
     with progress_bar("following paths", progress) as update:
         return strongest(opened, to, from_, depth, k, pairing, room, update)
 
@@ -194,9 +193,7 @@ def _result(scores: ScoresLike) -> Scores | None:
     return Scores.load(scores) if isinstance(scores, (str, os.PathLike)) and is_result(scores) else None
 
 
-def _weights(
-    scores: ScoresLike, result: Scores | None, model: WeightsLike | None, say: Callable[[str], None]
-) -> AttentionWeights:
+def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | None) -> AttentionWeights:
     """The weights to compose; a result does not hold them."""
     from headspan.scoring.model_of_result import weights_of
 
@@ -204,27 +201,27 @@ def _weights(
         if model is None:
             made = result.provenance.get("reference", "its model")
             raise HeadspanError(
-                "paths need weights, which a result does not hold. Add the model that it was made from with --weights "
-                f"(weights=), {str(made)[:80]}"
+                "paths need weights, which a result does not hold. Add `model`, the model that it was made from: "
+                f"{str(made)[:80]}"
             )
-        return weights_of(result, model, say)
+        return weights_of(result, model)
     if model is not None:
-        raise HeadspanError("--weights is only for a saved result, and a model is given. Leave out --weights")
+        raise HeadspanError("`model` is only for a saved result, and a model is given already. Leave out `model`")
     return given_weights(scores)
 
 
-def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any], say: Callable[[str], None]) -> None:
+def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) -> None:
     """A result has only the names of its nodes and a hash of their vectors, so the nodes must be given again."""
     held = scores.provenance.get("nodes_hash")
     if opened.ports.nodes:
         if held != opened.provenance["nodes_hash"]:
-            say("these nodes are not those of the result. The paths use the nodes given now")
+            warn("these nodes are not those of the result. The paths use the nodes given now")
         return
     for name in ends:
         if isinstance(name, str) and (node := scores.ports.node(name) or scores.ports.node(name.rpartition(".")[0])):
             raise HeadspanError(
                 f"{node} is a node of the result, which does not hold its vector. Name it again as for score, "
-                "for example --nodes probe.npy@8 (nodes=)"
+                "for example `nodes='probe.npy@8'`"
             )
 
 
@@ -287,9 +284,7 @@ def _sources(weights: AttentionWeights, name: Head | HeadRole | str) -> list[tup
         raise HeadspanError(f"a path begins with an output. Give {port}.{_writer(port)} instead of {port}.{role}")
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.W)):
-            raise HeadspanError(
-                f"{port} only reads, so a path cannot begin with it. Give it as the end, with --to (to=)"
-            )
+            raise HeadspanError(f"{port} only reads, so a path cannot begin with it. Give it as the end, with `to`")
         return [(table.resolve(port, Role.W), Role.W)]
     assert isinstance(port, Head)
     group = table.group_of(port) if port.kv else (port,)
@@ -311,7 +306,7 @@ def _targets(
     if isinstance(port, Node):
         if not any(str(node) == str(port) for node in table.of(Role.R)):
             raise HeadspanError(
-                f"{port} only writes, so a path cannot end with it. Give it as the beginning, with --from (from_=)"
+                f"{port} only writes, so a path cannot end with it. Give it as the beginning, with `from_`"
             )
         possible = [Role.R]
     else:

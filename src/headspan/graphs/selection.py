@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
-from headspan.vocabulary.errors import HeadspanError, visible
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, Pairing, Port, parse_pairings
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 @checked
 def wiring(
     scores: ScoresLike,
-    pairing: str | Pairing | Iterable[str | Pairing] = "flow",
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     metric: str | Iterable[str] = PK,
-    k: int = 20,
+    k: int | None = None,
     rule: Rule = "top",
     q: float | None = None,
     null: Null | None = None,
@@ -46,21 +46,20 @@ def wiring(
     *,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
 ) -> Wiring:
     """The graph of the strongest forward pairs, or of the edges of a circuit.
 
     Parameters
     ----------
     pairing
-        ``"flow"`` (OQ, OK, OV), ``"all"``, or a list; every pairing chooses its own edges.
+        ``"flow"`` (OQ, OK, OV; the default), ``"all"``, or a list; every pairing chooses its own edges.
     k
-        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``).
+        How many edges per pairing (rule ``top``, the paper's) or per target head (``top-per-target``); 20 by default.
     rule
         ``top``; ``top-per-target``; ``significance``: the q-value is at most ``q`` (0.05 by default) under ``null``
         (``random`` subspaces by default, for ``pk``, the ``reversed`` pairs, or the heads ``within`` the same two
-        layers; see :mod:`headspan.statistics.significance`); ``threshold``: the score is at least ``minimum``. With
-        another rule ``q`` and ``null`` would do nothing and are refused.
+        layers; see :mod:`headspan.statistics.significance`); ``threshold``: the score is at least ``minimum``.
+        An argument that a rule does not use is refused.
     minimum
         With any rule, leave out pairs that score less than this.
     labels
@@ -70,26 +69,26 @@ def wiring(
     circuit
         A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
         those of a rule.
-    say
-        Called with a message if it is unknown whether the labels or the circuit are for these weights.
     """
     metric = one_metric(metric)
     if circuit is not None:
-        _no_rule(rule, q, null, minimum)
-        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect, say)
+        _no_rule(rule, pairing, k, q, null, minimum)
+        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect)
+    pairing = "flow" if pairing is None else pairing
     chosen = parse_pairings(pairing)
     _check(rule, k, q, null, minimum)
+    k = 20 if k is None else k
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
     scores = given_scores(scores, [metric], _needed(chosen, rule, against))
     chosen = given_pairings(pairing, scores, metric)
-    labels = given_labels(labels, scores, say)
+    labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
     if measured is not None:
         asked, chosen = chosen, tuple(one for one in chosen if not one.of_nodes)
         if not chosen:
             raise HeadspanError(
                 f"Effects are measured between heads, and {', '.join(map(str, asked))} has other nodes. "
-                "Leave out large_effect"
+                "Leave out `large_effect`"
             )
     edges, found = Edges(), list[Significance]()
     for one in chosen:
@@ -110,10 +109,12 @@ def wiring(
     return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
 
-def _no_rule(rule: str, q: float | None, null: str | None, minimum: float | None) -> None:
+def _no_rule(rule: str, *choices: Any) -> None:
     """A circuit defines its own edges."""
-    if rule != "top" or any(value is not None for value in (q, null, minimum)):
-        raise HeadspanError("a circuit defines its own edges. Leave out rule, q, null and minimum, or the circuit")
+    if rule != "top" or any(value is not None for value in choices):
+        raise HeadspanError(
+            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null` and `minimum`, or `circuit`"
+        )
 
 
 def _drawn(
@@ -122,11 +123,10 @@ def _drawn(
     metric: str,
     labels: Labels | str | os.PathLike[str] | None,
     large_effect: bool,
-    say: Callable[[str], None],
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""
     scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
-    labels = given_labels(labels, scores, say)
+    labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
     edges, differ = Edges(), 0
     for edge, pairing, source, target in edges_of(circuit, scores.ports):
@@ -139,7 +139,7 @@ def _drawn(
         known = edge.score if edge.metric == metric else None
         differ += known is not None and abs(known - score) > 1e-3 * max(1.0, abs(score))
     if differ:
-        say(
+        warn(
             f"{differ} of the {len(edges)} edges have other scores in the circuit {circuit.name[:60]!r} than in this "
             "result: it may have been made from another model"
         )
@@ -190,21 +190,19 @@ def _doubts(found: Iterable[Significance], q: float) -> Iterator[str]:
                 yield f"{result.matrix.pairing}: {result.direction.sentence}"
 
 
-def _check(rule: str, k: int, q: float | None, null: str | None, minimum: float | None) -> None:
+def _check(rule: str, k: int | None, q: float | None, null: str | None, minimum: float | None) -> None:
     if rule not in RULES:
         raise HeadspanError(f"unknown edge rule {rule!r}. Choose one of {', '.join(RULES)}")
-    if k < 0:
+    if k is not None and k < 0:
         raise HeadspanError(f"k is {k}. Give 0 or more")
-    for name, value in (("null", null), ("q", q)):
-        if rule != "significance" and value is not None:
-            raise HeadspanError(
-                f"{name} {value} has no effect on the rule {rule}. It belongs to the rule significance: leave it "
-                "out or choose that rule"
-            )
+    if rule == "significance" or rule == "threshold":
+        refuse_ignored(f"on the rule {rule}", k=k)
+    if rule != "significance":
+        refuse_ignored(f"on the rule {rule}, only on the rule significance", null=null, q=q)
     if q is not None and not 0 < q <= 1:
         raise HeadspanError(f"q must be between 0 and 1, not {q}. Give for example 0.01")
     if rule == "threshold" and minimum is None:
-        raise HeadspanError("the rule threshold needs a smallest score. Give minimum, for example 20")
+        raise HeadspanError("the rule threshold needs a smallest score. Give `minimum`, for example 20")
 
 
 def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:

@@ -60,6 +60,22 @@ def unfolded(weights: AttentionWeights) -> AttentionWeights:
     return weights.inner if isinstance(weights, FoldedWeights) else weights
 
 
+def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """Directions (n, d, m) read after a norm, as directions of the stream before it."""
+    if norm is None:
+        return vectors
+    vectors = vectors * norm.gain[:, None]
+    return vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+
+
+def written_through(vectors: np.ndarray, norm: Norm | None, centred: bool) -> np.ndarray:
+    """Vectors (n, d, m) written before a norm, as they reach the stream; centred if all its readers centre it."""
+    if norm is not None:
+        vectors = vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+        vectors = vectors * norm.gain[:, None]
+    return vectors - vectors.mean(axis=1, keepdims=True) if centred else vectors
+
+
 class FoldedWeights(WrappedWeights):
     """Weights that read the normalised stream without gain, bias or mean."""
 
@@ -86,24 +102,12 @@ class FoldedWeights(WrappedWeights):
         role = attention_role(role)
         weights = self.inner.read(role, layer)
         with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the head's name
-            weights = self.written(layer, weights) if role is Role.O else self._read_through(layer, weights)
+            weights = self.written(layer, weights) if role is Role.O else through(weights, self.inner.norm(layer))
         return check_finite(weights, role, self.heads_in(role, layer), f"{self.reference} after folding")
-
-    def _read_through(self, layer: int, weights: np.ndarray) -> np.ndarray:
-        """Weights (n, d, m) of Q, K or V with the norm before them."""
-        norm = self.inner.norm(layer)
-        if norm is None:
-            return weights
-        weights = weights * norm.gain[:, None]
-        return weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
 
     def written(self, layer: int, weights: np.ndarray) -> np.ndarray:
         """Vectors (n, d, m) written by heads, as they reach the stream."""
-        norm = self.inner.output_norm(layer)
-        if norm is not None:
-            weights = weights - weights.mean(axis=1, keepdims=True) if norm.kind == "layer" else weights
-            weights = weights * norm.gain[:, None]
-        return weights - weights.mean(axis=1, keepdims=True) if self.centred else weights
+        return written_through(weights, self.inner.output_norm(layer), self.centred)
 
     def centred_ports(self, role: Role | str) -> np.ndarray:
         role = Role.parse(role)
@@ -115,11 +119,11 @@ class FoldedWeights(WrappedWeights):
 
     def rotary_queries(self, layer: int) -> np.ndarray | None:
         found = self.inner.rotary_queries(layer)
-        return None if found is None else self._read_through(layer, found)
+        return None if found is None else through(found, self.inner.norm(layer))
 
     def latent_map(self, role: Role | str, layer: int) -> np.ndarray | None:
         found = self.inner.latent_map(role, layer)
-        return None if found is None else self._read_through(layer, found[None])[0]
+        return None if found is None else through(found[None], self.inner.norm(layer))[0]
 
     def bias(self, role: Role | str, layer: int) -> np.ndarray | None:
         role = attention_role(role)

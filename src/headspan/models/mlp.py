@@ -20,7 +20,7 @@ from headspan.models.families.mlp_table import (
     is_parallel,
 )
 from headspan.models.families.tensor_map import weight_of
-from headspan.models.folding import FoldedWeights
+from headspan.models.folding import FoldedWeights, through, written_through
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role, mlp_position
@@ -73,7 +73,7 @@ class Mlps:
         last = layer + self._map.entry.sublayers - 1
         return layer if last == layer or not (part.layout.experts or part.layout.shared) else last
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     @property
     def not_read(self) -> str | None:
@@ -247,16 +247,4 @@ class Mlps:
         """Vectors (n, d, r) that the MLP of a layer reads or writes, with the norms around it folded in."""
         if role is Role.R:
             return through(vectors, self.norm(layer))
-        norm = self.output_norm(layer)
-        if norm is not None:
-            vectors = vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
-            vectors = vectors * norm.gain[:, None]
-        return vectors - vectors.mean(axis=1, keepdims=True) if self.weights.centred else vectors
-
-
-def through(vectors: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """Directions (n, d, r) read after a norm, as directions of the stream before it."""
-    if norm is None:
-        return vectors
-    vectors = vectors * norm.gain[:, None]
-    return vectors - vectors.mean(axis=1, keepdims=True) if norm.kind == "layer" else vectors
+        return written_through(vectors, self.output_norm(layer), self.weights.centred)

@@ -15,8 +15,8 @@ import numpy as np
 
 from headspan.models.adapters import CONFIG, AdaptedSource, Adapter, Patch, is_adapter
 from headspan.models.families.tensor_map import weight_of
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp import Mlps, checkpoint_of, through
+from headspan.models.folding import FoldedWeights, through
+from headspan.models.mlp import Mlps, checkpoint_of
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.node_sets import NodeSet, Place, centred_writers, check_name
 from headspan.vocabulary.errors import HeadspanError

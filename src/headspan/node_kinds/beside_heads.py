@@ -64,7 +64,7 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
     if count > MOST_NODES:
         raise HeadspanError(
             f"{count:,} nodes are too many for a result that holds every pair (at most {MOST_NODES:,}): "
-            "choose fewer, or use headspan nodes to find the strongest of any number"
+            "choose fewer, or find the strongest of any number with `hs.nodes(model)`"
         )
     if not count:
         raise HeadspanError("no nodes were given: name at least one file, or leave nodes out")

@@ -67,7 +67,7 @@ def readings(text: str) -> list[tuple[Path, str | None, int | None]]:
             path = Path(os.path.expanduser(file))
             mode = mode_of(path) or 0
             if stat.S_ISDIR(mode) and name is None:
-                raise HeadspanError(f"{file} is a directory: give a file of vectors, or use --sae for a directory")
+                raise HeadspanError(f"{file} is a directory: give a file of vectors, or use `sae` for a directory")
             if stat.S_ISREG(mode):
                 found.append((path, name, layer))
     if not found:

@@ -30,8 +30,8 @@ import numpy as np
 from headspan.checkpoints.huggingface import LocalFiles
 from headspan.checkpoints.safetensors_file import SafetensorsFile
 from headspan.checkpoints.untrusted import CONFIG_LIMIT, read_json
-from headspan.models.folding import FoldedWeights
-from headspan.models.mlp import Mlps, has_parallel_blocks, through
+from headspan.models.folding import FoldedWeights, through
+from headspan.models.mlp import Mlps, has_parallel_blocks
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.files import gather
 from headspan.node_kinds.neurons import joined, parse_indices
@@ -203,7 +203,7 @@ class Features(NodeSet):
             raise HeadspanError(
                 f"{name} of {self.label} has shape {tuple(shape)}, a matrix for each of several positions: crosscoders "
                 "and cross-layer transcoders are not read; save the part of one position, or its vectors "
-                "in a file for --nodes"
+                "in a file for `nodes`"
             )
         if len(shape) != 2 or self.d_model not in shape or 0 in shape:
             raise HeadspanError(

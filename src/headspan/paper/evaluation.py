@@ -25,7 +25,7 @@ from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
 from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Head, Pairing, parse_pairings, same_type_mask
 
 Measure = Literal["pr_auc", "average_precision"]
@@ -308,14 +308,16 @@ def evaluate(
     metric: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
+    seed: int | None = None,
     progress: Update | None = None,
 ) -> Evaluation:
     """Detection, classification and PK against CS for all similarities of a result (pk and cs of a model).
 
-    Classes with fewer than two heads have no pairs to classify; they are left out, and ``say`` gets a note.
+    Classes with fewer than two heads have no pairs to classify; they are left out, with a warning.
     """
+    if not bootstrap:
+        refuse_ignored("without a bootstrap", seed=seed)
+    seed = seed or 0
     wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # report a wrong name before scoring
@@ -324,15 +326,15 @@ def evaluate(
     )
     names = wanted or scores.metrics
     if not names:
-        raise HeadspanError("this result has no scores to evaluate. Make one with headspan score")
-    checked = given_labels(labels, scores, say)
+        raise HeadspanError("this result has no scores to evaluate. Make one with `hs.score(model)`")
+    checked = given_labels(labels, scores)
     if checked is None:
         raise HeadspanError("evaluation needs labels. Give a name such as gpt2-ioi, or a CSV file")
     labels = checked
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]
     if left_out:
-        say(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
+        warn(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
     for name in names:
         found.detection[name] = detection(scores, labels, name, bootstrap=bootstrap, seed=seed)

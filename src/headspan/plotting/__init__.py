@@ -17,7 +17,7 @@ from headspan.plotting.context import Context
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_folder
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, inform
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def _scatter(context: Context) -> Named:
 
 
 def _use(context: Context) -> Named:
-    from headspan.plotting.use import use_figure
+    from headspan.plotting.scatter import use_figure
     from headspan.results.effects import effects_of
 
     measured = effects_of(context.scores)
@@ -122,13 +122,13 @@ def _kl(context: Context) -> Named:
 
 
 def _norms(context: Context) -> Named:
-    from headspan.plotting.norms import norms_figure
+    from headspan.plotting.weights import norms_figure
 
     yield "norms", norms_figure(context.need_weights())
 
 
 def _unembedding(context: Context) -> Named:
-    from headspan.plotting.unembedding import norm_figure, normalised_figure
+    from headspan.plotting.weights import norm_figure, normalised_figure
 
     weights = context.need_weights()
     yield "unembedding-norm", norm_figure(weights)
@@ -158,7 +158,7 @@ def _folded_wiring(context: Context) -> Named:
 
 def _mse(context: Context) -> Named:
     from headspan.change.compare import compare
-    from headspan.plotting.folded import mse_figure
+    from headspan.plotting.change import mse_figure
 
     context.need_all_pairings()
     yield "mse", mse_figure(compare(context.scores, context.folded_scores, metric=context.metrics))
@@ -206,14 +206,13 @@ def draw(
     out: str | os.PathLike[str],
     formats: str | Iterable[str] = "png",
     dpi: float = DPI,
-    say: Callable[[str], None] = lambda sentence: None,
     force: bool = False,
 ) -> Drawn:
     """Draw figures into a directory. Figures whose inputs are missing are left out, and the reason is returned.
 
     names: of `FIGURES`, or ``"all"``. formats: of png, pdf and svg. dpi: pixels per inch of png files, and of the
-    dense clouds of points inside the other two. ``say`` is called with each file as it is written.
-    force: overwrite files of these names that are not headspan figures.
+    dense clouds of points inside the other two.
+    force: overwrite files of these names that are not such figures.
     """
     chosen, endings = parse_names(names), parse_formats(formats)
     sizes = [values.size for values in context.scores.arrays.values()]
@@ -232,7 +231,7 @@ def draw(
             for path, figure in ((Path(out) / f"{file}.{ending}", f) for file, f in made for ending in endings):
                 save(figure, path, dpi, force=force)
                 files.append(path)
-                say(str(path))
+                inform(str(path))
     return Drawn(files, skipped, list(dict.fromkeys(context.notes)))
 
 

@@ -1,19 +1,22 @@
-"""Change figures: a heat map of the drift of every head and role, and a training run as small multiples."""
+"""Change figures: drift of every head and role as a heat map, a training run, original against folded weights."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headspan.change.compare import PairingComparison
 from headspan.change.diff import Diff
 from headspan.change.series import Series
 from headspan.plotting import style
 from headspan.plotting.canvas import heat_map, new_figure, save, theme, thinned
 from headspan.results.head_scores import KIND_TITLES
-from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Role
+from headspan.subspaces.metrics import metric_of
+from headspan.vocabulary.heads import FLOW_PAIRINGS, PAIRINGS, ROLES, Role
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,3 +159,29 @@ def _head_scores(axes: Axes, series: Series, kind: str) -> None:
     axes.set_title(f"{KIND_TITLES.get(kind, kind)} scores", loc="left", fontsize=9)
     axes.set_ylabel("mean attention")
     axes.set_ylim(0, 1)
+
+
+# -- original and folded weights -----------------------------------------------------------------------------
+
+
+def mse_figure(lines: Sequence[PairingComparison]) -> Figure:
+    """Bars of the mean squared difference between original and folded weights, by pairing and similarity."""
+    metrics = dict.fromkeys(line.metric for line in lines)
+    errors = {metric: {line.pairing: line.mse for line in lines if line.metric == metric} for metric in metrics}
+    colours = style.GROUP_COLOURS["first only"], style.GROUP_COLOURS["second only"]
+    figure = new_figure(8.4, 3.1)
+    axes = figure.add_axes((0.085, 0.12, 0.9, 0.7))
+    width = 0.8 / len(errors)
+    for i, (metric, by_pairing) in enumerate(errors.items()):
+        name = style.metric_short(metric) + (" / d_head" if metric_of(metric).grows_with_rank else "")
+        x = np.arange(len(PAIRINGS)) + (i - (len(errors) - 1) / 2) * width
+        bars = axes.bar(x, [by_pairing[p] for p in PAIRINGS], width * 0.92, color=colours[i % 2], label=name)
+        for pairing, bar in zip(PAIRINGS, bars, strict=True):
+            bar.set_gid(f"bar:{metric}:{pairing}")
+    axes.set_xticks(range(len(PAIRINGS)), [str(pairing) for pairing in PAIRINGS])
+    axes.tick_params(axis="x", length=0)
+    axes.set(ylabel="mean squared difference", xlim=(-0.6, len(PAIRINGS) - 0.4))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axes.set_title("Original against folded weights, forward pairs", loc="left")
+    axes.legend()
+    return figure

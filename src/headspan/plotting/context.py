@@ -55,7 +55,7 @@ class Context:
     def metrics(self) -> tuple[str, ...]:
         """The similarities that figures compare: PK and CS, or whatever was scored."""
         if not self.scores.metrics:
-            raise HeadspanError("this result has no scores. Make one with headspan score")
+            raise HeadspanError("this result has no scores. Make one with `hs.score(model)`")
         return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
 
     def need_metrics(self, *metrics: str) -> None:
@@ -70,7 +70,7 @@ class Context:
 
     def need_weights(self) -> AttentionWeights:
         if self.weights is None:
-            raise HeadspanError("the weights are needed. Give the model itself, or the result and --weights MODEL")
+            raise HeadspanError("the weights are needed. Give the model itself, or the result and `model`")
         return self.weights
 
     def wiring(self, metric: str, k: int | None = None, scores: Scores | None = None) -> Wiring:
@@ -103,7 +103,9 @@ class Context:
             return BehaviourScores.from_dict(kept)
         if self.run:
             return behaviour(self._running, progress=self.progress)
-        raise HeadspanError("this result has no head scores. Measure them with headspan behaviour, or add --run")
+        raise HeadspanError(
+            "this result has no head scores. Measure them with `hs.behaviour(model)`, or add `run=True`"
+        )
 
     @cached_property
     def patterns(self) -> AttentionPatterns:

@@ -27,7 +27,7 @@ _PLACES = {
 }
 # From docs/evidence.md: how well raw and folded scores follow measured effects.
 FOLD_ADVICE = {
-    ("rms", "pre"): "advised for RMSNorm (--fold): folded scores follow effects a little better (one model measured)",
+    ("rms", "pre"): "advised for RMSNorm: folded scores follow effects a little better (one model measured)",
     (
         "rms",
         "sandwich",
@@ -47,7 +47,7 @@ class Info(dict[str, Any]):
         lines = [f"{name:<14}{value}" for name, value in rows.items()]
         lines += [f"{'':<14}{t['name']}  {_bytes(t['bytes'])}" for t in self["tensors"][:_SHOWN]]
         if len(self["tensors"]) > _SHOWN:
-            lines.append(f"{'':<14}… and {len(self['tensors']) - _SHOWN} more (--json lists all)")
+            lines.append(f"{'':<14}… and {len(self['tensors']) - _SHOWN} more")
         lines += [f"{'note':<14}{note}" for note in self["notes"]]
         if "fingerprint" in self:
             lines.append(f"{'fingerprint':<14}{self['fingerprint']}")
@@ -187,7 +187,7 @@ def _check_lines(check: dict[str, Any]) -> Iterator[str]:
     for head in short[:_SHOWN]:
         yield f"{'':<14}{head['head']} has only rank {head['rank']}"
     if len(short) > _SHOWN:
-        yield f"{'':<14}… and {len(short) - _SHOWN} more (--json lists all)"
+        yield f"{'':<14}… and {len(short) - _SHOWN} more"
 
 
 def _bytes(size: int) -> str:

@@ -80,8 +80,8 @@ def nodes(
     sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with add (--add FILE), sae, adapter, neurons, tokens, embedding or "
-            "unembedding"
+            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
+            "`unembedding`"
         )
     search = Search(weights, sets, k, budget, seed, progress)
     search.run()

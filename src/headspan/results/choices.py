@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.subspaces.metrics import parse_metrics
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import PAIRING_WORDS, Pairing, forward_mask, parse_pairings
 
 if TYPE_CHECKING:
@@ -50,15 +50,11 @@ def _flows(scores: Scores, pairing: Pairing) -> bool:
     return bool(forward_mask(scores.heads(pairing.source), scores.heads(pairing.target)).any())
 
 
-def given_labels(
-    labels: Labels | str | os.PathLike[str] | None,
-    scores: Scores,
-    say: Callable[[str], None] = lambda sentence: None,
-) -> Labels | None:
+def given_labels(labels: Labels | str | os.PathLike[str] | None, scores: Scores) -> Labels | None:
     """Labels as they are, or by name or file; ``"behaviour"`` takes those of the head scores in the result.
 
-    They are checked against the heads of the model; a shared key/value head takes over those of its group. ``say``
-    hears of it where nobody can tell whether they are for these weights.
+    They are checked against the heads of the model; a shared key/value head takes over those of its group. Warns where
+    it is unknown whether they are for these weights.
     """
     if labels is None:
         return None
@@ -70,8 +66,23 @@ def given_labels(
         found = Labels.load(labels)
     checked = found.for_model(scores.ports)
     if doubt := found.doubt(scores.provenance):
-        say(doubt)
+        warn(doubt)
     return checked
+
+
+def given_behaviour(
+    behaviour: BehaviourScores | Mapping[str, Mapping[str, float | None]] | str | os.PathLike[str] | None,
+    scores: Scores,
+) -> BehaviourScores | None:
+    """Head scores as they are, as plain numbers, or from their file; warns where their model is unknown."""
+    if behaviour is None:
+        return None
+    if isinstance(behaviour, (str, os.PathLike)):
+        behaviour = BehaviourScores.load(behaviour)
+    found = behaviour if isinstance(behaviour, BehaviourScores) else BehaviourScores.from_dict(behaviour)
+    if found.model and (doubt := found.doubt(scores)):
+        warn(doubt)
+    return found
 
 
 def _behaviour(scores: Scores) -> BehaviourScores:
@@ -79,6 +90,6 @@ def _behaviour(scores: Scores) -> BehaviourScores:
     if not kept:
         raise HeadspanError(
             "the labels behaviour need head scores, and this result has none: add them with "
-            "headspan behaviour MODEL --into RESULT"
+            "`hs.behaviour(model, into=scores)`"
         )
     return BehaviourScores.from_dict(kept)

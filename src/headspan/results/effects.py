@@ -19,13 +19,14 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, layers_of
 from headspan.vocabulary.ports import PortTable
 
 NOT_COMPARED = (
     "These effects were measured without random writes, so headspan cannot say which are large. "
-    "Measure them again: headspan effects MODEL --into RESULT"
+    "Measure them again: `hs.effects(model, into=scores)`"
 )
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # head score that counts as present, and the share of it whose loss counts
 
@@ -201,7 +202,7 @@ def _records(
     matrix, percentiles = effects.matrix(pairing), effects.percentiles(pairing)
     large, judged, ratios = effects.large(pairing), effects.judged(pairing), effects.ratio(pairing)
     values = matrix.values
-    ranks = None if scored is None else _ranks(scored.values)
+    ranks = None if scored is None else places(scored.values)
     order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
     rows, columns = np.nonzero(~np.isnan(values))
     best = np.argsort(-order[rows, columns], kind="stable")[:k]
@@ -211,7 +212,7 @@ def _records(
         names = (str(pairing), str(matrix.sources[i]), str(matrix.targets[j]))
         row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
         row["score"] = None if scored is None else float(scored.values[i, j])
-        row["rank"] = None if ranks is None else int(ranks[i, j])
+        row["rank"] = None if ranks is None else int(ranks[i, j]) or None
         row |= {"effect": float(values[i, j]), "effect_unit": effects.unit(pairing)}
         row["large_effect"] = bool(large[i, j]) if judged[i, j] else None
         row["random_write_ratio"] = None if np.isnan(ratios[i, j]) else float(ratios[i, j])
@@ -234,14 +235,6 @@ def _columns(effects: Effects) -> list[str]:
     return [name for name in named if name not in effects.materials or len(effects.materials) > 1]
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the largest, ties in head order; NaN is last."""
-    order = np.argsort(-values.ravel(), kind="stable")
-    ranks = np.empty(values.size, dtype=np.int64)
-    ranks[order] = np.arange(1, values.size + 1)
-    return ranks.reshape(values.shape)
-
-
 def _layer_blocks(matrix: ScoreMatrix) -> list[tuple[np.ndarray, np.ndarray]]:
     """Rows and columns of the edges between each two layers."""
     source, target = layers_of(matrix.sources), layers_of(matrix.targets)
@@ -255,7 +248,7 @@ def effects_of(scores: Scores) -> Effects:
     """The effects in a result; raises if it has none, with how to measure them."""
     found = effects_in(scores)
     if found is None:
-        raise HeadspanError("this result has no effects: measure them with headspan effects MODEL --into RESULT")
+        raise HeadspanError("this result has no effects: measure them with `hs.effects(model, into=scores)`")
     return found
 
 

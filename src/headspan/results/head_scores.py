@@ -17,14 +17,11 @@ from headspan.results.metadata import HEAD_SCORES, MODEL
 from headspan.results.tabular import Tabular
 from headspan.system.arguments import checked
 from headspan.system.inputs import read_text, reason
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 from headspan.vocabulary.heads import Head
 
 if TYPE_CHECKING:
     from headspan.results.scores import Scores
-
-if TYPE_CHECKING:
-    pass
 
 
 KINDS = ("identity", "previous_token", "duplicate_token", "induction")
@@ -97,12 +94,18 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
         return grid
 
     @checked
-    def labels(self, best: int = 10, threshold: float | None = None) -> Labels:
-        """Head classes from behaviour: the best heads of each kind, or all at or above a threshold."""
+    def labels(self, best: int | None = None, threshold: float | None = None) -> Labels:
+        """Head classes from behaviour: the best 10 (or ``best``) heads of each kind, or all at or above a threshold."""
+        if threshold is not None:
+            refuse_ignored("with a threshold", best=best)
         pairs: list[tuple[str, str]] = []
         for kind in self:
             ranked = self.top(kind, len(self.heads))
-            chosen = ranked[:best] if threshold is None else [(h, v) for h, v in ranked if v >= threshold]
+            chosen = (
+                ranked[: 10 if best is None else best]
+                if threshold is None
+                else [(h, v) for h, v in ranked if v >= threshold]
+            )
             pairs += [(head, kind) for head, _ in chosen]
         return Labels.from_pairs(pairs, "behaviour")
 
@@ -114,12 +117,12 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
     @checked
     def load(cls, path: str | os.PathLike[str]) -> BehaviourScores:
         """Head scores from a JSON file, as ``headspan behaviour --out`` writes it."""
-        missing = f"there is no file {path}: make one with headspan behaviour --out"
+        missing = f"there is no file {path}: make one with `hs.behaviour(model)`"
         try:
             content = json.loads(read_text(path, missing, "file of head scores", most=_LARGEST))
         except (ValueError, RecursionError) as error:
             raise HeadspanError(
-                f"{path} cannot be read as head scores in JSON ({reason(error)}): make it with headspan behaviour --out"
+                f"{path} cannot be read as head scores in JSON ({reason(error)}): make it with `hs.behaviour(model)`"
             ) from None
         return cls.from_dict(content)
 

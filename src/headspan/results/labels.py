@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headspan.results.tabular import csv_text
 from headspan.system.arguments import checked
@@ -21,9 +21,6 @@ from headspan.system.outputs import MADE_BY, writing
 from headspan.vocabulary.errors import HeadspanError, quoted
 from headspan.vocabulary.heads import Head, is_head_name
 from headspan.vocabulary.ports import PortTable
-
-if TYPE_CHECKING:
-    pass
 
 # Name -> the shipped files that it means.
 SHIPPED = {

@@ -48,9 +48,9 @@ class Edges(Tabular, list[Edge]):
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge: metric, pairing, rank, source, target, score; source_labels, target_labels."""
-        rows = [edge_row(edge) for edge in self]
-        for row in rows if self.labels is not None else ():
-            row |= {f"{end}_labels": self.labels.joined(row[end]) for end in ("source", "target")}
+        rows, labels = [edge_row(edge) for edge in self], self.labels
+        if labels is not None:
+            rows = [row | {f"{end}_labels": labels.joined(row[end]) for end in ("source", "target")} for row in rows]
         return rows
 
     def _headline(self) -> str:

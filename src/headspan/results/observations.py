@@ -67,8 +67,14 @@ class Statistics(Tabular):
     @property
     def input(self) -> str:
         """What the statistics were collected on, in words."""
-        parts = [f"{one['tokens']:,} tokens of {one['kind']}" for one in self.inputs]
-        return " and ".join(parts)
+        named = {"text": "text", "random": "random sequences", "tokens": "the given sequences"}
+        return " and ".join(f"{one['tokens']:,} tokens of {named.get(one['kind'], one['kind'])}" for one in self.inputs)
+
+    @property
+    def kind(self) -> str:
+        """One word for what the statistics were collected on: text, random, tokens or mixed."""
+        kinds = {str(one["kind"]) for one in self.inputs}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
     def about(self) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class Scores:
         """Refuse a screened result where all pairs are needed, since the strongest alone would mislead."""
         if self.screened:
             raise HeadspanError(
-                f"this result holds only the strongest pairs of every pairing (--screen), but {what} needs all of "
-                "them: make it without --screen"
+                f"this result holds only the strongest pairs of every pairing (`screen`), but {what} needs all of "
+                "them: make it without `screen`"
             )
 
     @property
@@ -123,7 +123,7 @@ class Scores:
                 here, pairings = metric, ", ".join(str(p) for m, p in self.arrays if m == metric)
             raise HeadspanError(
                 f"this result has no {metric} scores for {pairing}: it has {here} for {pairings}; "
-                "choose one of these (--metric, --pairing), or run headspan score again with what you need"
+                "choose one of these (`metric`, `pairing`), or score the model again with what you need"
             )
         values = self.arrays[metric, pairing]
         return ScoreMatrix(metric, pairing, self.heads(pairing.source), self.heads(pairing.target), values, self.ports)

@@ -61,10 +61,10 @@ def read_result(path: Path) -> Parts:
     A file that was edited after it was written is read with a warning.
     """
     name = path if path.suffix == ".safetensors" else f"{path}.safetensors"
-    missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
+    missing = f"there is no result file {path}: make one with `hs.score(model, out={name!r})`"
     found, tensors = read_sealed(path, "headspan result", missing)
     if found is None:
-        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with headspan score")
+        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with `hs.score(model)`")
     head = _checked_head(found, path)
     parts = _parts(head, tensors, path)
     check_seal(head, tensors, path, head["provenance"], expected=head["schema"] >= SEALED_SCHEMA)
@@ -122,11 +122,12 @@ def _checked_head(head: Any, path: Path) -> dict[str, Any]:
     schema = head.get("schema") if isinstance(head, dict) else None
     if isinstance(head, dict) and head.get("kind") in ("diff", "series"):
         what, page = {
-            "diff": ("two models compared", "headspan diff BASE OTHER --out page.html"),
-            "series": ("a training run", f"headspan track {path} --out page.html"),
+            "diff": ("two models compared", "`hs.diff(model, other)`"),
+            "series": ("a training run", f"`hs.track({str(path)!r})`"),
         }[head["kind"]]
         raise HeadspanError(
-            f"{path} holds {what}, not the scores of one model: make those with headspan score, or open it with {page}"
+            f"{path} holds {what}, not the scores of one model: make those with `hs.score(model)`, or open it "
+            f"with {page}"
         )
     if isinstance(schema, int) and schema > SCHEMA:
         raise HeadspanError(

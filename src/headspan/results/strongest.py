@@ -141,7 +141,7 @@ def top(
     members: tuple[Head, ...] | None = None
     if label is not None:
         if classes is None:
-            raise HeadspanError(f"the class {label!r} needs labels: give labels as well")
+            raise HeadspanError(f"the class {label!r} needs labels: give `labels` as well")
         members = classes.heads(label)
     if layer is not None and layer not in {port.layer for port in (*scores.ports.heads, *scores.ports.nodes)}:
         layers = sorted({head.layer for head in scores.ports.query})

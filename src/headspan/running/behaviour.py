@@ -17,26 +17,31 @@ occurrence counts only if it is before the current position).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.head_scores import KINDS, BehaviourScores
-from headspan.running.opening import RunningModel, head_names, running
+from headspan.results.identity import same_model
+from headspan.results.scores import Scores
+from headspan.running.opening import RunningModel, head_names, identity_of, running
 from headspan.running.samples import Sample, random_samples, stack, text_samples, token_pool
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
 from headspan.vocabulary.heads import Head
 
 if TYPE_CHECKING:
     import torch
 
 
+SEQUENCES, LENGTH, VOCABULARY = 128, 100, 20_000  # of the random sequences
 ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 
 
@@ -45,14 +50,15 @@ ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 def behaviour(
     model: Any,
     *,
-    sequences: int = 128,
-    length: int = 100,
-    vocab_limit: int = 20_000,
-    seed: int = 0,
+    sequences: int | None = None,
+    length: int | None = None,
+    vocab_limit: int | None = None,
+    seed: int | None = None,
     batch: int | None = None,
     text: str | Sequence[str] | None = None,
     special_ids: Collection[int] | None = None,
     bos: str = "auto",
+    into: str | os.PathLike[str] | None = None,
     device: str | None = None,
     dtype: str = "float32",
     progress: Update | None = None,
@@ -62,18 +68,23 @@ def behaviour(
     Parameters
     ----------
     model : model reference, opened weights, live transformers model, or a `RunningModel`.
-    sequences, length, vocab_limit, seed : ``sequences`` times ``length`` ids are drawn uniformly from
-        0…``vocab_limit`` and each sequence is repeated twice. A smaller vocabulary is used whole, without its special
-        tokens, and a note reports this.
+    sequences, length, vocab_limit, seed : ``sequences`` (128) times ``length`` (100) ids are drawn uniformly from
+        0…``vocab_limit`` (20,000) and each sequence is repeated twice. A smaller vocabulary is used whole, without
+        its special tokens, and a note reports this.
     batch : sequences per batch; by default as many as keep the attention maps within 512 MiB.
     text : measure on this text, or these, instead of on random tokens.
     special_ids : ids not to draw from a small vocabulary; by default those named by the tokenizer or config.
     bos : prepend the beginning-of-sequence token: ``"auto"`` if the tokenizer does so, ``"yes"`` or ``"no"``.
+    into : a result file of this model (``headspan.score``) to store the head scores in.
     device : device for a model that is loaded here.
     dtype : type to compute in: ``"float32"`` (for any stored type), ``"bfloat16"``, ``"float16"``, or
         ``"stored"``.
     progress : called with (sequences done, all sequences); by default a bar in a terminal or notebook.
     """
+    if text is not None:
+        drawn = {"sequences": sequences, "length": length, "vocab_limit": vocab_limit, "seed": seed}
+        refuse_ignored("with a text", **drawn, special_ids=special_ids)
+    store = None if into is None else _result_of(into, model)
     ready = running(_runnable(model), device=device, dtype=dtype)
     with progress_bar("running the model", progress) as update, ready as opened:
         notes = list(opened.notes)
@@ -83,7 +94,9 @@ def behaviour(
             samples = text_samples(opened, texts, notes, start)
             protocol: dict[str, Any] = {"texts": len(texts), "tokens": sum(len(s.ids) for s in samples)}
         else:
-            pool = token_pool(opened, vocab_limit, special_ids, notes)
+            sequences, length = (b if a is None else a for a, b in ((sequences, SEQUENCES), (length, LENGTH)))
+            seed = seed or 0
+            pool = token_pool(opened, VOCABULARY if vocab_limit is None else vocab_limit, special_ids, notes)
             samples = random_samples(opened, pool, sequences, length, seed, start)
             protocol = {"sequences": sequences, "length": length, "vocabulary": len(pool), "seed": seed}
         if start is not None:
@@ -92,7 +105,45 @@ def behaviour(
     for kind in KINDS:
         if np.isnan(values[kind]).all():
             notes.append(f"no token occurs twice in the text, so {kind} could not be measured")
-    return BehaviourScores(heads, values, protocol, notes, opened.identity)
+    found = BehaviourScores(heads, values, protocol, notes, opened.identity)
+    if store is not None and into is not None:
+        _keep(found, store, into)
+    return found
+
+
+def _result_of(into: str | os.PathLike[str], model: Any) -> Scores:
+    """The result that will hold the head scores, checked before the long run: it must belong to this model."""
+    store = Scores.load(into)
+    if doubt := same_model(store.provenance, identity_of(model), str(into), "this model"):
+        warn(doubt)
+    try:
+        with open(model) as weights:
+            _check_heads(weights.ports.query, store)
+    except HeadspanError as error:
+        if isinstance(error, _OtherHeads):
+            raise
+    return store  # a model can be runnable although headspan cannot read its weights
+
+
+class _OtherHeads(HeadspanError):
+    """A result of another model."""
+
+
+def _check_heads(heads: Sequence[Head], store: Scores) -> None:
+    if set(heads) != set(store.ports.query):
+        raise _OtherHeads(
+            f"this is a result of another model: it has {len(store.ports.query)} query heads, the model has "
+            f"{len(heads)}, or their names differ. Give the model that it was made from"
+        )
+
+
+def _keep(found: BehaviourScores, store: Scores, into: str | os.PathLike[str]) -> None:
+    """Add head scores to a result of the same model and save it."""
+    _check_heads(found.heads, store)
+    found.doubt(store)  # the model may have changed since the first check
+    store.annotations["behaviour"] = found.to_annotation()
+    store.annotations["behaviour_protocol"] = found.protocol
+    store.save(into)
 
 
 def _runnable(ref: Any) -> Any:

@@ -33,7 +33,7 @@ from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
 
 __all__ = [
@@ -63,11 +63,12 @@ def effects(
     shared: int | None = None,
     frozen_norm: bool = False,
     floor: float | None = None,
-    draws: int = DRAWS,
+    draws: int | None = None,
     bos: str = "auto",
-    sequences: int = SEQUENCES,
+    sequences: int | None = None,
     length: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
+    into: str | os.PathLike[str] | None = None,
     memory: str | int | None = None,
     device: str | None = None,
     dtype: str = "float32",
@@ -88,16 +89,20 @@ def effects(
     frozen_norm : keep the normalisation scale of the clean run.
     floor : the smallest large effect, in the unit of each pairing; by default 0.05 (total variation) for OQ and OK, 0.1
         (relative norm) for OV. draws : random outputs to compare an effect at or above it with; 0 for none. With
-        ``shared`` there are none, because only a component of the output is patched.
+        ``shared`` there are none, because only a component of the output is patched. Default: 8.
     bos : prepend the beginning-of-sequence token: ``"auto"``, ``"yes"`` or ``"no"``.
+    into : a result file of this model (``headspan.score``) to store the effects in.
     memory : memory limit for recorded runs and patched inputs, in addition to the model: ``"2GB"`` …
     dtype : type to compute in: ``"float32"`` (for any stored type), ``"bfloat16"``, ``"float16"``, or
         ``"stored"``.
     progress : called with (steps done, all steps); by default a bar in a terminal or notebook.
     """
     pairings = parse_pairings(pairing)
-    if draws < 0:
+    if draws is not None and draws < 0:
         raise HeadspanError(f"draws is {draws}. Give 0 or more")
+    compared = 0 if shared is not None else DRAWS if draws is None else draws
+    _refuse_unused(scores, k, text, random, tokens, bos, sequences, length, seed, shared, draws, floor)
+    sequences, seed = SEQUENCES if sequences is None else sequences, seed or 0
     if any(p not in FLOW_PAIRINGS for p in pairings):
         raise HeadspanError(
             f"effects are measured for {', '.join(map(str, FLOW_PAIRINGS))} only, "
@@ -105,20 +110,21 @@ def effects(
         )
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
+    store = None if into is None else Scores.load(into)
     with progress_bar("measuring", progress) as update, running(model, device=device, dtype=dtype) as ready:
         replayer = Replayer(ready)
         if len(replayer.weights.layers) < 2:
             raise HeadspanError(f"{ready.reference} has one attention layer, so there are no edges between layers")
-        check_same_heads(replayer.weights.ports, scores, ready.reference)
         notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
-        if scores is not None and (doubt := same_model(scores.provenance, ready.identity, "the result", "this model")):
-            notes.append(doubt)
+        for result, called in ((scores, "the result"), (store, str(into))):
+            check_same_heads(replayer.weights.ports, result, ready.reference)
+            if result is not None and (doubt := same_model(result.provenance, ready.identity, called, "this model")):
+                notes.append(doubt)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
         replayer.check(next(iter(materials.values()))[0].tensor)
         wanted = _wanted(replayer, pairings, scores, k)
         reader = EdgeReader(replayer, ablate, frozen_norm=frozen_norm)
         directions = None if shared is None else _directions(replayer, shared, notes)
-        compared = draws if shared is None else 0
         writes = RandomWrites(reader, _floors(pairings, floor), compared, seed, budget)
         found, turned, stopped = _measured(reader, materials, wanted, directions, writes, budget, update)
         if stopped:
@@ -129,7 +135,29 @@ def effects(
     measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
     measured.arrays |= turned
     measured.model = dict(ready.identity)
+    if store is not None and into is not None:
+        attach(store, measured)
+        store.save(into)
     return measured
+
+
+def _refuse_unused(
+    scores: Any, k: Any, text: Any, random: bool | None, tokens: Any, bos: str,
+    sequences: Any, length: Any, seed: Any, shared: Any, draws: int | None, floor: Any,
+) -> None:  # fmt: skip
+    """Refuse arguments that the others leave without effect."""
+    if scores is None:
+        refuse_ignored("without scores to choose the edges by", k=k)
+    if shared is not None:
+        refuse_ignored("with `shared`, which has no random outputs to compare with", draws=draws or None)
+    if shared is not None or draws == 0:
+        refuse_ignored("without comparison with random outputs", floor=floor)
+    if tokens is not None:
+        refuse_ignored("with `tokens`", bos=None if bos in ("auto", "no") else bos)
+    if tokens is not None or random is False or (random is None and text is not None):
+        refuse_ignored("without random sequences. Add `random=True`", sequences=sequences, length=length)
+        if shared is not None or draws == 0:
+            refuse_ignored("without random sequences or random outputs", seed=seed)
 
 
 def _measured(

@@ -52,7 +52,7 @@ class EffectCurve:
 
 
 @checked
-def effect_curve(
+def effects_curve(
     model: Any,
     source: HeadRole | str,
     target: HeadRole | str,
@@ -63,7 +63,10 @@ def effect_curve(
     seed: int = 0,
     device: str | None = None,
 ) -> EffectCurve:
-    """The curve of one edge, from ``"L0H3.O"`` to ``"L1H0.K"``, on random sequences repeated twice."""
+    """The effect of one edge, ``"L0H3.O"`` to ``"L1H0.K"``, through its leading directions (``pair --effects``).
+
+    The model runs on random sequences repeated twice.
+    """
     start, end = (HeadRole.parse(name) for name in (source, target))
     if start.role is not Role.O or end.role not in {pairing.target for pairing in FLOW_PAIRINGS}:
         raise HeadspanError(f"{start} → {end} is not an edge. Give an output (.O) and an input (.Q, .K or .V)")

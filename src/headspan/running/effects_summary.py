@@ -19,21 +19,24 @@ stronger one, the product of the source's spread and the target's sensitivity, w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.results.effects import Effects
-from headspan.subspaces.metrics import METRICS, PK
+from headspan.results.observations import Statistics
+from headspan.scoring.inputs import given_weights
+from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
+from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
-    from headspan.results.observations import Statistics
 
 LARGEST_SHARE = 0.01  # fraction of a pairing's edges that count as those with the largest effects
 MEASURES = ("spearman", "within", "spec", "ap", "hits", "habit_ap")
@@ -52,6 +55,65 @@ class EffectsSummary:
     differences: list[dict[str, Any]]
     k: int
     notes: list[str] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)  # by name, what statistics were collected on
+    agreement: list[dict[str, Any]] = field(default_factory=list)  # of influence between two inputs
+
+
+@checked
+def effects_summary(
+    model: Any,
+    effects: Effects,
+    metric: str | Sequence[str] | None = None,
+    *,
+    stats: Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None = None,
+    k: int = 20,
+    resamples: int = 400,
+    seed: int = 0,
+) -> EffectsSummary:
+    """How well similarities of a model's weights predict its measured effects; ``headspan effects --summary``.
+
+    Parameters
+    ----------
+    model : the model that was run (``headspan.effects``), raw and, where possible, folded.
+    effects : its measured effects.
+    metric : similarities to compare: pk and cs by default, with ``stats`` also influence.
+    stats : statistics of other input (``headspan.observe``), or their files; several show how far influence depends on
+        the input.
+    k : edges with the highest scores in which ``hits`` are counted. resamples, seed : of the bootstrap.
+    """
+    with given_weights(model) as weights:
+        notes = [] if weights.foldable else [f"raw weights only: {weights.not_foldable_reason}"]
+        observed = _by_input(stats)
+        usual = (*DEFAULT_METRICS, *OBSERVED_METRICS) if observed else DEFAULT_METRICS
+        names = parse_metrics(metric or usual, bool(observed))
+        _check_statistics(names, observed)
+        predictors = predictors_of(weights, names, effects.pairings, observed)
+    found = summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed)
+    inputs = {name: one.input for name, one in observed.items()}
+    return replace(found, notes=notes, inputs=inputs, agreement=agreement(predictors))
+
+
+def _by_input(
+    stats: Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None,
+) -> dict[str, Statistics]:
+    """Statistics by a short name of what they were collected on."""
+    single = isinstance(stats, (Statistics, str, os.PathLike))
+    given: Sequence[Any] = [] if stats is None else [stats] if single else stats  # type: ignore[assignment]
+    found: dict[str, Statistics] = {}
+    for one in given:
+        loaded = one if isinstance(one, Statistics) else Statistics.load(one)
+        kind = loaded.kind
+        number = sum(name.partition(" ")[0] == kind for name in found)
+        found[f"{kind} {number + 1}" if number else kind] = loaded
+    return found
+
+
+def _check_statistics(names: Sequence[str], observed: Mapping[str, Statistics]) -> None:
+    needed = [name for name in names if METRICS[name].observed]
+    if needed and not observed:
+        raise HeadspanError(f"{needed[0]} needs statistics of a run. Give `stats`, which `hs.observe(model)` makes")
+    if observed and not needed:
+        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
 
 
 def summarise_effects(
@@ -118,7 +180,7 @@ def agreement(predictors: Predictors) -> list[dict[str, Any]]:
             continue
         for pairing, values in predictors[first].items():
             there = ~np.isnan(values)
-            found = spearmanr(values[there], predictors[second][pairing][there])[0]
+            found: Any = spearmanr(values[there], predictors[second][pairing][there])[0]
             rows.append({"pairing": str(pairing), "first": first, "second": second, "spearman": _number(float(found))})
     return rows
 
@@ -225,13 +287,13 @@ class _Edges:
         order = np.argsort(-scores, kind="stable")
         overall = _ranks(scores), _ranks(self.effect)
         inside = _block_ranks(scores, self.block), _block_ranks(self.effect, self.block)
-        specific = [_block_ranks(self._specific(numbers), self.block) for numbers in (scores, self.effect)]
+        own, theirs = (_block_ranks(self._specific(numbers), self.block) for numbers in (scores, self.effect))
         found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         for row in weights:
             each = row[self.rows]
             found["spearman"].append(_correlation(*overall, each))
             found["within"].append(_correlation(*inside, each))
-            found["spec"].append(_correlation(*specific, each))
+            found["spec"].append(_correlation(own, theirs, each))
             found["ap"].append(_average_precision(self.largest[order], each[order], scores[order]))
             found["hits"].append(_hits(self.largest[order], each[order], k))
             found["habit_ap"].append(_average_precision(self.habit[order], each[order], scores[order]))

@@ -34,12 +34,18 @@ def token_material(model: RunningModel, tokens: Sequence[Sequence[int]]) -> list
 
 
 def random_material(
-    model: RunningModel, start: int | None, sequences: int, length: int | None, seed: int, notes: list[str]
+    model: RunningModel,
+    start: int | None,
+    sequences: int,
+    length: int | None,
+    seed: int,
+    notes: list[str],
+    stream: int = 0,
 ) -> list[Sample]:
-    """Random sequences repeated twice."""
+    """Random sequences repeated twice; those of another stream are different for the same seed."""
     pool = token_pool(model, VOCABULARY, None, notes)
     room = (model.context or 10**9) - (start is not None)
-    return random_samples(model, pool, sequences, length or min(LENGTH, room // 2), seed, start)
+    return random_samples(model, pool, sequences, length or min(LENGTH, room // 2), seed, start, stream)
 
 
 def text_material(model: RunningModel, start: int | None, text: str | Sequence[str]) -> list[Sample]:
@@ -47,4 +53,4 @@ def text_material(model: RunningModel, start: int | None, text: str | Sequence[s
     longest = min(TEXT_WINDOW, model.context or TEXT_WINDOW) - (start is not None)
     texts = [text] if isinstance(text, str) else list(text)
     windows = equal_windows([model.encode(one) for one in texts], longest)
-    return [Sample(ids, {}, {}).behind(start) for ids in windows]
+    return [Sample(ids, {}, {}).after(start) for ids in windows]

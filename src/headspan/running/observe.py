@@ -38,6 +38,7 @@ DRAWS = 8  # sets of signs per query; more text reduces the error just as well
 SEQUENCES = 16  # random sequences
 _SAVE_EVERY = 20.0  # seconds between two saves of unfinished work
 _STATE = "sums-0"
+_STREAM = 1  # random sequences that are not those of effects, so that one can predict the other
 
 
 @checked
@@ -138,11 +139,14 @@ def _material(
     elif text is not None:
         kind, found = "text", text_material(model, start, text)
     elif not random and model.vocabulary is not None:
-        kind, found = "the built-in text", text_material(model, start, built_in_text(OBSERVE_TEXT))
+        kind, found = "text", text_material(model, start, built_in_text(OBSERVE_TEXT))
     else:
         if not random:
             notes.append(f"{model.reference} has no tokenizer, so it ran on random sequences")
-        kind, found = "random sequences", random_material(model, start, sequences or SEQUENCES, length, seed, notes)
+        kind, found = (
+            "random sequences",
+            random_material(model, start, sequences or SEQUENCES, length, seed, notes, _STREAM),
+        )
     counts = np.bincount(np.concatenate([np.arange(len(sample.ids)) for sample in found])) if found else np.zeros(1)
     if degrees(counts) < 1:
         raise HeadspanError("statistics compare sequences at the same position. Give at least two")

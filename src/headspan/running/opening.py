@@ -14,7 +14,7 @@ from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
 from headspan.checkpoints.untrusted import reason
 from headspan.running.fast_gguf import quick_gguf
 from headspan.system.inputs import is_directory, mode_of
-from headspan.vocabulary.errors import HeadspanError, missing_extra
+from headspan.vocabulary.errors import HeadspanError, missing_extra, refuse_ignored
 from headspan.vocabulary.heads import Head
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
         A `RunningModel` is used unchanged.
     """
     check_dtype(dtype)
+    if not isinstance(ref, (str, os.PathLike)):
+        refuse_ignored("on a model that is loaded already", device=device)
     if isinstance(ref, RunningModel):
         yield ref
     elif isinstance(ref, (str, os.PathLike)):

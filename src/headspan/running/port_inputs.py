@@ -4,7 +4,7 @@ Most ports are some outputs of one linear module that reads the normed stream. U
 first projected to a latent, which its norm divides by one scalar per token. A patched input would change that scalar
 for all heads of the layer, so it is kept from the clean run: the patch then changes exactly what the head's
 weights (:mod:`headspan.models.families.latent_attention`) read. The rotary key, which all heads of a layer share, is a
-receiver of its own.
+separate receiver.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Sample:
 
         return torch.from_numpy(self.ids.astype(np.int64))
 
-    def behind(self, start: int | None) -> Sample:
+    def after(self, start: int | None) -> Sample:
         """The same with a beginning-of-sequence token prepended, which is never a query; unchanged for None."""
         if start is None:
             return self
@@ -42,7 +42,13 @@ class Sample:
 
 
 def random_samples(
-    model: RunningModel, pool: np.ndarray, sequences: int, length: int, seed: int, start: int | None = None
+    model: RunningModel,
+    pool: np.ndarray,
+    sequences: int,
+    length: int,
+    seed: int,
+    start: int | None = None,
+    stream: int = 0,
 ) -> list[Sample]:
     """Random sequences from the pool, repeated twice, after the token ``start`` if there is one."""
     if sequences < 1 or length < 2:
@@ -61,13 +67,13 @@ def random_samples(
             f"{model.reference} takes at most {room} tokens, and {length} tokens repeated twice are {2 * length}. "
             f"Choose a length of {room // 2} or less"
         )
-    drawn = np.random.default_rng(seed).choice(pool, size=(sequences, length))
+    drawn = np.random.default_rng([stream, seed] if stream else seed).choice(pool, size=(sequences, length))
     offsets = {"identity": 0, "previous_token": 1, "duplicate_token": length, "induction": length - 1}
     places, counts = {}, {}
     for kind, offset in offsets.items():
         queries = np.arange(offset, 2 * length)
         places[kind], counts[kind] = (queries, queries - offset), len(queries)
-    return [Sample(np.concatenate([ids, ids]), places, counts).behind(start) for ids in drawn]
+    return [Sample(np.concatenate([ids, ids]), places, counts).after(start) for ids in drawn]
 
 
 def token_pool(model: RunningModel, limit: int, special_ids: Collection[int] | None, notes: list[str]) -> np.ndarray:
@@ -93,7 +99,7 @@ def text_samples(model: RunningModel, texts: Sequence[str], notes: list[str], st
         windows += [ids[first : first + window] for first in range(0, len(ids), window)]
         if len(ids) > window:
             notes.append(f"a text of {len(ids):,} tokens is measured in windows of {window}")
-    samples = [text_sample(np.array(ids)).behind(start) for ids in windows if len(ids) > 1]
+    samples = [text_sample(np.array(ids)).after(start) for ids in windows if len(ids) > 1]
     if not samples:
         raise HeadspanError("the text has fewer than two tokens. Give a longer text")
     return samples

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import headspan
+from headspan.models.observed import ObservedWeights, Roots
 from headspan.node_kinds.beside_heads import AddedNodes, WithNodes
+from headspan.subspaces.metrics import METRICS
 from headspan.vocabulary.errors import HeadspanError, missing_extra
 
 if TYPE_CHECKING:
@@ -63,16 +65,25 @@ def run_on_dask(
         client = _connect(distributed, address, stack)
         _check_workers(client, address)
         about = weights.reference, weights.folding, str(weights.provenance["fingerprint"])
-        added = weights.added if isinstance(weights, WithNodes) else None
+        added, base = (weights.added, weights.inner) if isinstance(weights, WithNodes) else (None, weights)
 
         def submit(tile: Tile) -> Any:
             # A task carries only its own tile: a plan stored on a worker would be lost with it.
             mine = replace(plan, tiles=[tile])
-            return client.submit(_work, *about, mine, device, added, retries=_RETRIES, pure=False)
+            roots = _roots_of(tile, plan, base) if isinstance(base, ObservedWeights) else None
+            return client.submit(_work, *about, mine, device, added, roots, retries=_RETRIES, pure=False)
 
         for tile, arrays in _collect(client, address, submit, tiles):
             tick(1.0)
             yield tile, arrays
+
+
+def _roots_of(tile: Tile, plan: Plan, weights: ObservedWeights) -> Roots | None:
+    """The part of the statistics that a tile needs."""
+    if not METRICS[tile.metric].observed:
+        return None
+    places = [(panel.role, layer) for panel in tile.panels for layer in plan.blocks[tile.metric][panel.block]]
+    return {place: weights.roots[place] for place in places if place in weights.roots}
 
 
 def _connect(distributed: Any, address: str, stack: ExitStack) -> Any:
@@ -170,7 +181,7 @@ def _result(future: Any, address: str) -> dict[str, np.ndarray]:
     except KilledWorker as error:
         raise HeadspanError(
             f"several workers died on one tile, the last at {error.last_worker.address}; they may have too little "
-            f"memory (see --memory). {_KEPT}"
+            f"memory (see `memory`). {_KEPT}"
         ) from None
     except (CancelledError, TimeoutError, OSError):
         raise _lost(address) from None
@@ -243,19 +254,31 @@ def build() -> str:
     """Version and source hash of this headspan: equal if two machines compute equal tiles."""
     digest = hashlib.sha256()
     home = Path(headspan.__file__).parent
-    for path in sorted(path for part in ("sources", "models", "scoring") for path in (home / part).rglob("*.py")):
+    for path in sorted(
+        path
+        for part in ("checkpoints", "models", "node_kinds", "results", "scoring", "subspaces", "vocabulary")
+        for path in (home / part).rglob("*.py")
+    ):
         digest.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
     return f"{headspan.__version__}+{digest.hexdigest()[:16]}"
 
 
 def _work(
-    reference: str, folding: str, fingerprint: str, plan: Plan, device: str, added: AddedNodes | None = None
+    reference: str,
+    folding: str,
+    fingerprint: str,
+    plan: Plan,
+    device: str,
+    added: AddedNodes | None = None,
+    roots: Roots | None = None,
 ) -> Done:
     from headspan.scoring.factors import FactorStore
     from headspan.scoring.tile import compute_tile
 
     def compute() -> Done:
         weights, ranks = _open_here(reference, folding, fingerprint)
+        if roots is not None:
+            weights = ObservedWeights(weights, roots, {})
         if added is None:
             store = FactorStore(weights, plan, ranks)
         else:  # ranks of nodes belong to one run

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headspan.models.folding import fold
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
 from headspan.results.identity import same_model
 from headspan.results.scores import Scores
 from headspan.scoring.inputs import WeightsLike
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.ports import shape_text
 
 
-def weights_of(
-    scores: Scores, reference: WeightsLike, say: Callable[[str], None] = lambda sentence: None
-) -> AttentionWeights:
-    """The weights that a result was made from, folded if the result is; others are refused."""
+def weights_of(scores: Scores, reference: WeightsLike) -> AttentionWeights:
+    """The weights that a result was made from, folded if the result is; others are refused.
+
+    Warns where it is unknown whether they are the same.
+    """
     weights = open(reference)
     if scores.provenance.get("folding", "none") != "none" and weights.folding == "none":
         weights = fold(weights)
     if doubt := check_same_model(scores, weights):
-        say(doubt)
+        warn(doubt)
     return weights
 
 

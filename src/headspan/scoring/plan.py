@@ -198,7 +198,7 @@ def make_plan(
             needed = memory - spare + least * 3 // 2
             raise HeadspanError(
                 f"{memory / 1e9:.2f} GB is too little memory for this model: the scores and two layers need about "
-                f"{needed / 1e9:.2f} GB. Allow more with --memory, or choose fewer similarities or pairings"
+                f"{needed / 1e9:.2f} GB. Allow more with `memory`, or choose fewer similarities or pairings"
             )
         plan.blocks[metric], plan.groupings[metric] = _cut(weights, plan, METRICS[metric], spare - plan.work_bytes)
     for metric in metrics:

@@ -35,7 +35,7 @@ from headspan.system.deprecation import renamed
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored, warn
 from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
@@ -56,7 +56,7 @@ def score(
     nodes: Any = None,
     stats: Statistics | str | os.PathLike[str] | None = None,
     screen: int | None = None,
-    delta: float = DELTA,
+    delta: float | None = None,
     seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -66,7 +66,6 @@ def score(
     device: str = "cpu",
     dask: str | None = None,
     progress: Update | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
 ) -> Scores:
     """Similarities of all pairs of heads.
 
@@ -80,7 +79,7 @@ def score(
         2,000 nodes (``headspan.nodes`` takes any number).
     stats: statistics of a run (``headspan.observe``), or their file; needed for influence, and used by nothing else.
     screen: keep only this many strongest pairs of every pairing, by pk, found by sketches and computed exactly; the
-        provenance reports how many of them are certified, with error probability ``delta``.
+        provenance reports how many of them are certified, with error probability ``delta`` (0.01 by default).
     seed: seed of the sketches of ``screen``; by default derived from the content of the model.
     out: write the result to this file; finished tiles stay in the cache folder until it is complete.
     force: overwrite a file that is not a result (never an input).
@@ -92,6 +91,8 @@ def score(
     dask: address of a Dask scheduler, or "local" for a cluster on this machine.
     progress: called with (done, total); by default a bar in a terminal or notebook.
     """
+    if screen is None:
+        refuse_ignored("without screening", delta=delta, seed=seed)
     weights = open(model)
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
@@ -99,36 +100,37 @@ def score(
     weights = _with_statistics(weights, names, stats)
     if nodes is not None:
         if screen is not None:
-            raise HeadspanError("screening compares heads only. Leave out the nodes, or use headspan nodes for them")
-        weights = _with_nodes(weights, nodes, say)
+            raise HeadspanError("screening compares heads only. Leave out the nodes, or use `hs.nodes(model)` for them")
+        weights = _with_nodes(weights, nodes)
     chosen = _chosen(weights.ports, pairing, pairs)
     if not names or not chosen:
         raise HeadspanError("nothing to score. Choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
+    for sentence in weights.notes:
+        warn(sentence)
     if screen is not None:
         if route is not None:
-            raise HeadspanError("screening has no route. Leave out --route")
-        scores = _screened(weights, names, chosen, pairs, screen, delta, seed, budget, device, dask, progress, say)
+            raise HeadspanError("screening has no route. Leave out `route`")
+        delta = DELTA if delta is None else delta
+        scores = _screened(weights, names, chosen, pairs, screen, delta, seed, budget, device, dask, progress)
         if out is not None:
             scores.save(out, force=force)
         return scores
-    if seed is not None:
-        raise HeadspanError("only screening uses a seed. Add screen, or leave out the seed")
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # raises if the model does not fit
     for sentence in plan.remarks():
-        say(sentence)
+        warn(sentence)
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     if (minutes := _minutes(plan)) > _LONG:
-        say(
-            f"this may take about {minutes:.0f} minutes. --screen 100 finds the 100 strongest pairs of every pairing "
+        inform(
+            f"this may take about {minutes:.0f} minutes. `screen=100` finds the 100 strongest pairs of every pairing "
             "in a fraction of that time, with exact values and a certificate"
         )
     result = Assembly(weights, plan)
     with (
-        TileStore(out, plan.key, say) if out is not None else nullcontext() as store,
+        TileStore(out, plan.key) if out is not None else nullcontext() as store,
         progress_bar("scoring", progress) as update,
     ):
-        finished = _take_over(store, plan, result, say) if store is not None and resume else set()
+        finished = _take_over(store, plan, result) if store is not None and resume else set()
         left = [tile for tile in plan.tiles if tile.name not in finished]
         ticker = _Ticker(update, len(plan.tiles), len(finished))
         run = _run_here if dask is None else _run_on_dask(dask)
@@ -139,7 +141,7 @@ def score(
         scores = result.scores()
         weights.check_unchanged()
         for sentence in scores.provenance["rank_deficient"]:
-            say(sentence)
+            warn(sentence)
         if out is not None:
             scores.save(out, force=force)
     return scores
@@ -161,13 +163,13 @@ def _with_statistics(
     return observed_weights(weights, stats if isinstance(stats, Statistics) else Statistics.load(stats))
 
 
-def _with_nodes(weights: AttentionWeights, nodes: Any, say: Callable[[str], None]) -> AttentionWeights:
+def _with_nodes(weights: AttentionWeights, nodes: Any) -> AttentionWeights:
     from headspan.node_kinds.beside_heads import add_nodes
     from headspan.node_kinds.opening import node_sets
 
     found = add_nodes(weights, node_sets(weights, nodes))
     for sentence in found.added.notes:
-        say(sentence)
+        warn(sentence)
     return found
 
 
@@ -204,7 +206,6 @@ def _screened(
     device: str,
     dask: str | None,
     progress: Update | None,
-    say: Callable[[str], None],
 ) -> Scores:
     """Find only the strongest pairs; see :mod:`headspan.scoring.screening`."""
     if k < 1 or not 0 < delta < 1:
@@ -212,14 +213,14 @@ def _screened(
     if seed is not None and not 0 <= seed < 2**64:
         raise HeadspanError(f"the seed must be a whole number from 0 to 2**64 - 1, not {str(seed)[:40]}")
     if names != (PK,):
-        raise HeadspanError(f"screening works with pk only, not with {', '.join(names)}. Choose --metric pk")
+        raise HeadspanError(f"screening works with pk only, not with {', '.join(names)}. Choose `metric='pk'`")
     if dask is not None or device != "cpu":
-        raise HeadspanError("screening runs on this machine's CPU only. Leave out --dask and --device")
+        raise HeadspanError("screening runs on this machine's CPU only. Leave out `dask` and `device`")
     with progress_bar("screening", progress) as update:
         scores = find_strongest(weights, pairings, pairs, k, memory=memory, delta=delta, seed=seed, progress=update)
     for pairing in pairings:
         about = scores.provenance["screen"][str(pairing)]
-        say(
+        inform(
             f"{pairing}: {about['certified']} of the {about['found']} strongest pairs are certified (each has "
             f"its true rank, with error probability {delta:g}); {about['compared']:,} of {about['pairs']:,} "
             "pairs were compared exactly"
@@ -227,7 +228,7 @@ def _screened(
     return scores
 
 
-def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[str], None]) -> set[str]:
+def _take_over(store: TileStore, plan: Plan, result: Assembly) -> set[str]:
     """Load the tiles that an earlier run of this plan finished; return their names."""
     finished = set()
     for tile in plan.tiles:
@@ -239,9 +240,9 @@ def _take_over(store: TileStore, plan: Plan, result: Assembly, say: Callable[[st
         elif arrays is not None:
             store.reject(tile.name, "its values are not valid scores")
     if finished:
-        say(f"continuing an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
+        inform(f"continuing an unfinished run: {len(finished)} of {len(plan.tiles)} tiles are done")
     elif store.other_runs():
-        say("an unfinished run to this file had another plan or model, so this run starts from the beginning")
+        inform("an unfinished run to this file had another plan or model, so this run starts from the beginning")
     return finished
 
 

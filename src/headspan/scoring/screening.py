@@ -314,7 +314,7 @@ def _check_memory(
     if needed > memory:
         raise HeadspanError(
             f"{memory / 1e9:.2f} GB is too little memory to screen this model: it needs about {needed / 1e9:.2f} GB. "
-            "Allow more with --memory, or choose fewer pairings"
+            "Allow more with `memory`, or choose fewer pairings"
         )
 
 

@@ -18,7 +18,6 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +26,7 @@ import numpy as np
 
 from headspan.system.atomic import atomic_path, fcntl, try_lock
 from headspan.system.cache_folder import cache_folder
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 
 _MARKER = "headspan-unfinished-run"
 _MAGIC = "An unfinished run of headspan: removed when the run is finished, or when it is a month old.\n"
@@ -42,15 +41,13 @@ _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr
 class TileStore:
     """The finished tiles of one plan for one output file; used in a ``with`` block.
 
-    If the cache folder cannot be used, ``say`` gets the reason and nothing is saved.
+    If the cache folder cannot be used, nothing is saved, with a warning that gives the reason.
     """
 
-    def __init__(
-        self, output: str | os.PathLike[str], key: str, say: Callable[[str], None] = lambda sentence: None
-    ) -> None:
+    def __init__(self, output: str | os.PathLike[str], key: str) -> None:
         place = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:16]
         self._root = cache_folder() / "unfinished"
-        self._key, self._place, self._say = key, place, say
+        self._key, self._place = key, place
         self.folder = self._root / f"{place}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         self._lock: int | None = None
         self._takes_tiles = True
@@ -97,7 +94,7 @@ class TileStore:
             self._give_up(error.__cause__ or error)
 
     def load(self, name: str, most: int = 2**40) -> dict[str, np.ndarray] | None:
-        """A finished tile, or None if there is no valid one; ``say`` gets a message about an invalid one.
+        """A finished tile, or None if there is no valid one; an invalid one is reported by a warning.
 
         most: largest size of its arrays in bytes; a much larger file is not read.
         """
@@ -114,12 +111,12 @@ class TileStore:
 
     def reject(self, name: str, why: str) -> None:
         """Report that a saved tile is not used."""
-        self._say(f"the saved tile {name} is not valid ({why}), so it is computed again")
+        warn(f"the saved tile {name} is not valid ({why}), so it is computed again")
 
     def _give_up(self, error: BaseException) -> None:
         """Continue without saving more tiles; those already saved stay."""
         reason = str(getattr(error, "strerror", None) or error)
-        self._say(f"unfinished work cannot be saved in {self._root} ({reason}): an interrupted run will start again")
+        warn(f"unfinished work cannot be saved in {self._root} ({reason}): an interrupted run will start again")
         self._takes_tiles = False
 
     def _folders(self) -> list[Path]:

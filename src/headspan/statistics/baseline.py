@@ -116,7 +116,7 @@ def summarise(scores: Scores, q: float = DISCOVERY_RATE, kl: bool = False) -> li
     nodes = [pairing for pairing in given_pairings("all", scores, PK) if pairing.of_nodes]
     found = [summary_of(scores, pairing, q, kl) for pairing in (*PAIRINGS, *nodes) if (PK, pairing) in scores]
     if not found:
-        raise HeadspanError("the random baseline needs pk scores, which this result lacks. Run headspan score again")
+        raise HeadspanError("the random baseline needs pk scores, which this result lacks. Score the model again")
     return found
 
 

@@ -36,7 +36,7 @@ def dimension_between(d: int, first: ArrayLike, second: ArrayLike) -> np.ndarray
 
 def pair_dimension(scores: Scores, pairing: Pairing) -> np.ndarray:
     """The dimension for every pair of a pairing, shaped like its scores; (1, 1) if it is the same for all."""
-    first, second = (_few(centred(scores, role)) for role in pairing)
+    first, second = (few(centred(scores, role)) for role in pairing)
     return dimension_between(scores.d_model, first[:, None], second[None, :])
 
 
@@ -99,6 +99,6 @@ def _of_earlier_versions(provenance: Mapping[str, Any], ports: Sequence[Port]) -
     return [*map(str, ROLES), str(Role.W)], [f"{port}.{role}" for port in first for role in "QKV"]
 
 
-def _few(flags: np.ndarray) -> np.ndarray:
+def few(flags: np.ndarray) -> np.ndarray:
     """A single entry if all are the same, to keep derived arrays small."""
     return flags[:1] if flags.size and (flags == flags[0]).all() else flags

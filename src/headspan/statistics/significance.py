@@ -35,7 +35,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
-from headspan.statistics.dimension import pair_dimension
+from headspan.statistics.dimension import few, pair_dimension
 from headspan.statistics.tails import Tail, fit_tail, p_among
 from headspan.statistics.within_layers import Direction, direction_of, residual_z
 from headspan.subspaces.metrics import METRICS, PK, metric_of, one_metric
@@ -181,7 +181,7 @@ def significance(
     """
     one, metric = one_pairing(pairing), one_metric(metric)
     if approximation is not None and null != "random":
-        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out approximation")
+        raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out `approximation`")
     scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)], whole="a false-discovery rate")
     matrix = scores[metric, one]
     if null != "random":
@@ -233,7 +233,7 @@ def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) 
 
     Pairs of heads in one layer under latent attention have their own mean and spread; nothing else is known about them.
     """
-    ranks, ranks2 = (_few(scores.ranks(role)) for role in matrix.pairing)
+    ranks, ranks2 = (few(scores.ranks(role)) for role in matrix.pairing)
     dimensions = pair_dimension(scores, matrix.pairing), ranks[:, None], ranks2[None, :]
     yield (slice(None), slice(None)), moments(*dimensions, approximation), random_law(*dimensions)
     ranks, ranks2 = (scores.ranks(role) for role in matrix.pairing)
@@ -244,11 +244,6 @@ def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) 
         high = np.minimum(ranks[part[0]], ranks2[part[1]])
         random = Moments(np.full(high.shape, mean), np.full(high.shape, sd**2))
         yield part, random, bounded_law(0.0, high, random.mean, random.variance)
-
-
-def _few(ranks: np.ndarray) -> np.ndarray:
-    """A single entry if all heads have the same rank, to keep derived arrays small."""
-    return ranks[:1] if ranks.size and (ranks == ranks[0]).all() else ranks
 
 
 def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[float, float]]:
@@ -308,7 +303,7 @@ def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[S
     if (matrix.metric, back) not in scores:
         raise HeadspanError(
             f"the {null} null of {pairing} needs the {matrix.metric} scores of {back}, which this result lacks. "
-            f"Score again with --pairing {pairing} --pairing {back}"
+            f"Score again with both pairings: {pairing} and {back}"
         )
     # All similarities are symmetric: XY with the source after the target equals YX with the source before it.
     backward = scores[matrix.metric, back].forward().values.astype(np.float64).T

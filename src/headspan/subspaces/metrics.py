@@ -423,7 +423,8 @@ METRICS = {
         Metric("influence", "Influence", "Influence", observed_factor, np.sqrt, observed=True, flow_only=True),
     )
 }
-WEIGHT_METRICS = tuple(name for name, metric in METRICS.items() if not metric.observed)  # need no run of the model
+OBSERVED_METRICS = tuple(name for name, metric in METRICS.items() if metric.observed)  # need statistics of a run
+WEIGHT_METRICS = tuple(name for name in METRICS if name not in OBSERVED_METRICS)
 
 
 def metric_of(name: str) -> Metric:

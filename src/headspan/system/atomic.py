@@ -27,7 +27,7 @@ except ImportError:  # Windows, where an open file cannot be deleted, which serv
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, sweep: bool = True) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an error.
+    """A temporary path next to ``path`` that replaces it when the block ends without an error.
 
     A reader sees the old file or the new one, never a part. After an error nothing is left, not even a new folder.
     It does not check what it replaces: paths from users go through `headspan.system.outputs.writing`.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
+
+from headspan.vocabulary.errors import warn_outside
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,6 +15,7 @@ T = TypeVar("T")
 def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Accept the old names of some arguments, ``old="new"``, and warn at the line that uses one.
 
+    >>> import warnings
     >>> @renamed(number="k")
     ... def double(k: int) -> int:
     ...     return 2 * k
@@ -43,5 +45,5 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn, at the line that called the function with the old name."""
-    warnings.warn(f"{old} is now {new}; the old name will be removed in the next version", DeprecationWarning, 3)
+    """Warn, at the line that uses the old name."""
+    warn_outside(DeprecationWarning(f"{old} is now {new}; the old name will be removed in the next version"))

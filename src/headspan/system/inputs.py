@@ -1,7 +1,7 @@
 """Paths of input files: checked before reading, with one message if a file cannot be read.
 
 Every reader of a file that a user names comes through here, so that no error of the operating system (a name that is
-too long, links in a circle, a file in place of a folder, no permission) leaves the package as it is.
+too long, links in a circle, a file in place of a folder, no permission) leaves the package unchanged.
 """
 
 from __future__ import annotations

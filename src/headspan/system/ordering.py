@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 _INDEX_BITS = 32
 
@@ -29,6 +24,19 @@ def descending(values: np.ndarray) -> np.ndarray:
     keys |= np.arange(values.size, dtype=np.uint64)
     keys.sort()
     return (keys & np.uint64(2**_INDEX_BITS - 1)).astype(np.int64)
+
+
+def places(values: np.ndarray) -> np.ndarray:
+    """The rank of every value: 1 for the largest, ties in their original order, 0 for NaN.
+
+    >>> places(np.array([1.0, 3.0, np.nan, 3.0])).tolist()
+    [3, 1, 0, 2]
+    """
+    flat = values.ravel()
+    ranks = np.empty(flat.size, dtype=np.int64)
+    ranks[descending(flat)] = np.arange(1, flat.size + 1)
+    ranks[np.isnan(flat)] = 0
+    return ranks.reshape(values.shape)
 
 
 def occurrence(items: np.ndarray) -> np.ndarray:

@@ -101,7 +101,7 @@ _model_folders: dict[tuple[int, int], str] = {}
 
 
 def remember_input(path: PathLike, *, model: bool = False) -> None:
-    """Record that a file is being read, so that no output replaces it. ``model``: files beside it count too."""
+    """Record that a file is being read, so that no output replaces it. ``model``: files in its folder count too."""
     with suppress(OSError, ValueError):
         whole = os.path.realpath(path)
         _read[_identity(os.stat(whole))] = whole
@@ -222,7 +222,7 @@ def _plain(path: Any) -> str:
     if not text.strip() or "\0" in text:
         raise _refusal(ascii(text), "this is not a valid file name; choose another one")
     if text == "-":
-        raise _refusal(text, "this file cannot be written to standard output; use --json or --csv instead")
+        raise _refusal(text, "this file cannot be written to standard output; give the name of a file")
     if len(encoded) > _PATH or any(len(os.fsencode(part)) > _NAME for part in Path(text).parts):
         raise HeadspanError(f"cannot write {text[:60]}…: the name is too long; choose a shorter one")
     return text
@@ -261,12 +261,10 @@ def _check_replaceable(path: PathLike, target: Path, kind: str, inputs: list[Pat
     if not ours and not force:
         raise _refusal(
             path,
-            f"that file is not a headspan {kind}; choose another name, or replace it with --force (force=True)",
+            f"that file is not a headspan {kind}; choose another name, or replace it with `force=True`",
         )
     if not found.st_mode & 0o222 and not force:
-        raise _refusal(
-            path, "that file is write-protected; choose another name, or replace it with --force (force=True)"
-        )
+        raise _refusal(path, "that file is write-protected; choose another name, or replace it with `force=True`")
 
 
 def _check_is_no_model_file(path: PathLike, target: Path, inputs: list[PathLike]) -> None:
@@ -301,7 +299,7 @@ def _same(given: PathLike, found: os.stat_result) -> bool:
 
 
 def _is_part_of(given: PathLike, found: os.stat_result) -> bool:
-    """Whether a file is in a model's directory or beside a model's file, under any name."""
+    """Whether a file is in a model's directory or next to a model's file, under any name."""
     with suppress(OSError, ValueError):
         path = os.path.expanduser(given)
         if not os.path.isdir(path):

@@ -114,10 +114,36 @@ class HeadspanWarning(UserWarning):
 
 def warn(sentence: str) -> None:
     """Issue a `HeadspanWarning` at the line of the caller outside this package."""
+    warn_outside(HeadspanWarning(message(sentence)))
+
+
+def warn_outside(warning: Warning) -> None:
+    """Issue a warning at the line outside this package that called it."""
     level, frame = 2, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
         level, frame = level + 1, frame.f_back
-    warnings.warn(HeadspanWarning(message(sentence)), stacklevel=level)
+    warnings.warn(warning, stacklevel=level)
+
+
+def inform(sentence: str) -> None:
+    """Log what happens to a run (logger ``headspan``, level INFO); the command line prints it."""
+    import logging  # most runs have nothing to log
+
+    logging.getLogger("headspan").info("%s", message(sentence))
+
+
+def refuse_ignored(where: str, **given: object) -> None:
+    """Refuse arguments that would do nothing: those given here that are neither None nor False.
+
+    >>> refuse_ignored("without screening", delta=0.1, seed=None)
+    Traceback (most recent call last):
+        ...
+    headspan.vocabulary.errors.HeadspanError: `delta` has no effect without screening. Leave it out
+    """
+    names = [f"`{name}`" for name, value in given.items() if value is not None and value is not False]
+    if names:
+        has, it = ("has", "it") if len(names) == 1 else ("have", "them")
+        raise HeadspanError(f"{' and '.join(names)} {has} no effect {where}. Leave {it} out")
 
 
 class WrongArgument(HeadspanError, TypeError):

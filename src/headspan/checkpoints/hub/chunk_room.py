@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headspan.checkpoints.hub.chunk_records import forget_lost
-from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, locked, root
+from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, forget_lost, locked, root
+from headspan.results.tabular import Tabular
+from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
 from headspan.system.regular import read_regular
 from headspan.vocabulary.errors import HeadspanError
@@ -53,6 +54,32 @@ def contents() -> list[Content]:
                 used = (folder / MARKER).stat().st_mtime
                 found.append(Content(about["file"], size, about["size"], used, folder))
     return sorted(found, key=lambda content: -content.used)
+
+
+class CachedFiles(Tabular, list[Content]):
+    """Files of the cache, the latest used first."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """file, megabytes on disk, megabytes of the whole file, days since it was used."""
+        return [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in self]
+
+    def _headline(self) -> str:
+        files = "1 file" if len(self) == 1 else f"{len(self)} files"
+        total = size_text(sum(content.bytes for content in self))
+        return f"partial hub files: {files}, {total}; the limit is {size_text(cache_limit())}"
+
+
+@checked
+def cache(name: str | None = None, clear: bool = False) -> CachedFiles:
+    """The cached parts of hub models whose file name contains ``name``; ``clear`` deletes them.
+
+    The cache is in HEADSPAN_CACHE_DIR, or in the system's cache folder. It holds at most HEADSPAN_CACHE_LIMIT (50GB by
+    default) and drops the least recently used files first. Files downloaded whole are in the hub's own cache.
+    """
+    found = CachedFiles(c for c in contents() if name is None or name.lower() in c.file.lower())
+    if clear:
+        remove(found)
+    return found
 
 
 def remove(found: Iterable[Content]) -> None:
@@ -120,7 +147,7 @@ def _make_room(needed: int, keep: Collection[Path]) -> None:
     if not fits:
         raise HeadspanError(
             f"the parts of this model take {size_text(kept + needed)}, but the cache is limited to {size_text(limit)}:"
-            " set HEADSPAN_CACHE_LIMIT to more, or download whole files with --download"
+            " set HEADSPAN_CACHE_LIMIT to more, or download whole files with `download=True`"
         )
     with suppress(OSError):  # the next write reports what is wrong with the folder
         free = shutil.disk_usage(root()).free

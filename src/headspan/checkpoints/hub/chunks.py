@@ -5,6 +5,8 @@ CONTENT is a hash of the size, of the etags (from the hub and from the server th
 bytes from one hub must not be used for another. Every part has one mebibyte, except the last. A part carries a hash of
 its position and its bytes, so that a part that was damaged or planted is fetched again. Parts are never changed, only
 added and removed: a part that one process removes is fetched again by the next that needs it.
+
+``ranges/COMMIT.json`` records the content of each file of a commit, so that it is found without a network.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from headspan.system.cache_folder import cache_folder
 from headspan.system.regular import read_regular
@@ -30,6 +34,7 @@ except ImportError:  # Windows
 CHUNK = 1 << 20
 MARKER = "headspan-ranges.json"
 _DIGEST = 16
+_RECORD = re.compile(r"[0-9a-f]{32}\.json")
 
 
 def root() -> Path:
@@ -132,3 +137,66 @@ class ChunkStore:
 
     def _digest(self, number: int, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=_DIGEST, key=f"{self._key}{number:08x}".encode()).digest()
+
+
+class Known(NamedTuple):
+    """What identifies a content: etag and size as the hub says them, the etag of who served its bytes, which hub."""
+
+    etag: str
+    size: int
+    served: str
+    origin: str
+
+    def store(self, label: str) -> ChunkStore:
+        return ChunkStore(self.etag, self.size, self.served, self.origin, label)
+
+
+class Records:
+    """The files of one commit that were read by ranges. origin: endpoint and repository."""
+
+    def __init__(self, origin: str, commit: str) -> None:
+        self.origin = origin
+        self._path = root() / f"{hashlib.sha256(f'{origin}@{commit}'.encode()).hexdigest()[:32]}.json"
+
+    def known(self) -> dict[str, Known]:
+        """By the names of the files."""
+        return {name: known for name, known in _read(self._path).items() if known.origin == self.origin}
+
+    def remember(self, name: str, known: Known) -> None:
+        self._change(name, known)
+
+    def forget(self, name: str) -> None:
+        self._change(name, None)
+
+    def _change(self, name: str, known: Known | None) -> None:
+        if self.known().get(name) == known:
+            return
+        with locked(), suppress(OSError):  # several files are opened at once
+            everything = {**self.known(), name: known}
+            _write(self._path, {name: entry for name, entry in everything.items() if entry is not None})
+
+
+def forget_lost() -> None:
+    """Forget the contents that were removed; for use under the lock."""
+    with suppress(OSError):
+        for path in root().iterdir():
+            if _RECORD.fullmatch(path.name) and not path.is_symlink():
+                before = _read(path)
+                after = {name: known for name, known in before.items() if known.store(name).folder.exists()}
+                if after != before or not after:
+                    _write(path, after)
+
+
+def _read(path: Path) -> dict[str, Known]:
+    try:
+        stored = json.loads(read_regular(path, 10_000_000))
+        return {str(name): Known(str(e), int(size), str(s), str(o)) for name, (e, size, s, o) in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # or a record of an earlier version
+        return {}
+
+
+def _write(path: Path, known: dict[str, Known]) -> None:
+    if known:
+        write_whole(path, json.dumps(known).encode())
+    else:
+        path.unlink(missing_ok=True)

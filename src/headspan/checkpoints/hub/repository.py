@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headspan.checkpoints.base import TensorSource
 from headspan.checkpoints.hub.api import About, about_file, endpoint, file_address, list_files
-from headspan.checkpoints.hub.chunk_records import Known, Records
+from headspan.checkpoints.hub.chunks import Known, Records
 from headspan.checkpoints.hub.file_cache import (
     bring_file,
     find_file,

@@ -114,8 +114,8 @@ HS.model = (() => {
     const a = arrays(metricKey, pairing);
     if (!a) return { edges: [], complete: true };
     const perTarget = new Map();
-    const layersOut = once(`stand ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
-    const layersIn = once(`stand ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
+    const layersOut = once(`position ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
+    const layersIn = once(`position ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
     const edges = [];
     let passed = 0, seen = 0;
     for (let i = 0; i < a.rank.length; i++) {

@@ -39,7 +39,7 @@ class Chance(NamedTuple):
 
 
 class LatentFactors(NamedTuple):
-    """The stored matrices whose products are the weights of heads behind one latent, and how they are stored."""
+    """The stored matrices whose products are the weights of the heads of one latent, and their dtypes."""
 
     stored: np.ndarray  # (d, r), from the stream to the latent, without gains
     heads: np.ndarray  # (n, m, r), from the latent to each head
