@@ -17,6 +17,7 @@ from headspan.running.observe import observe
 from headspan.scoring import run as scoring
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
 from headspan.vocabulary.heads import Role
+from notices import noticed
 from observation_oracle import Oracle, exact_statistics, in_float64
 from test_effects_families import CASES
 
@@ -90,6 +91,7 @@ class Exchange:
         return np.concatenate([pattern, np.where(rest > 1e-3, rest, 0.0)], -1) + 1e-300
 
 
+@pytest.mark.filterwarnings("ignore::headspan.HeadspanWarning")  # what the families are like
 @pytest.mark.usefixtures("float64_softmax")
 @pytest.mark.parametrize("name", ["gpt2", "stablelm-qk-norm", "gemma2-capped", "gpt_oss"])
 def test_influence_squared_is_the_kl_of_resampling(name: str) -> None:
@@ -108,6 +110,7 @@ def test_influence_squared_is_the_kl_of_resampling(name: str) -> None:
             np.testing.assert_allclose(kl, influence**2 / 2 * (n - 1) / n, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::headspan.HeadspanWarning")  # what the families are like
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma2-capped"])
 def test_influence_on_values_is_a_share_of_their_variance(name: str) -> None:
     model = in_float64(CASES[name])
@@ -147,8 +150,8 @@ def times(stats: Statistics, name: str, factor: float) -> Statistics:
 
 
 def test_other_pairings_are_left_out_with_the_reason(folder: Path, stats: Statistics) -> None:
-    said: list[str] = []
-    scores = hs.score(folder, "pk,influence", "all", stats=stats, say=said.append)
+    with noticed() as said:
+        scores = hs.score(folder, "pk,influence", "all", stats=stats)
     assert {str(p) for m, p in scores.arrays if m == "influence"} == {"OQ", "OK", "OV"}
     assert len([p for m, p in scores.arrays if m == "pk"]) == 16
     (sentence,) = [s for s in said if s.startswith("influence is left out for ")]

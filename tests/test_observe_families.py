@@ -38,7 +38,7 @@ def close(ours: np.ndarray, theirs: np.ndarray, rtol: float = RTOL) -> None:
 
 
 @pytest.mark.parametrize("name", [*CASES, *LATENT_CASES])
-@pytest.mark.filterwarnings("ignore:latent attention")
+@pytest.mark.filterwarnings("ignore::headspan.HeadspanWarning")  # what the families are like
 def test_statistics_and_influence_equal_the_slow_definitions(name: str) -> None:
     model = doubled(name) if name in LATENT_CASES else in_float64(CASES[name])
     found, oracle = exact_statistics(model), Oracle(model)
