@@ -275,3 +275,10 @@ def test_a_result_tells_its_statistics(folder: Path, stats: Statistics, tmp_path
     found = hs.load(tmp_path / "r.safetensors").provenance["statistics"]
     assert found["inputs"] == stats.inputs and found["hash"] == stats.about["hash"]
     assert times(stats, "scale/V", 2).about["hash"] != stats.about["hash"]
+
+
+def test_a_cluster_gives_the_same_numbers(folder: Path, stats: Statistics) -> None:
+    pytest.importorskip("distributed")
+    first, second = (hs.score(folder, "pk,influence", "flow", stats=stats, dask=dask) for dask in (None, "local"))
+    for key in first.arrays:
+        np.testing.assert_array_equal(first[key].values, second[key].values)
