@@ -188,7 +188,7 @@ def at(index: Any, value: float) -> Callable[[np.ndarray], np.ndarray]:
 HOSTILE: dict[str, Edit] = {
     "another kind": lambda head, arrays: head.update(kind="scores"),
     "a newer schema": lambda head, arrays: head.update(schema=99),
-    "a schema that is no number": lambda head, arrays: head.update(schema="1"),
+    "a schema that is not a number": lambda head, arrays: head.update(schema="1"),
     "no schema": lambda head, arrays: head.pop("schema"),
     "no inputs": lambda head, arrays: head.pop("inputs"),
     "empty inputs": lambda head, arrays: head.update(inputs=[]),

@@ -74,7 +74,7 @@ def check_writes(found: Statistics, oracle: Oracle, layer: int) -> None:
 
 
 def check_scales(found: Statistics, oracle: Oracle, layer: int) -> None:
-    """The scale of every token is what stands between the folded weight and the port's output."""
+    """A port's output is its folded weight's, times the scale of the token, plus a constant."""
     folded = FoldedWeights(oracle.weights)
     for role in (Role.Q, Role.K, Role.V):
         first, theirs = oracle.weights.ports.span(role, layer).start, []
