@@ -240,6 +240,8 @@ class CheckpointWeights(AttentionWeights):
 
     def _eps(self, *first: str) -> float:
         """The epsilon of a norm, from the first of these keys in the config or from a common key."""
+        if self._entry.eps is not None:
+            return self._entry.eps
         key = next((key for key in (*first, *_EPS) if key in self._map.config), None)
         value = 1e-5 if key is None else self._map.config[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:

@@ -12,7 +12,7 @@ from headspan.models.weights import AttentionWeights, check_finite
 from headspan.models.wrapped import WrappedWeights
 from headspan.results.identity import same_model
 from headspan.results.observations import Statistics
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import ROLES, Role
 from headspan.vocabulary.ports import shape_text
 
@@ -59,7 +59,9 @@ def observed_weights(weights: AttentionWeights, statistics: Statistics) -> Obser
             f"the statistics are not those of {weights.reference}, which has "
             f"{shape_text(weights.ports, weights.d_model)}: make those with `hs.observe(model)`"
         )
-    same_model(statistics.model, {**weights.provenance, "folding": "none"}, "the statistics", "these weights")
+    given = {**weights.provenance, "folding": "none"}
+    if doubt := same_model(statistics.model, given, "the statistics", "these weights"):
+        warn(doubt)
     roots: dict[tuple[Role, int], np.ndarray] = {}
     for role in ROLES:
         found = statistics.roots(role)

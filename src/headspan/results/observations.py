@@ -31,11 +31,12 @@ from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import square_roots
 from headspan.system.sealed_file import content_hash
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import ROLES, Role
 from headspan.vocabulary.ports import PortTable
 
 READ = (Role.Q, Role.K, Role.V)
+_ROUNDING = 1e-4  # of matrices in float32, relative to their diagonal
 
 
 class RunInput(TypedDict):
@@ -173,11 +174,24 @@ def _check_arrays(found: Statistics, path: Path) -> None:
         raise damaged(path, "its arrays do not fit its heads")
     if any(values.dtype != np.float32 for values in arrays.values()) or found.counts.dtype != np.int64:
         raise damaged(path, "its arrays have the wrong type")
-    positive = [values for name, values in arrays.items() if not name.startswith("mean/")]
-    positive = [np.diagonal(a, axis1=1, axis2=2) if a.ndim == 3 else a for a in positive]
-    sound = all(np.isfinite(a).all() for a in arrays.values()) and all((a >= 0).all() for a in positive)
+    sound = all(np.isfinite(a).all() for a in arrays.values()) and all(
+        _is_spread(a) if a.ndim == 3 else bool((a >= 0).all())
+        for name, a in arrays.items()
+        if not name.startswith("mean/")
+    )
     if not sound or (found.counts < 0).any() or degrees(found.counts) < 1 or found.tokens < 1:
         raise damaged(path, "it contains values that no run can have")
+
+
+def _is_spread(matrices: np.ndarray) -> bool:
+    """Whether matrices are symmetric, and no entry is larger than those on the diagonal allow, up to rounding."""
+    diagonal = np.diagonal(matrices, axis1=1, axis2=2)
+    if (diagonal < 0).any():
+        return False
+    root = np.sqrt(diagonal)
+    most = root[:, :, None] * root[:, None] + np.finfo(np.float32).tiny
+    uneven = np.abs(matrices - matrices.transpose(0, 2, 1))
+    return bool((np.abs(matrices) <= (1 + _ROUNDING) * most).all() and (uneven <= _ROUNDING * most).all())
 
 
 def degrees(counts: np.ndarray) -> int:
@@ -186,7 +200,8 @@ def degrees(counts: np.ndarray) -> int:
 
 
 def _merged(first: Statistics, second: Statistics) -> Statistics:
-    same_model(first.model, second.model, "the first statistics", "the others")
+    if doubt := same_model(first.model, second.model, "the first statistics", "the others"):
+        warn(doubt)
     shapes = [{name: a.shape for name, a in one.arrays.items() if name != "mean/O"} for one in (first, second)]
     if not first.ports.same_heads(second.ports) or shapes[0] != shapes[1]:
         raise HeadspanError("statistics of models with different heads cannot be merged: give those of one model")

@@ -8,15 +8,18 @@ row about a. The sum over rows, for one token of a port, is E[γγᵀ] with
 
 because 4 Σ_j ∇√p_j (∇√p_j)ᵀ = F. So one backward pass through the layer's attention gives an unbiased estimate for
 every token of every Q and K port at once, with the model's own rotary positions, QK-norm, soft caps, windows, sinks
-and biases. With orthogonal signs (`orthogonal_signs`) the mean over all sets of signs is exact. There are more of these
-sets than queries, so `observe` draws a few sets at random instead.
+and biases. With orthogonal signs (`orthogonal_signs`) the mean over all sets of signs is exact. This takes a set for
+every key of every query and head, so `observe` draws a few sets at random instead.
+
+Where a QK-norm spans all heads of a layer, a port changes the rows of the other heads too, and these are included.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -26,6 +29,8 @@ from headspan.vocabulary.heads import Role
 
 if TYPE_CHECKING:
     import torch
+
+Signs: TypeAlias = "Callable[[tuple[int, int, int], bytes], Iterable[torch.Tensor]]"  # from a shape and a key
 
 _LEAST = 1e-30  # attention that counts; the root of less has no gradient in float32
 _SINK = 1e-5  # of a row's attention: if more than this is missing from 1, it went to a sink
@@ -65,22 +70,24 @@ def _roots(replayer: Replayer, pattern: torch.Tensor, rounding: float) -> torch.
     return torch.where(counts, 2 * torch.where(counts, both, 1.0).sqrt(), 0.0)
 
 
-def random_signs(draws: int, shape: tuple[int, int, int], *key: bytes) -> Iterator[torch.Tensor]:
-    """``draws`` sets of independent signs, the same for the same key."""
+def random_signs(draws: int, seed: int, shape: tuple[int, int, int], key: bytes) -> Iterator[torch.Tensor]:
+    """``draws`` sets of independent signs, the same for the same seed and key."""
     import torch
 
-    seed = int.from_bytes(hashlib.sha256(b"\n".join(key)).digest()[:8], "big")
+    seed = int.from_bytes(hashlib.sha256(str(seed).encode() + b"\n" + key).digest()[:8], "big")
     generator = torch.Generator().manual_seed(seed % 2**63)
     for _ in range(draws):
         yield torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1
 
 
-def orthogonal_signs(shape: tuple[int, int, int]) -> Iterator[torch.Tensor]:
-    """Sets of signs whose mean of γγᵀ is exact: those of one row, and those of one key in all rows, are orthogonal."""
+def orthogonal_signs(shape: tuple[int, int, int], key: bytes = b"") -> Iterator[torch.Tensor]:
+    """Sets of signs whose mean of γγᵀ is exact: over all sets, those of any two keys of any two queries are orthogonal.
+
+    One key's sets are a column of a Hadamard matrix. γ of a key mixes all keys of all queries, so no two may share one.
+    """
     import torch
     from scipy.linalg import hadamard
 
-    heads, rows, keys = shape
-    column = np.arange(heads)[:, None, None] * rows + np.arange(rows)[:, None] + np.arange(keys)
-    for signs in hadamard(1 << int(column.max()).bit_length()):
+    column = np.arange(math.prod(shape)).reshape(shape)
+    for signs in hadamard(1 << (column.size - 1).bit_length()):
         yield torch.from_numpy(signs[column])

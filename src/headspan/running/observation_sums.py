@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headspan.results.observations import READ, degrees
-from headspan.running.attention_fisher import port_gradients, random_signs
+from headspan.running.attention_fisher import Signs, port_gradients
 from headspan.running.edge_effects import scaled_z, stream_norm
 from headspan.running.effect_sums import squared_lengths
 from headspan.running.port_inputs import Inlet, Receiver
@@ -28,9 +28,8 @@ Arrays = dict[str, np.ndarray]
 class ObservationSums:
     """What was added so far, by name, for all layers."""
 
-    def __init__(self, replayer: Replayer, positions: int, draws: int, seed: int) -> None:
-        self.replayer, self.weights = replayer, replayer.weights
-        self.draws, self.seed = draws, seed
+    def __init__(self, replayer: Replayer, positions: int, signs: Signs) -> None:
+        self.replayer, self.weights, self.signs = replayer, replayer.weights, signs
         count = {role: len(self.weights.heads(role)) for role in ROLES}
         width = {role: self.weights.d_head(role) for role in ROLES}
         n, m = count[Role.O], width[Role.O]
@@ -80,11 +79,7 @@ class ObservationSums:
         scales = {receiver: self._scale(layer, receiver, record) for receiver in self.replayer.layers[layer].inlets}
         for receiver, scale in scales.items():
             self._at(layer, receiver, f"scale/{receiver.role}")[...] += scale.square().sum().item()
-        length, n = len(record.z), self.weights.n_heads
-        signs = random_signs(self.draws, (n, length, length + 1), str(self.seed).encode(), str(layer).encode(), key)
-        for gradients in port_gradients(self.replayer, layer, record, signs):
-            for receiver, found in gradients.items():
-                self._add_fisher(layer, receiver, found * scales[receiver][:, None, None])
+        self._add_fisher(layer, record, scales, str(layer).encode() + b"\n" + key)
 
     def _add_writes(self, layer: int, record: LayerRecord, span: slice) -> None:
         """Update the means and squares of z at every position, and the lengths of what heads write."""
@@ -105,13 +100,22 @@ class ObservationSums:
         self.sums["value/V"][span] += values.sum(0)
         self.sums["square/V"][span] += np.square(values).sum((0, 2))
 
-    def _add_fisher(self, layer: int, receiver: Receiver, gradients: torch.Tensor) -> None:
+    def _add_fisher(self, layer: int, record: LayerRecord, scales: dict[Receiver, torch.Tensor], key: bytes) -> None:
+        """Add the mean of γγᵀ over the sets of signs, summed over tokens."""
         import torch
 
-        squares = torch.einsum("thm,thk->hmk", gradients, gradients).double().cpu().numpy()
-        rows = self.weights.n_heads // len(squares)  # attention rows per query: one for each query head of a group
-        m = squares.shape[1]
-        self._at(layer, receiver, f"fisher/{receiver.role}")[:, :m, :m] += squares / (rows * self.draws)
+        length, n = len(record.z), self.weights.n_heads
+        totals: dict[Receiver, np.ndarray] = {}
+        sets = 0
+        for gradients in port_gradients(self.replayer, layer, record, self.signs((n, length, length + 1), key)):
+            sets += 1
+            for receiver, found in gradients.items():
+                scaled = found * scales[receiver][:, None, None]
+                squares = torch.einsum("thm,thk->hmk", scaled, scaled).double().cpu().numpy()
+                totals[receiver] = totals.get(receiver, 0.0) + squares
+        for receiver, squares in totals.items():
+            rows, m = n // len(squares), squares.shape[1]  # attention rows per query: one for each head of a group
+            self._at(layer, receiver, f"fisher/{receiver.role}")[:, :m, :m] += squares / (rows * sets)
 
     def _scale(self, layer: int, receiver: Receiver, record: LayerRecord) -> torch.Tensor:
         """What a change of the stream is multiplied by before the port's folded weight reads it, per token."""

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 import headspan
 from headspan.results.identity import identity
 from headspan.results.observations import RunInput, Statistics, degrees
+from headspan.running.attention_fisher import random_signs
 from headspan.running.materials import OBSERVE_TEXT, built_in_text, random_material, text_material, token_material
 from headspan.running.observation_sums import ObservationSums
 from headspan.running.opening import RunningModel, running
@@ -78,7 +80,7 @@ def observe(
     if out is not None:
         check_output(out, "statistics", inputs=[model], force=force, ending=".safetensors")
     with progress_bar("observing", progress) as update, running(model, device=device, dtype=dtype) as ready:
-        replayer = Replayer(ready)
+        replayer = Replayer(ready, "statistics")
         notes = [*ready.notes, *([LATENT_NOTE] if replayer.latent else [])]
         kind, samples = _material(ready, text, random, tokens, ready.start_token(bos), sequences, length, seed, notes)
         ids = [np.ascontiguousarray(sample.ids, dtype="<i8") for sample in samples]
@@ -91,7 +93,7 @@ def observe(
             ).hexdigest(),
         }
         protocol = {"seed": seed, "draws": draws, "bos": ready.start_token(bos), "dtype": _dtype(ready)}
-        sums = ObservationSums(replayer, max(map(len, ids)), draws, seed)
+        sums = ObservationSums(replayer, max(map(len, ids)), partial(random_signs, draws, seed))
         check_room(f"observing {ready.reference}", 2 * sums.nbytes)
         replayer.check(samples[0].tensor)
         about = [identity(ready.identity), ran_on, protocol, headspan.__version__]

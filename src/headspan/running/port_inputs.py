@@ -86,9 +86,9 @@ class Inlet:
         return out.reshape(*out.shape[:2], self.heads, -1)
 
     def heads_of(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The port's part of what its module returned, (n, T, heads, m)."""
+        """The port's part of what its module returned, (n, T, heads, m); latents have one more dimension before T."""
         mine = outputs if self.rows is None else outputs[..., self.rows]
-        return mine.reshape(*outputs.shape[:2], self.heads, -1)
+        return mine.reshape(len(outputs), outputs.shape[-2], self.heads, -1)
 
 
 def latent_inlets(shape: LatentShape, module: Callable[[str], Any]) -> dict[Receiver, Inlet]:

@@ -79,8 +79,9 @@ Recording = dict[int, LayerRecord]
 class Replayer:
     """A running model whose attention layers can be recomputed with one port changed."""
 
-    def __init__(self, model: RunningModel) -> None:
-        self.model = model
+    def __init__(self, model: RunningModel, what: str = "effects") -> None:
+        """``what`` is measured, in the words of a refusal."""
+        self.model, self.what = model, what
         source = by_modules(model.model)
         self.weights = CheckpointWeights(source)
         self.weights.reference = model.reference
@@ -91,16 +92,16 @@ class Replayer:
         if self._where.entry.streams:
             raise self.refusal(
                 "it has several residual streams, and scalars per token determine how much of a head's output "
-                "reaches a later head, while effects assume that all of it does"
+                f"reaches a later head, while {what} assume that all of it does"
             )
         if self._where.kv_layers:
             raise self.refusal(
-                "its last layers use the keys and values of earlier ones (num_kv_shared_layers), while effects assume "
+                f"its last layers use the keys and values of earlier ones (num_kv_shared_layers), while {what} assume "
                 "that every layer computes its own"
             )
         if not self.weights.even:
             raise self.refusal(
-                "its layers have different numbers or sizes of heads, and effects are measured "
+                f"its layers have different numbers or sizes of heads, and {what} are measured "
                 "between layers of one shape only"
             )
         if self._where.entry.rotary_norm:
@@ -109,7 +110,7 @@ class Replayer:
         self._shapes: dict[int, dict[int, list[int | None]]] = {}
 
     def refusal(self, why: str) -> HeadspanError:
-        return HeadspanError(f"no effects for {self.model.reference} ({self.weights.architecture}): {why}")
+        return HeadspanError(f"no {self.what} for {self.model.reference} ({self.weights.architecture}): {why}")
 
     # -- modules ---------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class Replayer:
         """The scale of the norm after attention, per token."""
         if layer.output_norm is None:
             return None
-        before = first(seen[layer.number, "output_norm"])[0].float()
+        before = widened(first(seen[layer.number, "output_norm"])[0])
         return (before.square().mean(-1, keepdim=True) + epsilon(layer.output_norm)).rsqrt()
 
     def run(self, ids: torch.Tensor) -> dict[Any, tuple[tuple[Any, ...], dict[str, Any], Any]]:

@@ -65,6 +65,7 @@ class Architecture:
     remark: str | None = None  # a further note on the family
     in_files: Mapping[str, Any] = field(default_factory=dict)  # differences in published files with other names
     adapt: Callable[[Architecture, Config], Architecture] | None = None  # variants chosen by the config
+    eps: float | None = None  # of its norms, if they do not use the config's
     defaults: Config = field(default_factory=dict)  # values of the family's config class for missing keys
 
 

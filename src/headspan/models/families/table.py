@@ -142,7 +142,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         final_norm="final_layernorm", qk_norm="self_attn.q_layernorm",
     ),
     "xglm": _XGLM,
-    "biogpt": replace(_XGLM, body="biogpt.", unembedding=("output_projection",)),
+    "biogpt": replace(_XGLM, body="biogpt.", unembedding=("output_projection",), eps=1e-5),
     "ctrl": Architecture(
         body="transformer.", layer="h.{}.", q="multi_head_attention.Wq", k="multi_head_attention.Wk",
         v="multi_head_attention.Wv", o="multi_head_attention.dense", norm=("layernorm1",), norm_kind="layer",

@@ -1,0 +1,419 @@
+"""Statistics of a run: sampling error, files, merging, and runs that are stopped, killed or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import headspan as hs
+from families import FAMILIES, build
+from headspan.results.observations import Statistics, degrees
+from headspan.running.observe import observe
+from headspan.system.atomic import write_safetensors
+from headspan.system.sealed_file import KEY, content_hash
+from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
+from observation_oracle import exact_statistics, in_float64, observing
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+TOKENS = [[5, 10, 15, 20, 25], [7, 3, 44], [9, 21, 33], [1, 2], [8, 9, 10, 11, 12, 13], [30, 29, 28, 27]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return in_float64(FAMILIES["qwen3"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("observed") / "model"
+    build(FAMILIES["llama"]).save_pretrained(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stats(folder: Path) -> Statistics:
+    return observe(folder, tokens=TOKENS)
+
+
+def same(a: Statistics, b: Statistics) -> None:
+    assert a.arrays.keys() == b.arrays.keys()
+    for name in a.arrays:
+        np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name, strict=True)
+    np.testing.assert_array_equal(a.counts, b.counts, strict=True)
+
+
+# -- sampling ------------------------------------------------------------------------------------------------
+
+
+def test_random_signs_are_unbiased(model: Any) -> None:
+    """32 independent estimates of every entry: no mean is more than 4.5 standard errors from the exact value."""
+    exact = exact_statistics(model, TOKENS[:3]).arrays
+    drawn = [observe(model, tokens=TOKENS[:3], draws=4, seed=seed).arrays for seed in range(32)]
+    for name in ("fisher/Q", "fisher/K"):
+        values = np.stack([one[name] for one in drawn]).astype(float)
+        error = values.std(0, ddof=1) / np.sqrt(len(values))
+        assert (np.abs(values.mean(0) - exact[name]) < 4.5 * error).all()
+        traces = values.trace(axis1=2, axis2=3)
+        share = traces.std(0, ddof=1) / np.sqrt(len(values)) / exact[name].trace(axis1=1, axis2=2)
+        assert share.max() < 0.06  # so that a wrong factor would be found
+
+
+def test_the_error_falls_with_the_root_of_the_draws(model: Any) -> None:
+    exact = exact_statistics(model, TOKENS[:3])
+
+    def error(draws: int) -> float:
+        found = observe(model, tokens=TOKENS[:3], draws=draws)
+        shares = [
+            np.square(found.arrays[name] - values).sum((1, 2)) / np.square(values).sum((1, 2))
+            for name, values in exact.arrays.items()
+            if name.startswith("fisher/")
+        ]
+        return float(np.sqrt(np.concatenate(shares).mean()))
+
+    few, many = error(4), error(256)
+    assert few / many == pytest.approx(8, rel=0.4) and many < 0.1
+
+
+def test_seeds_change_the_signs_and_nothing_else(stats: Statistics, folder: Path) -> None:
+    same(observe(folder, tokens=TOKENS), stats)
+    other = observe(folder, tokens=TOKENS, seed=1)
+    for name, values in stats.arrays.items():
+        assert np.array_equal(values, other.arrays[name]) != name.startswith("fisher/")
+
+
+def test_a_live_model_and_its_folder_give_the_same(folder: Path, stats: Statistics) -> None:
+    live = observe(build(FAMILIES["llama"]), tokens=TOKENS)
+    for name, values in stats.arrays.items():
+        np.testing.assert_allclose(live.arrays[name], values, rtol=1e-5, atol=1e-6 * np.abs(values).max())
+    assert live.model["attention_hash"] == stats.model["attention_hash"]
+
+
+def test_what_is_recorded(stats: Statistics, folder: Path) -> None:
+    assert stats.tokens == sum(map(len, TOKENS)) and stats.inputs[0]["kind"] == "tokens"
+    assert stats.counts.tolist() == [6, 6, 5, 3, 2, 1] and degrees(stats.counts) == 5 + 5 + 4 + 2 + 1
+    assert stats.protocol == {"seed": 0, "draws": 8, "bos": None, "dtype": "float32"}
+    assert stats.model["fingerprint"] == hs.open(folder).provenance["fingerprint"]
+    assert stats.provenance["headspan"] == hs.__version__
+    assert observe(folder, tokens=TOKENS[:5]).inputs[0]["sha256"] != stats.inputs[0]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tokens": TOKENS[:1]}, "at least two"),
+        ({"tokens": TOKENS, "random": True}, "exclude each other"),
+        ({"tokens": TOKENS, "length": 5}, "those of random sequences"),
+        ({"tokens": TOKENS, "draws": 0}, "Give 1 or more"),
+        ({"text": "some text"}, "no tokenizer"),
+    ],
+)
+def test_odd_input_is_refused(folder: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(HeadspanError, match=reason):
+        observe(folder, **options)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_statistics_are_equal(stats: Statistics, tmp_path: Path) -> None:
+    place = stats.save(tmp_path / "s.safetensors")
+    found = Statistics.load(place)
+    same(found, stats)
+    for name in ("inputs", "model", "protocol", "provenance"):
+        assert getattr(found, name) == getattr(stats, name)
+    assert found.ports.same_heads(stats.ports) and found.ports.served_by == stats.ports.served_by
+    for role in "QKVO":
+        np.testing.assert_array_equal(found.roots(role), stats.roots(role))
+    with pytest.raises(HeadspanError, match=r"\.safetensors"):
+        stats.save(tmp_path / "s.npz")
+
+
+Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], object]
+
+
+def rewritten(stats: Statistics, folder: Path, edit: Edit, *, seal: bool = True) -> Path:
+    """A file of statistics that was changed, by someone who computed its hash again (``seal``) or did not."""
+    place = stats.save(folder / "s.safetensors", force=True)
+    with safe_open(place, framework="numpy") as file:
+        head = json.loads(file.metadata()[KEY])
+        arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+    edit(head, arrays)
+    if seal:
+        head["hash"] = content_hash(arrays, head)
+    write_safetensors(place, arrays, {KEY: json.dumps(head)})
+    return place
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda head, arrays: arrays["fisher/Q"].__imul__(1.5),
+        lambda head, arrays: head["inputs"][0].update(tokens=10**6),
+        lambda head, arrays: head["protocol"].update(seed=9),
+    ],
+)
+def test_an_edited_file_is_reported(stats: Statistics, tmp_path: Path, edit: Edit) -> None:
+    place = rewritten(stats, tmp_path, edit, seal=False)
+    with pytest.warns(HeadspanWarning, match="hash does not match"):
+        found = Statistics.load(place)
+    again = found.save(tmp_path / "again.safetensors")
+    with pytest.warns(HeadspanWarning, match="had been edited"):  # saving it again does not clean it
+        Statistics.load(again)
+
+
+def put(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    return lambda head, arrays: arrays.__setitem__(name, change(arrays[name]))
+
+
+def at(index: Any, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(a: np.ndarray) -> np.ndarray:
+        a[index] = value
+        return a
+
+    return change
+
+
+HOSTILE: dict[str, Edit] = {
+    "another kind": lambda head, arrays: head.update(kind="scores"),
+    "a newer schema": lambda head, arrays: head.update(schema=99),
+    "a schema that is not a number": lambda head, arrays: head.update(schema="1"),
+    "no schema": lambda head, arrays: head.pop("schema"),
+    "no inputs": lambda head, arrays: head.pop("inputs"),
+    "empty inputs": lambda head, arrays: head.update(inputs=[]),
+    "inputs of another kind": lambda head, arrays: head.update(inputs={"tokens": 5}),
+    "negative tokens": lambda head, arrays: head["inputs"][0].update(tokens=-5),
+    "tokens as text": lambda head, arrays: head["inputs"][0].update(tokens="5"),
+    "ports of another kind": lambda head, arrays: head.update(ports=[]),
+    "a role missing": lambda head, arrays: head["ports"].pop("V"),
+    "a head that is none": lambda head, arrays: head["ports"]["Q"].__setitem__(0, "nonsense"),
+    "a head twice": lambda head, arrays: head["ports"]["Q"].__setitem__(0, head["ports"]["Q"][1]),
+    "a head too few": lambda head, arrays: head["ports"]["Q"].pop(),
+    "a model of another kind": lambda head, arrays: head.update(model=3),
+    "an array missing": lambda head, arrays: arrays.pop("fisher/K"),
+    "counts missing": lambda head, arrays: arrays.pop("counts"),
+    "an array too many": lambda head, arrays: arrays.__setitem__("more", np.zeros(3, np.float32)),
+    "an array of another shape": put("spread/O", lambda a: a[:, :-1]),
+    "an array that is not square": put("fisher/Q", lambda a: a[:, :, :-1]),
+    "a flat array": put("fisher/Q", lambda a: a.ravel()),
+    "flat means": put("mean/O", lambda a: a.ravel()),
+    "heads missing in an array": put("scale/V", lambda a: a[:-1]),
+    "fewer positions": put("counts", lambda a: a[:-1]),
+    "counts of two dimensions": put("counts", lambda a: a[:, None]),
+    "float64": put("spread/O", lambda a: a.astype(np.float64)),
+    "float16": put("variance/V", lambda a: a.astype(np.float16)),
+    "whole numbers": put("scale/Q", lambda a: a.astype(np.int32)),
+    "float counts": put("counts", lambda a: a.astype(np.float32)),
+    "NaN": put("fisher/K", at((0, 1, 0), np.nan)),
+    "infinity": put("mean/V", at((0, 0), np.inf)),
+    "a negative diagonal": put("fisher/K", at((0, 1, 1), -1e-3)),
+    "a negative variance": put("variance/V", at(0, -1e-3)),
+    "a negative scale": put("scale/K", at(0, -1.0)),
+    "a negative length": put("length/O", at(0, -1.0)),
+    "a negative count": put("counts", at(0, -1)),
+    "counts of one sequence": put("counts", lambda a: np.ones_like(a)),
+    "not symmetric": put("fisher/Q", at((0, 0, 1), 1e3)),
+    "not positive": put("spread/O", lambda a: at((0, 1, 0), 9.0)(at((0, 0, 1), 9.0)(a))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused(stats: Statistics, tmp_path: Path, name: str) -> None:
+    with pytest.raises(HeadspanError):
+        Statistics.load(rewritten(stats, tmp_path, HOSTILE[name]))
+
+
+def test_other_files_are_refused(stats: Statistics, folder: Path, tmp_path: Path) -> None:
+    place = stats.save(tmp_path / "s.safetensors")
+    whole = place.read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        place.write_bytes(whole[:length])
+        with pytest.raises(HeadspanError):
+            Statistics.load(place)
+    place.write_bytes(b"not safetensors at all" * 10)
+    with pytest.raises(HeadspanError, match="file of statistics"):
+        Statistics.load(place)
+    with pytest.raises(HeadspanError, match="does not hold statistics"):
+        Statistics.load(folder / "model.safetensors")
+    with pytest.raises(HeadspanError, match="headspan observe MODEL"):
+        Statistics.load(tmp_path / "missing.safetensors")
+    result = hs.score("demo", "pk", "OK", out=tmp_path / "result.safetensors") and tmp_path / "result.safetensors"
+    with pytest.raises(HeadspanError, match="does not hold statistics"):
+        Statistics.load(result)
+    with pytest.raises(HeadspanError):
+        hs.load(stats.save(tmp_path / "t.safetensors"))
+
+
+# -- merging -------------------------------------------------------------------------------------------------
+
+
+def about_equal(ours: Statistics, theirs: Statistics) -> None:
+    np.testing.assert_array_equal(ours.counts, theirs.counts)
+    assert ours.tokens == theirs.tokens
+    for name, values in theirs.arrays.items():
+        np.testing.assert_allclose(ours.arrays[name], values, rtol=0, atol=1e-6 * np.abs(values).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("cut", [2, 3, 4])
+def test_merged_statistics_are_those_of_one_run(folder: Path, stats: Statistics, cut: int) -> None:
+    parts = [observe(folder, tokens=part) for part in (TOKENS[:cut], TOKENS[cut:])]
+    about_equal(Statistics.merge(*parts), stats)
+    about_equal(Statistics.merge(*reversed(parts)), stats)
+
+
+def test_merging_is_associative(folder: Path, stats: Statistics, tmp_path: Path) -> None:
+    a, b, c = (observe(folder, tokens=TOKENS[i : i + 2]) for i in (0, 2, 4))
+    left = Statistics.merge(Statistics.merge(a, b), c)
+    about_equal(left, Statistics.merge(a, Statistics.merge(b, c)))
+    about_equal(left, Statistics.merge(a, b, c))
+    about_equal(left, stats)
+    same(Statistics.load(left.save(tmp_path / "s.safetensors")), left)
+    same(Statistics.merge(a), a)
+    assert [one["tokens"] for one in left.inputs] == [8, 5, 10] and left.model["fingerprint"] == a.model["fingerprint"]
+    with pytest.raises(HeadspanError, match="at least one"):
+        Statistics.merge()
+
+
+def test_merging_refuses_the_same_input_and_other_models(folder: Path, stats: Statistics) -> None:
+    with pytest.raises(HeadspanError, match="count twice"):
+        Statistics.merge(stats, stats)
+    rest = [[4, 5, 6], [6, 5, 4]]
+    with pytest.raises(HeadspanError, match="count twice"):
+        Statistics.merge(stats, observe(folder, tokens=rest), stats)
+    with pytest.raises(HeadspanError, match="different models"):  # of the same shape
+        Statistics.merge(stats, observe(build(FAMILIES["llama"], seed=1), tokens=rest))
+    with pytest.raises(HeadspanError, match="different"):
+        Statistics.merge(stats, observe(build(FAMILIES["gpt2"]), tokens=rest))
+
+
+# -- runs that end early -------------------------------------------------------------------------------------
+
+RUN = """
+import os, signal, sys
+import headspan.running.observe
+module = sys.modules["headspan.running.observe"]
+module._SAVE_EVERY = -1.0
+at, signum = int(sys.argv[3]), int(sys.argv[4])
+tokens = {tokens}
+module.observe(sys.argv[1], tokens=tokens, out=sys.argv[2],
+               progress=lambda done, total: os.kill(os.getpid(), signum) if done == at else None)
+"""
+
+
+def run(folder: Path, out: Path, at: int = -1, signum: int = 0) -> subprocess.Popen[bytes]:
+    """A process that observes, and is sent a signal when it comes to a sequence."""
+    command = [sys.executable, "-c", RUN.format(tokens=TOKENS), str(folder), str(out), str(at), str(signum)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def continued(folder: Path, out: Path) -> tuple[Statistics, list[int]]:
+    """Run again to the end; the progress it made."""
+    seen: list[int] = []
+    return observe(folder, tokens=TOKENS, out=out, progress=lambda done, total: seen.append(done)), seen
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kill -9 is of POSIX")
+def test_a_killed_run_continues(folder: Path, stats: Statistics, tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "s.safetensors"
+    process = run(folder, out, 4, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not out.exists() and len(list(cache.rglob("*.safetensors"))) == 1
+    found, seen = continued(folder, out)
+    assert seen == [3, 4, 5, 6]  # the fourth was finished but not yet saved
+    same(found, stats)
+    same(Statistics.load(out), stats)
+    assert not list(cache.rglob("*.safetensors")) and [p.name for p in tmp_path.iterdir()] == ["s.safetensors"]
+
+
+def stopped(folder: Path, out: Path, at: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """A run stopped by Ctrl-C."""
+
+    def stop(done: int, total: int) -> None:
+        if done == at:
+            raise KeyboardInterrupt
+
+    given: dict[str, Any] = {"tokens": TOKENS} | options
+    monkeypatch.setattr(observing, "_SAVE_EVERY", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        observe(folder, out=out, progress=stop, **given)
+
+
+def test_a_stopped_run_continues(
+    folder: Path, stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "s.safetensors"
+    stopped(folder, out, 3, monkeypatch)
+    assert not out.exists()
+    found, seen = continued(folder, out)
+    assert seen == [2, 3, 4, 5, 6]
+    same(found, stats)
+    assert not list(cache.rglob("*.safetensors"))
+
+
+def test_only_the_same_run_is_continued(
+    folder: Path, stats: Statistics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "s.safetensors"
+    stopped(folder, out, 3, monkeypatch, seed=1)
+    stopped(folder, out, 3, monkeypatch, draws=2)
+    stopped(folder, out, 3, monkeypatch, tokens=[*TOKENS[:5], [1, 2, 3]])
+    other = tmp_path / "other"
+    build(FAMILIES["llama"], seed=1).save_pretrained(other)
+    stopped(other, out, 3, monkeypatch)
+    found, seen = continued(folder, out)
+    assert seen == [0, 1, 2, 3, 4, 5, 6]
+    same(found, stats)
+    stopped(folder, tmp_path / "t.safetensors", 3, monkeypatch)
+    fresh: list[int] = []
+    observe(
+        folder, tokens=TOKENS, out=tmp_path / "t.safetensors", resume=False,
+        progress=lambda done, total: fresh.append(done),
+    )  # fmt: skip
+    assert fresh[0] == 0
+
+
+@pytest.mark.parametrize("bit", [1000, 30_001, 80_003])
+def test_damaged_work_is_not_continued(
+    folder: Path, stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, bit: int
+) -> None:
+    out = tmp_path / "s.safetensors"
+    stopped(folder, out, 3, monkeypatch)
+    (state,) = cache.rglob("*.safetensors")
+    content = bytearray(state.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    state.write_bytes(content)
+    with pytest.warns(HeadspanWarning, match="content has changed"):
+        found, seen = continued(folder, out)
+    assert seen[0] == 0
+    same(found, stats)
+
+
+def test_two_runs_to_one_file(folder: Path, stats: Statistics, tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "s.safetensors"
+    both = [run(folder, out) for _ in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    same(Statistics.load(out), stats)
+    assert not list(cache.rglob("*.safetensors")) and os.listdir(tmp_path) == ["s.safetensors"]
+
+
+def test_outputs_are_protected(folder: Path, stats: Statistics, tmp_path: Path) -> None:
+    with pytest.raises(HeadspanError, match="one of the input files"):
+        observe(folder, tokens=TOKENS, out=folder / "model.safetensors")
+    precious = tmp_path / "precious.safetensors"
+    precious.write_bytes(b"mine")
+    with pytest.raises(HeadspanError):
+        observe(folder, tokens=TOKENS, out=precious)
+    assert precious.read_bytes() == b"mine"
