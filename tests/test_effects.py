@@ -11,8 +11,8 @@ import pytest
 import headspan as hs
 from conftest import unavailable
 from families import FAMILIES, build
-from headspan.running.effects import effects, shipped_text
-from headspan.running.samples import equal_windows
+from headspan.running.effects import effects
+from headspan.running.samples import EFFECTS_TEXT, built_in_text, equal_windows
 from headspan.vocabulary.errors import HeadspanError
 
 torch = pytest.importorskip("torch")
@@ -201,7 +201,7 @@ def test_default_is_random_tokens_and_our_text() -> None:
     found = effects("demo", sequences=2, length=10, pairing="OQ")
     assert found.materials == ("random", "text")
     np.testing.assert_array_equal(found.of("OQ"), np.fmax(found.of("OQ", "random"), found.of("OQ", "text")))
-    assert sum(found.protocol["tokens"]["text"]) > 300 and 250 < len(shipped_text().split()) < 450
+    assert sum(found.protocol["tokens"]["text"]) > 300 and 250 < len(built_in_text(EFFECTS_TEXT).split()) < 450
 
 
 def test_a_long_text_is_run_in_windows() -> None:

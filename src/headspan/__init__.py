@@ -51,6 +51,8 @@ _EXPORTS = {
     "Effects": "running.effects",
     "effects_summary": "running.effects_summary",
     "effects_curve": "running.effects_curve",
+    "observe": "running.observe",
+    "Statistics": "results.observations",
     "paths": "graphs.paths",
     "Circuit": "graphs.circuit",
     "wiring": "plotting.drawn_wiring",
@@ -92,12 +94,14 @@ if TYPE_CHECKING:
     from headspan.reading.pair import pair
     from headspan.reading.tokens import tokens
     from headspan.results.labels import Labels
+    from headspan.results.observations import Statistics
     from headspan.results.saving import load
     from headspan.results.scores import Scores
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
     from headspan.running.effects_curve import effects_curve
     from headspan.running.effects_summary import effects_summary
+    from headspan.running.observe import observe
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
     from headspan.statistics.hubs import hubs
@@ -119,6 +123,7 @@ __all__ = [
     "Role",
     "Scores",
     "Series",
+    "Statistics",
     "adapt",
     "around",
     "baseline",
@@ -136,6 +141,7 @@ __all__ = [
     "info",
     "load",
     "nodes",
+    "observe",
     "open",
     "pair",
     "paths",

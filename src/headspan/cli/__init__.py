@@ -31,6 +31,7 @@ _MODULES = {
     "paths": ["paths"],
     "behaviour": ["behaviour"],
     "effects": ["effects"],
+    "observe": ["observe"],
     "pictures": ["wiring", "figures"],
     "report": ["report", "site"],
     "cache": ["cache"],

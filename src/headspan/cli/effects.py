@@ -24,7 +24,10 @@ from headspan.cli.common import (
 from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headspan.results.effects import Effects
+    from headspan.results.observations import Statistics
     from headspan.results.scores import Scores
 
 _SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
@@ -78,6 +81,10 @@ def effects(
         typer.Option("--summary", help="Report how well the weights predict the effects, instead of listing edges."),
     ] = False,
     metric: Metrics = None,
+    stats: Annotated[
+        list[Path] | None,
+        typer.Option("--stats", help="With --summary: statistics from headspan observe; may be repeated."),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory limit in addition to the model, for example 2GB.")] = None,
     device: Annotated[str | None, typer.Option(help="Device to run on, for example cuda (default: cpu).")] = None,
     dtype: Dtype = "float32",
@@ -86,8 +93,8 @@ def effects(
 
     By default it runs random sequences repeated twice and a short text, and reports the larger effect. An effect is
     large if it is at least the floor and at least 1.5 times the effect of an output of the same length in a random
-    direction. --summary reports how well similarities (--metric; default: pk and cs) predict effects.
-    Needs headspan[torch].
+    direction. --summary reports how well similarities (--metric; default: pk, cs and influence) predict effects.
+    Without --stats, influence comes from another run, on other text and other random sequences. Needs headspan[torch].
 
     \b
     Examples:
@@ -99,7 +106,7 @@ def effects(
     from headspan.results.scores import Scores
     from headspan.running.effects import effects as run
     from headspan.running.opening import check_dtype
-    from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
+    from headspan.subspaces.metrics import DEFAULT_METRICS, OBSERVED_METRICS, parse_metrics
     from headspan.system.outputs import check_output
     from headspan.vocabulary.heads import parse_pairings
 
@@ -112,10 +119,10 @@ def effects(
         if into is None:
             refuse_ignored("with --summary and without --into", draws=draws, floor=floor)
     else:
-        refuse_ignored("without --summary", metric=metric)
+        refuse_ignored("without --summary", metric=metric, stats=stats)
     if every:
         refuse_ignored("with --all", k=k)
-    metrics = parse_metrics(metric or DEFAULT_METRICS)
+    metrics = parse_metrics(metric or (*DEFAULT_METRICS, *OBSERVED_METRICS), observed=True)
     pairings = parse_pairings(pairing or "flow")
     result = Scores.load(scores) if scores is not None else None
     texts = [text_of(path) for path in text] if text else None
@@ -147,7 +154,8 @@ def effects(
         note(remark)
     code = _STOPPED if found.interrupted else 0
     if summary:
-        return _summary(model, found, metrics, code)
+        run_again = {"bos": bos, "device": device, "dtype": dtype}
+        return _summary(model, found, metrics, stats or _other_input(model, found, metrics, run_again), code)
     known = result or (Scores.load(into) if into is not None else _scored(model, found))
     rows = found.records(known, k=None if every else k or _MEASURED, by="score" if limited else "effect")
     return _edges(model, found, rows, len(rows) if every or k else _SHOWN, code)
@@ -203,11 +211,23 @@ def _legend(found: Effects) -> list[str]:
     ]
 
 
-def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) -> Listing:
+def _other_input(model: str, found: Effects, metrics: tuple[str, ...], options: dict[str, Any]) -> list[Statistics]:
+    """Statistics of other sequences of the same kinds as the effects', if a similarity needs them."""
+    from headspan.running.observe import observe
+    from headspan.subspaces.metrics import METRICS
+
+    if not any(METRICS[name].observed for name in metrics):
+        return []
+    with progress("observing") as update:
+        kinds = dict.fromkeys(material == "random" for material in found.materials)
+        return [observe(model, random=random, progress=update, **options) for random in kinds]
+
+
+def _summary(model: str, found: Effects, metrics: tuple[str, ...], stats: Sequence[Any], code: int) -> Listing:
     from headspan.running.effects_summary import effects_summary
 
     with progress("scoring"):
-        told = effects_summary(model, found, metrics)
+        told = effects_summary(model, found, metrics, stats=list(stats) or None)
     for sentence in told.notes:
         note(sentence)
     tables: list[Any] = []
@@ -215,17 +235,25 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], code: int) ->
         mine = [row for row in told.rows() if row["material"] == material]
         counts = dict.fromkeys((row["pairing"], row["largest_edges"]) for row in mine)
         largest = ", ".join(f"{n} {p}" for p, n in counts)
-        title = f"{model} on {material}: finding the largest 1 % of effects ({largest} edges; k = {told.k})"
+        tokens = sum(found.protocol.get("tokens", {}).get(material, []))
+        on = f"{tokens:,} tokens of {material}" if tokens else material
+        title = f"{model} on {on}: finding the largest 1 % of effects ({largest} edges; k = {told.k})"
         tables.append((title, [_told(row) for row in mine], {"spearman": ".2f", "hits": ".0f", "habit_ap": ".2f"}))
     formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))
-    return Listing(told.rows(), tables=tables, code=code)
+    if told.agreement:
+        tables.append(("influence on two inputs: rank correlation over all edges", told.agreement, {"spearman": ".2f"}))
+    tail = [f"influence ({name}): statistics of {ran_on}" for name, ran_on in told.inputs.items()]
+    return Listing(told.rows(), tables=tables, tail=tail, code=code)
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the summary narrow enough for a terminal: each number with its 95 % interval."""
     told = {name: row[name] for name in ("pairing", "predictor", "spearman")}
-    told |= {f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high"))) for name in ("within", "ap")}
+    told |= {
+        f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high")))
+        for name in ("within", "spec", "ap")
+    }
     told["hits"] = row["hits"]
     return told | ({"habit_ap": row["habit_ap"]} if row["material"] == "random" else {})
 

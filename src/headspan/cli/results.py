@@ -27,6 +27,9 @@ from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headspan.results.observations import Statistics
     from headspan.results.scores import Scores
 
 
@@ -61,6 +64,12 @@ def score(
         typer.Option(min=0, help="With --screen: seed of the random sketches. [default: derived from the weights]"),
     ] = None,
     nodes: NodeWords = NO_NODES,
+    stats: Annotated[
+        Path | None, typer.Option(help="For influence: statistics of a run, from headspan observe.")
+    ] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="For influence: run the model now on a built-in text instead of --stats.")
+    ] = False,
     fold: Fold = False,
     memory: Annotated[
         str | None, typer.Option(help="Memory limit, for example 2GB. [default: half of free memory]")
@@ -83,26 +92,36 @@ def score(
       headspan score gpt2 --out gpt2.safetensors
       headspan score model.gguf --out r.safetensors --metric all --pairing flow
       headspan score gpt2 --out r.safetensors --nodes probe.npy@8 --neurons L3:17
+      headspan score demo --out demo.safetensors --metric pk,influence --pairing flow --observe
       headspan score meta-llama/Llama-3.1-70B --out r.safetensors --screen 100 --pairing flow
     """
     import numpy as np
 
     from headspan.scoring.run import score as run
-    from headspan.subspaces.metrics import DEFAULT_METRICS, PK
+    from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
         raise HeadspanError(f"unknown route {route!r}. Choose gram or direct")
     check_result_name(out)
-    check_output(out, "result", inputs=[model, *nodes.inputs()], force=force)
+    check_output(out, "result", inputs=[model, stats, *nodes.inputs()], force=force)
+    if stats is not None and observe:
+        raise HeadspanError("--stats and --observe exclude each other. Give only one of them")
+    usual = (PK,) if screen else DEFAULT_METRICS
+    usual = (*usual, *OBSERVED_METRICS) if stats is not None or observe else usual
+    names = parse_metrics(metric or usual, observed=stats is not None or observe)
+    if observe and not any(METRICS[name].observed for name in names):
+        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to --metric, or leave out --observe")
     weights = open_model(model, fold, download=download)
+    statistics: Any = _observed(model) if observe else stats
     with progress("scoring") as update:
         scores = run(
             weights,
-            metric or (PK if screen else DEFAULT_METRICS),
+            names,
             pairing or "all",
             pairs,  # type: ignore[arg-type]
             nodes=nodes.given(),
+            stats=statistics,
             screen=screen,
             delta=delta,
             seed=seed,
@@ -119,6 +138,13 @@ def score(
     count = len(scores.pairings)
     pairings = "1 pairing" if count == 1 else f"{count} pairings"
     note(f"{out}: {', '.join(scores.metrics)} for {pairings}, {pairs_scored:,} scores")
+
+
+def _observed(model: str) -> Statistics:
+    from headspan.running.observe import observe as run
+
+    with progress("observing") as update:
+        return run(model, progress=update)
 
 
 def check_result_name(path: Path) -> None:
@@ -151,6 +177,7 @@ def top(
     from headspan.results.effects_fields import with_effects
     from headspan.results.matrix import edge_row
     from headspan.scoring.inputs import given_scores
+    from headspan.statistics.influence_units import with_units
     from headspan.subspaces.metrics import PK
     from headspan.vocabulary.heads import parse_pairings
 
@@ -171,18 +198,35 @@ def top(
         rows = [edge_row(e) for e in strongest(result, pairing or "flow", k, names, layer=layer, **within)]
         where = "" if layer is None else f" of pairs with a head of layer {layer}"
         title = f"largest {by} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
-    rows = with_effects(_with_z(rows, result), result)
+    rows = with_effects(with_units(_with_z(rows, result), result), result)
     if classes is not None and label is None:
         for row in rows:
             row |= {f"{end}_labels": classes.joined(row[end]) for end in ("source", "target")}
     columns = [c for c in (rows[0] if rows else ()) if c != "metric" or len(names) > 1]
-    return Listing(rows, title, {"score": ".4f", "z": ".2f", "effect": ".4f"}, shown=columns)
+    formats = {"score": ".4f", "z": ".2f", "expected": ".4f", "ratio": ".1f", "amount": ".3g", "effect": ".4f"}
+    return Listing(rows, title, formats, shown=columns, tail=_about_influence(result, names))
+
+
+def _about_influence(scores: Scores, names: Sequence[str]) -> list[str]:
+    """What the columns of influence mean, and the input that it is about."""
+    from headspan.statistics.influence_units import input_of
+    from headspan.subspaces.metrics import METRICS
+
+    if not any(name in METRICS and METRICS[name].observed for name in names):
+        return []
+    return [
+        f"Influence on {input_of(scores)}. amount: its square, the expected KL divergence of attention in nats (OQ, "
+        "OK) or the share of the value's variance (OV). expected: without interaction of the two; ratio: to that."
+    ]
 
 
 def _with_z(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
     """Rows of edges with their z against random subspaces; None if the random baseline is unknown."""
     from headspan.statistics.significance import z_scores
     from headspan.subspaces.metrics import metric_of
+
+    if rows and all(metric_of(row["metric"]).observed for row in rows):
+        return rows  # random subspaces say nothing about influence
 
     tables: dict[str, Any] = {}
     found = []

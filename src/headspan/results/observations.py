@@ -73,8 +73,7 @@ class Statistics(Tabular):
     @property
     def input(self) -> str:
         """What the statistics were collected on, in words."""
-        named = {"text": "text", "random": "random sequences", "tokens": "the given sequences"}
-        return " and ".join(f"{one['tokens']:,} tokens of {named.get(one['kind'], one['kind'])}" for one in self.inputs)
+        return inputs_text(self.inputs)
 
     @property
     def kind(self) -> str:
@@ -140,6 +139,16 @@ class Statistics(Tabular):
         if not self.inputs or min(one["tokens"] for one in self.inputs) < 1:
             raise damaged(path, "it has no input")
         _check_arrays(self, path)
+
+
+def inputs_text(inputs: Sequence[RunInput]) -> str:
+    """What a model ran on, in words.
+
+    >>> inputs_text([{"kind": "random", "sequences": 16, "tokens": 1344, "sha256": ""}])
+    '1,344 tokens of random sequences'
+    """
+    named = {"random": "random sequences", "tokens": "the given sequences"}
+    return " and ".join(f"{one['tokens']:,} tokens of {named.get(one['kind'], one['kind'])}" for one in inputs)
 
 
 def given_statistics(stats: Statistics | str | os.PathLike[str]) -> Statistics:

@@ -24,12 +24,11 @@ from headspan.results.large_effects import DRAWS, FLOORS
 from headspan.results.scores import Scores
 from headspan.running.edge_effects import EdgeReader, SharedDirections
 from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
-from headspan.running.materials import EFFECTS_TEXT, built_in_text, random_material, text_material, token_material
 from headspan.running.opening import RunningModel, running
 from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.random_writes import RandomWrites
 from headspan.running.replay import Replayer
-from headspan.running.samples import Sample
+from headspan.running.samples import EFFECTS_TEXT, Sample, built_in_text, random_material, text_material, token_material
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory

@@ -18,11 +18,10 @@ from headspan.results.tabular import Tabular
 from headspan.running.edge_effects import EdgeReader, SharedDirections, port_weights
 from headspan.running.effect_sums import Before, Totals
 from headspan.running.effects import SEQUENCES
-from headspan.running.materials import random_material
 from headspan.running.opening import running
 from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.replay import Replayer
-from headspan.running.samples import Sample
+from headspan.running.samples import Sample, random_material
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError

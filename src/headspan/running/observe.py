@@ -21,12 +21,11 @@ import headspan
 from headspan.results.identity import identity
 from headspan.results.observations import RunInput, Statistics, degrees
 from headspan.running.attention_fisher import random_signs
-from headspan.running.materials import OBSERVE_TEXT, built_in_text, random_material, text_material, token_material
 from headspan.running.observation_sums import ObservationSums
 from headspan.running.opening import RunningModel, running
 from headspan.running.port_inputs import LATENT_NOTE
 from headspan.running.replay import Replayer
-from headspan.running.samples import Sample
+from headspan.running.samples import OBSERVE_TEXT, Sample, built_in_text, random_material, text_material, token_material
 from headspan.scoring.tiles import TileStore
 from headspan.system.arguments import checked
 from headspan.system.memory import check_room

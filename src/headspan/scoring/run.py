@@ -160,6 +160,8 @@ def _with_statistics(
         raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
     from headspan.models.observed import observed_weights
 
+    if weights.folding == "none":
+        inform(f"{needed[0]} folds the norms into the weights; other similarities use them as they are stored")
     return observed_weights(weights, given_statistics(stats))
 
 
