@@ -31,7 +31,7 @@ from headspan.system.arguments import checked
 from headspan.system.memory import check_room
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError, warn
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
 
 DRAWS = 8  # sets of signs per query; more text reduces the error just as well
 SEQUENCES = 16  # random sequences
@@ -130,9 +130,9 @@ def _material(
 ) -> tuple[str, list[Sample]]:
     """The sequences to run on, and what kind they are."""
     if (text is not None) + random + (tokens is not None) > 1:
-        raise HeadspanError("text, random and tokens exclude each other. Give one of them")
-    if not random and (sequences is not None or length is not None):
-        raise HeadspanError("sequences and length are those of random sequences. Add random, or leave them out")
+        raise HeadspanError("`text`, `random` and `tokens` exclude each other. Give one of them")
+    if not random:
+        refuse_ignored("without random sequences", sequences=sequences, length=length)
     if tokens is not None:
         kind, found = "tokens", token_material(model, tokens)
     elif text is not None:
@@ -142,10 +142,8 @@ def _material(
     else:
         if not random:
             notes.append(f"{model.reference} has no tokenizer, so it ran on random sequences")
-        kind, found = (
-            "random sequences",
-            random_material(model, start, sequences or SEQUENCES, length, seed, notes, _STREAM),
-        )
+        number = sequences or SEQUENCES
+        kind, found = "random", random_material(model, start, number, length, seed, notes, _STREAM)
     counts = np.bincount(np.concatenate([np.arange(len(sample.ids)) for sample in found])) if found else np.zeros(1)
     if degrees(counts) < 1:
         raise HeadspanError("statistics compare sequences at the same position. Give at least two")
