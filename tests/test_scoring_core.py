@@ -24,7 +24,8 @@ from headspan.scoring.plan import Panel
 from headspan.scoring.run import score
 from headspan.subspaces import bases as subspaces
 from headspan.subspaces import metrics
-from headspan.subspaces.metrics import METRICS, LayerWeight, Metric, metric_of
+from headspan.subspaces.metrics import METRICS, Metric, metric_of
+from headspan.subspaces.weight_factors import LayerWeight
 from headspan.system.threads import parallel_map, scratch
 from headspan.vocabulary.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
 from headspan.vocabulary.ports import PortTable

@@ -30,6 +30,7 @@ from headspan.results.scores import Scores
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
+from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
 from headspan.system.memory import check_room
 from headspan.system.progress import Update
@@ -162,13 +163,19 @@ def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
 
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
     widest = max(float(ranks.max(initial=1)) for ranks in scores.role_ranks.values())
-    return {
+    sizes = {role: values for (name, role), values in scores.sizes.items() if name == metric}
+    about: dict[str, Any] = {
         "key": metric,
         "title": metric_of(metric).title,
         "short": metric_of(metric).short,
         "max": metric_of(metric).largest(widest, widest),
         "grows": metric_of(metric).grows_with_rank,
     }
+    if metric_of(metric).observed:  # its chance level and its largest value differ from pair to pair
+        about["sizes"] = {str(role): [float(f"{size:.7g}") for size in values] for role, values in sizes.items()}
+        about |= {"input": input_of(scores), "units": {str(role): unit for role, unit in UNITS.items()}}
+        about["centred"] = bool((scores.provenance.get("statistics") or {}).get("centred"))
+    return about
 
 
 def _ordered(scores: Scores) -> list[Pairing]:

@@ -52,7 +52,8 @@ def edges_of(
     def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
         values, d = scores[metric, pairing].values[rows, columns], dimension_at(scores, pairing, rows, columns)
-        return metric_of(metric).strength(values, d, *ranks)
+        sizes = scores.pair_sizes(metric, pairing)
+        return metric_of(metric).strength(values, d, *ranks, None if sizes is None else sizes[rows, columns])
 
     return encode_edges(scores[metric, pairing], limits, statistics, also, strength)
 
@@ -67,7 +68,7 @@ def chance_levels(scores: Scores) -> dict[str, list[float]]:
     """Mean and spread of random weights' scores by ``metric/pairing``, where they are the same for all heads."""
     found = {}
     for metric, pairing in scores.arrays:
-        if not metric_of(metric).grows_with_rank:
+        if not metric_of(metric).grows_with_rank and not metric_of(metric).observed:
             ranks = scores.ranks(pairing.source).max(initial=1), scores.ranks(pairing.target).max(initial=1)
             level = metric_of(metric).chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
             found[f"{metric}/{pairing}"] = [float(value) for value in level]

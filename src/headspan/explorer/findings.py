@@ -16,6 +16,7 @@ from headspan.results.scores import Scores
 from headspan.statistics.baseline import PairingSummary
 from headspan.statistics.dimension import dimension_at, usual_dimension
 from headspan.statistics.hubs import HubHead, HubScores, hubs
+from headspan.statistics.influence_units import expected_influence
 from headspan.subspaces.metrics import METRICS, PK, drawn_scores, metric_of
 from headspan.subspaces.random_subspaces import moments, random_quantile
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
@@ -52,6 +53,7 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
 _NOTABLE, _BY_LOT = 0.5, 0.001  # random standard deviations, and the share of random pairs above their 99.9 % point
 _FALSE_ALARM = 0.001  # probability that a model of noise is reported to be above chance
 _FAR = 7.0  # standard deviations of sampled scores, for similarities without a known null distribution
+_SPECIFIC = 3.0  # times the influence without interaction
 
 
 def rises_above_chance(scores: Scores) -> bool:
@@ -83,6 +85,9 @@ def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
     values = scores[metric, pairing].pairs()[2]
     if metric not in METRICS or not len(values):
         return True  # the level of chance is unknown
+    if metric_of(metric).observed:
+        expected = expected_influence(scores, metric, pairing)
+        return bool(np.nanmax(scores[metric, pairing].values / np.where(expected > 0, expected, np.inf)) > _SPECIFIC)
     width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
     drawn = drawn_scores(metric, usual_dimension(scores, pairing), width)
     return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))

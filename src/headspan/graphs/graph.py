@@ -155,7 +155,14 @@ class Wiring(Tabular):
         ]
         values, first, first_centred, second, second_centred = np.array(ends, dtype=np.float64).reshape(-1, 5).T
         d = dimension_between(scores.d_model, first_centred, second_centred)
-        return metric_of(self.metric).strength(values, d, first, second).tolist()
+        sizes = np.array([self._size(edge) for edge in self.edges]) if metric_of(self.metric).observed else None
+        return metric_of(self.metric).strength(values, d, first, second, sizes).tolist()
+
+    def _size(self, edge: Edge) -> float:
+        ends = [(self.metric, role) for role in edge.pairing]
+        places = [self.scores.ports.find(end, role) for end, role in zip(edge[3:5], edge.pairing, strict=True)]
+        first, second = (self.scores.sizes[key][place] for key, place in zip(ends, places, strict=True))
+        return float(first) * float(second)
 
     # ---------------------------------------------------------------- exports
 

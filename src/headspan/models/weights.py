@@ -121,6 +121,10 @@ class AttentionWeights(ABC):
         """Names of nodes without a second weight to form a circuit with this role; heads always have one."""
         return []
 
+    def without_variance(self) -> list[str]:
+        """Names of nodes that write with an unknown variance."""
+        return []
+
     @property
     def held_bytes(self) -> int:
         """Memory in bytes held by these weights, besides what they read."""

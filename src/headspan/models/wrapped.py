@@ -41,6 +41,9 @@ class WrappedWeights(AttentionWeights):
     def without_partner(self, role: Role | str) -> list[str]:
         return self.inner.without_partner(role)
 
+    def without_variance(self) -> list[str]:
+        return self.inner.without_variance()
+
     @property
     def held_bytes(self) -> int:
         return self.inner.held_bytes

@@ -37,7 +37,7 @@ class AddedNodes:
     """Nodes with their bases, by role and in stream order: what a cluster's workers need besides the model.
 
     bases: the (d, r) weight of every node, where r may differ; centred: whether its columns have mean 0; sets: one line
-    about the origin of each set.
+    about the origin of each set; variances: of what nodes write, by name, as far as they are known.
     """
 
     nodes: Mapping[Role, tuple[Node, ...]]
@@ -45,6 +45,7 @@ class AddedNodes:
     sets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     centred: Mapping[Role, tuple[bool, ...]] = field(default_factory=dict)
+    variances: Mapping[str, float] = field(default_factory=dict)
 
     def digest(self) -> str:
         """A hash of the nodes and their bases."""
@@ -52,6 +53,8 @@ class AddedNodes:
         for role in self.nodes:
             for node, basis in zip(self.nodes[role], self.bases[role], strict=True):
                 found.update(_identity(role, node, basis))
+        if self.variances:
+            found.update(json.dumps(dict(sorted(self.variances.items()))).encode())
         return found.hexdigest()
 
 
@@ -81,7 +84,10 @@ def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
     rows: dict[Role, list[tuple[Node, np.ndarray, bool]]] = {role: [] for role in NODE_ROLES}
     lines: dict[str, tuple[dict[str, str], Any]] = {}  # label -> kinds of its nodes by name, and their hash
     notes: list[str] = []
+    variances: dict[str, float] = {}
     for found in sets:
+        if found.variance is not None:
+            variances |= dict.fromkeys(map(str, found.nodes(Role.W)), float(found.variance))
         kinds, digest = lines.setdefault(found.label, ({}, hashlib.sha256()))
         for role in NODE_ROLES:
             for node, basis in _read(found, role):
@@ -101,6 +107,7 @@ def _gather(weights: AttentionWeights, sets: Iterable[NodeSet]) -> AddedNodes:
         tuple(_line(label, kinds, digest.hexdigest()) for label, (kinds, digest) in lines.items()),
         tuple(dict.fromkeys(notes)),
         {role: tuple(centred for _, _, centred in rows[role]) for role in present},
+        variances,
     )
 
 
@@ -193,6 +200,20 @@ class WithNodes(WrappedWeights):
         if role not in NODE_ROLES:
             return self.inner.read(role, layer)
         return self._stacked(self.added.bases.get(role, ())[self.ports.span(role, layer)], self.d_head(role))
+
+    def observed(self, role: Role | str, layer: int) -> np.ndarray:
+        """Of a node that reads, its vectors; of one that writes, its vectors times their standard deviation."""
+        role = Role.parse(role)
+        if role not in NODE_ROLES:
+            return self.inner.observed(role, layer)
+        found = self.read(role, layer)
+        if role is Role.R:
+            return found
+        nodes = self.ports.of(role)[self.ports.span(role, layer)]
+        return found * np.sqrt([self.added.variances[str(node)] for node in nodes])[:, None, None]
+
+    def without_variance(self) -> list[str]:
+        return [str(node) for node in self.ports.of(Role.W) if str(node) not in self.added.variances]
 
     def partner(self, role: Role | str, layer: int, read: np.ndarray | None = None) -> np.ndarray:
         """The other weight of a node; for a direction any single column, since only its length matters."""

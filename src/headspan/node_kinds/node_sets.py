@@ -82,6 +82,7 @@ class NodeSet(ABC):
     population: int
     d_model: int
     strict = False
+    variance: float | None = None  # of what each node writes along its vectors, if known
     centred_roles: frozenset[Role] = frozenset()  # roles whose vectors have mean 0, so they lie in d − 1 dimensions
 
     def __len__(self) -> int:
@@ -178,7 +179,7 @@ class GivenNodes(NodeSet):
             self.notes.append(note)
         self._basis = basis.reshape(d, 1) if basis.ndim == 1 else basis if columns else basis.T
         self.kind = "direction" if self._basis.shape[1] == 1 else "basis"
-        self.label, self._name = "the given nodes", given.name
+        self.label, self._name, self.variance = "the given nodes", given.name, given.variance
         self.ids, self.population = range(1), 1
         places = stream_places(given.layer, weights)
         self.places = {

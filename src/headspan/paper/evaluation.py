@@ -21,7 +21,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
-from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, parse_metrics
+from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, metric_of, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.progress import Update
@@ -333,6 +333,9 @@ def evaluate(
     labels = checked
     usable = [name for name in checked.names if sum(not head.kv for head in checked.heads(name)) >= 2]
     left_out = [name for name in checked.names if name not in usable]
+    flow_only = [name for name in names if metric_of(name).flow_only]
+    if flow_only:
+        warn(f"{', '.join(flow_only)} compares what heads write and read, so it has no classification, only detection")
     if left_out:
         warn(f"left out of classification, with fewer than two heads: {', '.join(left_out)}")
     found = Evaluation({}, {}, {}, {})
@@ -341,7 +344,7 @@ def evaluate(
         found.average_precision[name] = detection(
             scores, labels, name, measure="average_precision", bootstrap=bootstrap, seed=seed
         )
-        if usable:
+        if usable and name not in flow_only:
             found.classification[name] = classification(
                 scores, labels, name, classes=usable, bootstrap=bootstrap, seed=seed
             )

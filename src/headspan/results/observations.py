@@ -29,7 +29,7 @@ from headspan.results.checks import check_heads, damaged
 from headspan.results.identity import identity, same_model, short_name
 from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.tabular import Tabular
-from headspan.subspaces.metrics import square_roots
+from headspan.subspaces.weight_factors import square_roots
 from headspan.system.sealed_file import content_hash
 from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import ROLES, Role

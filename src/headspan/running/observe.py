@@ -137,11 +137,13 @@ def _material(
         kind, found = "tokens", token_material(model, tokens)
     elif text is not None:
         kind, found = "text", text_material(model, start, text)
-    elif not random and model.vocabulary is not None:
-        kind, found = "text", text_material(model, start, built_in_text(OBSERVE_TEXT))
+    elif not random:
+        try:
+            kind, found = "text", text_material(model, start, built_in_text(OBSERVE_TEXT))
+        except HeadspanError as error:
+            notes.append(f"{model.reference} ran on random sequences: {error}")
+            kind, found = "random", random_material(model, start, SEQUENCES, None, seed, notes, _STREAM)
     else:
-        if not random:
-            notes.append(f"{model.reference} has no tokenizer, so it ran on random sequences")
         number = sequences or SEQUENCES
         kind, found = "random", random_material(model, start, number, length, seed, notes, _STREAM)
     counts = np.bincount(np.concatenate([np.arange(len(sample.ids)) for sample in found])) if found else np.zeros(1)

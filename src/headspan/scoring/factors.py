@@ -14,7 +14,8 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.plan import Panel, Plan, Tile
-from headspan.subspaces.metrics import METRICS, LayerWeight, factor_sizes
+from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.weight_factors import LayerWeight, factor_sizes
 from headspan.system.threads import parallel_map
 from headspan.vocabulary.heads import ROLES, Role
 

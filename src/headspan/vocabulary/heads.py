@@ -235,6 +235,7 @@ class Node:
     basis: anything with a ``.shape``: (d,) for a direction, (d, r) or (r, d) for a subspace that r vectors span.
     layer: the node is at the entrance of this layer; without one it reads at the end and writes at the start.
     reads, writes: which ports it has, R and W; a probe reads, a steering vector writes.
+    variance: of what it writes along each vector of its basis, in units of that vector; influence needs it.
     position: its place in the stream (see :func:`attention_position`). In a port table a node has one for each port:
     that of W may come just before that of R, and the layer is −1 where it writes at the start.
 
@@ -249,6 +250,7 @@ class Node:
     basis: Any = field(compare=False)
     reads: bool = field(compare=False)
     writes: bool = field(compare=False)
+    variance: float | None = field(compare=False)
     kv = False
 
     def __init__(
@@ -261,13 +263,16 @@ class Node:
         *,
         kind: str = "direction",
         position: int | None = None,
+        variance: float | None = None,
     ) -> None:
         if position is None:  # made by a user; the rows of a port table have a position and are not checked again
             name = check_node_name(name.strip() if isinstance(name, str) else name)
-            _check_node(name, basis, layer, reads, writes)
+            _check_node(name, basis, layer, reads, writes, variance)
             position = UNEMBEDDING_POSITION if layer is None else attention_position(int(layer))
         given = {"layer": layer, "name": name, "kind": kind, "position": position}
-        for field_name, value in (given | {"basis": basis, "reads": reads, "writes": writes}).items():
+        for field_name, value in (
+            given | {"basis": basis, "reads": reads, "writes": writes, "variance": variance}
+        ).items():
             object.__setattr__(self, field_name, value)
 
     @classmethod
@@ -287,8 +292,13 @@ class Node:
         return f"node {self.name}{where}: {shape}{roles}"
 
 
-def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any) -> None:
+def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any, variance: Any) -> None:
     """Refuse what a user cannot make a node of."""
+    number = isinstance(variance, (int, float, np.integer, np.floating)) and not isinstance(variance, bool)
+    if variance is not None and not (number and 0 < variance < np.inf):
+        raise HeadspanError(f"the variance of {name} must be a number above 0, not {repr(variance)[:40]}")
+    if variance is not None and writes is False:
+        raise HeadspanError(f"{name} does not write, so it has no variance: leave out variance, or set writes to True")
     if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
         raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
     if not isinstance(reads, bool) or not isinstance(writes, bool):

@@ -119,10 +119,11 @@ HS.inspector = (() => {
     if (Number.isNaN(value.score)) return [...parts, HS.empty("This pair is not in the result, or is not stored in this page.")];
     const { chance, start, most } = HS.model.limits(metric, pairing, row, column);
     parts.push(HS.el("div", { class: "big", "data-score": value.score }, `${value.exact ? "" : "≈ "}${HS.score(value.score, metric)} `,
-      HS.el("small", { text: `${about.title}, of at most ${most}` })), meter(value.score / most, chance === null ? null : chance / most));
+      HS.el("small", { text: about.sizes ? `${about.title} on ${about.input}` : `${about.title}, of at most ${most}` })), meter(value.score / most, chance === null ? null : chance / most));
     const rows = [];
     if (value.rank) rows.push(["Rank", `${HS.count(value.rank)} of ${HS.count(all.count)} ${pairing} pairs`]);
-    if (chance !== null) rows.push(["By chance", `${HS.number(chance, about.grows ? 3 : 4)} on average`], ["Above chance", `${HS.number(100 * Math.max(0, (value.score - start) / (most - start)), 1)} % of the way to the largest possible`]);
+    if (about.sizes) rows.push(...influence(about, value.score, chance, pairing));
+    else if (chance !== null) rows.push(["By chance", `${HS.number(chance, about.grows ? 3 : 4)} on average`], ["Above chance", `${HS.number(100 * Math.max(0, (value.score - start) / (most - start)), 1)} % of the way to the largest possible`]);
     if (value.z !== null && value.z !== undefined) rows.push(["z", `${HS.number(value.z, 1)} against random subspaces`]);
     if (value.q?.random !== null && value.q) rows.push(["q, random", HS.qvalue(value.q.random)]);
     if (value.q?.reversed !== null && value.q) rows.push(["q, reversed", HS.qvalue(value.q.reversed)]);
@@ -130,6 +131,13 @@ HS.inspector = (() => {
     rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
     parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
+  };
+
+  // The square of influence has a unit; the level without interaction is that of two heads as loud as these.
+  const influence = (about, score, chance, pairing) => {
+    const unit = about.units[pairing[1]], words = { nats: "Expected KL", share: "Share of variance", variance: "Variance" };
+    return [[words[unit], `${HS.number(score * score, 3)}${unit === "nats" ? " nats" : ""} if the source is resampled`],
+      ["Expected", `${HS.number(chance, 4)} without interaction`], ["Ratio", `${HS.number(score / chance, 1)} times that`]];
   };
 
   // Exact for a kept edge; otherwise with the precision of the stored matrix.

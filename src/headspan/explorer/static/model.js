@@ -60,6 +60,12 @@ HS.model = (() => {
   const centred = (role, i) => (Array.isArray(data.centred[role]) ? data.centred[role][i] : data.centred[role]);
   const dimension = (pairing, row, column) => data.model.d_model - (centred(pairing[0], row) && centred(pairing[1], column) ? 1 : 0);
   const limits = (key, pairing, row, column) => {
+    const { sizes, centred: folded } = metric(key);
+    if (sizes) { // influence: the same two sizes in random directions
+      const most = sizes[pairing[0]][row] * sizes[pairing[1]][column];
+      const chance = most / Math.sqrt(data.model.d_model - (folded ? 1 : 0));
+      return { chance, start: chance, most };
+    }
     const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
     const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
     return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : 1 };
