@@ -208,9 +208,10 @@ def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | Non
                 f"{str(made)[:80]}"
             )
         return weights_of(result, model)
+    opened = given_weights(scores)  # reports a missing file first
     if model is not None:
         raise HeadspanError("`model` is only for a saved result, and a model is given already. Leave out `model`")
-    return given_weights(scores)
+    return opened
 
 
 def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) -> None:
