@@ -123,8 +123,9 @@ class Diff(Tabular):
     def _headline(self) -> str:
         moved = sum(line.moved for line in self.drift)
         kinds = [edge.kind for edge in self.edges]
+        models = f"{short_name(self.base)} and {short_name(self.other)}"
         return (
-            f"Diff of {short_name(self.base)} and {short_name(self.other)}: {len(self.drift)} weights, {moved or 'none'} moved; "
+            f"Diff of {models}: {len(self.drift)} weights, {moved or 'none'} moved; "
             f"edges: {kinds.count('gained')} gained, {kinds.count('lost')} lost"
         )
 
