@@ -214,6 +214,14 @@ def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, 
     assert not list(files.parent.glob("made*"))
 
 
+@pytest.mark.parametrize("command", ["paths", "report"])
+def test_a_missing_result_is_not_called_a_model(run: Run, files: Path, command: str) -> None:
+    refused = run(*arguments_of(command, files / "none.safetensors", files), "--weights", "demo")
+    assert_refused(refused, "no such file or directory")
+    model = run(*arguments_of(command, "demo", files), "--weights", "demo")
+    assert_refused(model, "--weights")
+
+
 @pytest.mark.parametrize("command", ["info", "score", "pair"])
 @pytest.mark.parametrize("fault", BAD_MODELS)
 def test_every_bad_model_is_refused(run: Run, files: Path, command: str, fault: str) -> None:

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import headspan as hs
@@ -268,6 +269,22 @@ def test_other_shapes_are_refused(other: Arrays, sentence: str) -> None:
 )
 def test_more_than_the_floor_has_moved(drift: float, floor: float, moved: bool) -> None:
     assert PortDrift(hs.Head(0, 0), Role.Q, drift, floor, 1.0, 4, 4).moved is moved
+
+
+def test_a_checkpoint_without_norms_is_compared_unless_they_are_folded(tmp_path: Path) -> None:
+    d, rng = 24, np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        config = {"model_type": "gpt2", "n_embd": d, "n_head": 3, "n_layer": 2, "vocab_size": 9, "n_positions": 8}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        widths = {"c_attn": 3 * d, "c_proj": d}
+        shapes = {f"h.{i}.attn.{part}.weight": (d, width) for i in range(2) for part, width in widths.items()}
+        tensors = {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    change = hs.diff(tmp_path / "a", tmp_path / "b")
+    assert len(change.drift) == 24 and all(line.moved for line in change.drift)
+    with pytest.raises(HeadspanError, match=r"h\.0\.ln_1\.weight"):
+        hs.diff(tmp_path / "a", tmp_path / "b", fold=True)
 
 
 @pytest.mark.filterwarnings("error")

@@ -124,7 +124,7 @@ def test_the_search_box_finds_heads_labels_and_tokens(open_page: Open, small: tu
     payload = report(scores, array_model(kv_heads=2)).payload
     head, tokens = next(iter(payload["tokens"]["O"].items()))
     assert head in found(tokens[0])
-    assert found("<nothing>") == [] and "No head" in view.text("#find-list")
+    assert found("<nothing>") == [] and "No matching head" in view.text("#find-list")
     found("3.3")
     page.keyboard.press("Enter")
     assert view.state("head") == "L3H3" and "L3H3" in view.text("#card-title")

@@ -122,9 +122,7 @@ class Files:
                 vocabulary.encode("ab a")
 
     def _tokens(self, weights: Any) -> None:
-        from headspan.reading.tokens import head_tokens
-
-        for found in head_tokens(weights, weights.heads("O")[0], "O", 3):
+        for found in hs.tokens(weights, weights.heads("O")[0], "O", 3):
             if not np.isfinite(found.score):
                 raise Finding(f"token score {found.score}")
 

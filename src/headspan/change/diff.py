@@ -25,6 +25,7 @@ from headspan.models.folding import FoldedWeights, unfolded
 from headspan.models.folding import fold as folded
 from headspan.models.opening import open
 from headspan.models.weights import AttentionWeights
+from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular, data_frame, same_content
 from headspan.subspaces.bases import span_drift
@@ -122,8 +123,9 @@ class Diff(Tabular):
     def _headline(self) -> str:
         moved = sum(line.moved for line in self.drift)
         kinds = [edge.kind for edge in self.edges]
+        models = f"{short_name(self.base)} and {short_name(self.other)}"
         return (
-            f"Diff of {self.base} and {self.other}: {len(self.drift)} weights, {moved or 'none'} moved; "
+            f"Diff of {models}: {len(self.drift)} weights, {moved or 'none'} moved; "
             f"edges: {kinds.count('gained')} gained, {kinds.count('lost')} lost"
         )
 

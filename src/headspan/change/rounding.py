@@ -79,7 +79,9 @@ class StoredPort:
         return PortNoise(self).expected(self._has_gains_of(other))
 
     def _has_gains_of(self, other: StoredPort) -> bool:
-        """Whether the folded gains are equal in both models, so that rounding them causes no drift."""
+        """Whether no gains are folded in, or equal ones in both models, so that rounding them causes no drift."""
+        if not self.folded:
+            return True
         first, second = (norm_of(port.raw, port.role, port.layer) for port in (self, other))
         return first is None or second is None or np.array_equal(first.gain, second.gain)
 

@@ -73,10 +73,10 @@ def report(
                 "--fold cannot change a saved result. Give a model instead, or score it again with --fold"
             )
     else:
-        refuse_ignored(f"on a model, and {scores} is one", model=model)
         from headspan.scoring.run import score
 
-        opened = open_model(scores, fold)
+        opened = open_model(scores, fold)  # reports a missing file first
+        refuse_ignored(f"on a model, and {scores} is one", model=model)
         check_output(out, "page", force=force)  # again, now that the files of a hub model are known
         with progress("scoring") as update:
             result = score(opened, metric or DEFAULT_METRICS, pairing or "all", progress=update)

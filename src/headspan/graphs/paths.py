@@ -26,7 +26,7 @@ from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError, warn
+from headspan.vocabulary.errors import HeadspanError, inform, warn
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
@@ -183,7 +183,7 @@ def paths(
 
         opened = add_nodes(opened, node_sets(opened, nodes))
         for sentence in opened.added.notes:
-            warn(sentence)
+            inform(sentence)
     if result is not None and result.ports.nodes:
         _check_nodes(result, opened, (to, from_))
     with progress_bar("following paths", progress) as update:
@@ -208,9 +208,10 @@ def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | Non
                 f"{str(made)[:80]}"
             )
         return weights_of(result, model)
+    opened = given_weights(scores)  # reports a missing file first
     if model is not None:
         raise HeadspanError("`model` is only for a saved result, and a model is given already. Leave out `model`")
-    return given_weights(scores)
+    return opened
 
 
 def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) -> None:

@@ -167,7 +167,6 @@ class WithNodes(WrappedWeights):
         self.added = added
         self.ports = PortTable({**weights.ports.ports, **added.nodes}, weights.ports.served_by)
         self.not_foldable_reason = "nodes were added to it: fold the model first, then add them"
-        self.notes = [*weights.notes, *added.notes]
         self._digest = added.digest()
 
     @property

@@ -169,7 +169,10 @@ def _with_nodes(weights: AttentionWeights, nodes: Any) -> AttentionWeights:
     from headspan.node_kinds.beside_heads import add_nodes
     from headspan.node_kinds.opening import node_sets
 
-    return add_nodes(weights, node_sets(weights, nodes))
+    found = add_nodes(weights, node_sets(weights, nodes))
+    for sentence in found.added.notes:  # how they were read
+        inform(sentence)
+    return found
 
 
 def _chosen(ports: PortTable, pairings: str | Pairing | Sequence[str | Pairing], pairs: PairSet) -> tuple[Pairing, ...]:
