@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from headspan.change.rounding import StoredPort, rounding_floor
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
 from headspan.models.folding import FoldedWeights, unfolded
 from headspan.models.folding import fold as folded
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular, data_frame, same_content
@@ -76,7 +75,7 @@ class Diff(Tabular):
     hubs: list[HubChange]
     before: Scores = field(repr=False)
     after: Scores = field(repr=False)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def top(self, k: int | None = None) -> list[PortDrift]:
         """The weights that moved farthest."""
@@ -131,8 +130,8 @@ class Diff(Tabular):
 @renamed(base="model")
 @checked
 def diff(
-    model: Any,
-    other: Any,
+    model: ModelLike,
+    other: ModelLike,
     *,
     fold: bool = False,
     k: int = 20,
@@ -187,11 +186,11 @@ def diff(
         )  # fmt: skip
 
 
-def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights, AttentionWeights]:
+def open_two(base: ModelLike, other: ModelLike, stack: ExitStack) -> tuple[AttentionWeights, AttentionWeights]:
     """Both models opened (and closed by the stack if they were not open before), the second perhaps an adapter."""
-    opened = []
+    opened: list[AttentionWeights] = []
     for ref in (base, other):
-        if isinstance(ref, (str, os.PathLike)) and is_result(ref):
+        if is_result(ref):
             raise HeadspanError(
                 f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
                 "with `hs.compare(first, second)`"
@@ -226,7 +225,7 @@ def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[t
     for head in (head for layer in layers for head in first.heads_in(Role.O, layer)):
         if (one := first.ports.kv_of(head)) != (other := second.ports.kv_of(head)):
             raise HeadspanError(_other_shape(first, second, f"the keys and values of {head} in", one, other))
-    notes = []
+    notes: list[str] = []
     for weights in (first, second):
         extra = len(weights.layers) - len(layers)
         if extra:
@@ -287,13 +286,13 @@ def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int 
 
 
 def _with_effects(
-    edges: list[EdgeChange], base: Any, other: Any, memory: str | int | None
+    edges: list[EdgeChange], base: ModelLike, other: ModelLike, memory: str | int | None
 ) -> tuple[list[EdgeChange], list[str]]:
     """The edges with their effects in both models, measured in the same way, and notes about the measurement."""
     from headspan.running.effects import effects
 
     found = [effects(model, memory=memory, draws=0) for model in (base, other)]
-    lists = []
+    lists: list[list[float]] = []
     for measured in found:
         matrices = {pairing: measured.matrix(pairing) for pairing in FLOW_PAIRINGS}
         lists.append([matrices[edge.pairing].at(edge.source, edge.target) for edge in edges])

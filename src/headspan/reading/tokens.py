@@ -25,16 +25,17 @@ from headspan.reading.token_lengths import (
     row_norms,
 )
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
-from headspan.system.ordering import Best
+from headspan.system.ordering import Best, mean_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Port, Role
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 Readable = Callable[[int], str]
@@ -74,7 +75,7 @@ class HeadTokens(NamedTuple):
 @renamed(weights="model")
 @checked
 def tokens(
-    model: WeightsLike,
+    model: ModelLike,
     head: Head | str,
     role: Role | str | None = None,
     k: int = 10,
@@ -111,7 +112,7 @@ def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role
 
 @checked
 def all_tokens(
-    model: WeightsLike,
+    model: ModelLike,
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
@@ -312,7 +313,7 @@ def _stack_correlations(
     found: dict[str, list[float]] = {}
     for name, squares, length in (("identity", raw, lengths[0]), ("centre", centred, lengths[1])):
         ranks, inverse = _centred_ranks(length), reciprocal(length)
-        projected_norms = [np.sqrt(column) for column in squares.T]
+        projected_norms = [np.sqrt(squares[:, i]) for i in range(squares.shape[1])]
         normalised = "normalise" if name == "identity" else "centre_normalise"
         found[name] = [_correlation(ranks, _centred_ranks(p)) for p in projected_norms]
         found[normalised] = [_correlation(ranks, _centred_ranks(p * inverse)) for p in projected_norms]
@@ -320,9 +321,7 @@ def _stack_correlations(
 
 
 def _centred_ranks(values: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    ranks = rankdata(values)
+    ranks = mean_ranks(values)
     return ranks - ranks.mean()
 
 

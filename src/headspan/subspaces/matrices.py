@@ -6,14 +6,17 @@ the input. That dtype determines how much of a matrix may be rounding noise, whi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from headspan.subspaces import bases as subspaces
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 
-Matrix = Any  # anything that numpy can convert to a d×m array
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Matrix: TypeAlias = "npt.ArrayLike"  # anything that numpy can convert to a d×m array
 
 
 def subspace(matrix: Matrix, rank: int | None = None) -> np.ndarray:
@@ -62,7 +65,7 @@ def projection_kernel(first: Matrix, second: Matrix, rank: int | None = None) ->
 def _bases(first: Matrix, second: Matrix, rank: int | None) -> tuple[np.ndarray, np.ndarray]:
     one, other = _basis(first, rank, "first"), _basis(second, rank, "second")
     if len(one) != len(other):
-        shapes = " and ".join(str(np.shape(matrix)) for matrix in (first, second))
+        shapes = " and ".join(str(np.asarray(matrix).shape) for matrix in (first, second))
         raise HeadspanError(
             f"two subspaces must be in the same space, but these matrices have different d: shapes {shapes}"
         )
@@ -89,7 +92,7 @@ def _array(matrix: Matrix, name: str) -> tuple[np.ndarray, str]:
     """A finite (d, m) float64 array and the name of the dtype that it came in."""
     wanted = f"{name} must be a (d, m) array of real numbers"
     try:
-        given = np.asarray(matrix)
+        given: npt.NDArray[np.generic] = np.asarray(matrix)
         if given.dtype.kind not in "fiubV" or (given.dtype.kind == "V" and given.dtype.names):
             raise TypeError(f"it holds {given.dtype}")
         array = given.astype(np.float64)
