@@ -106,7 +106,7 @@ def statistics(scores: hs.Scores) -> None:
     chance: Baseline = hs.baseline(scores)
     sure: Significance = hs.significance(scores, "OK")
     graph: Wiring = hs.wiring(scores, "OK", k=5)
-    paths: Paths = hs.paths("demo", to="L3H0.K", depth=2, k=3)
+    paths: Paths = hs.paths("demo", to="L1H0.K", depth=1, k=3)
     same: Comparison = hs.compare(scores, "demo")
     assert best and by_pairing and flow and outlet and either and chance.rows() and sure.rows(k=1) and same.rows()
     assert len(graph.edges) == 5 and paths.rows()
@@ -135,7 +135,9 @@ def saving(scores: hs.Scores, folder: Path) -> None:
 
 
 def labels(scores: hs.Scores) -> None:
-    classes: hs.Labels = hs.Labels.from_pairs([("L0H0", "one"), (hs.Head(0, 1), "one"), ("L1H0", "two")])
+    classes: hs.Labels = hs.Labels.from_pairs(
+        [("L0H0", "one"), (hs.Head(0, 1), "one"), ("L1H0", "two"), ("L1H1", "two")]
+    )
     names: tuple[str, ...] = classes.names
     heads: tuple[hs.Head, ...] = classes.heads("one")
     judged: Evaluation = hs.evaluate(scores, classes, metric="pk")

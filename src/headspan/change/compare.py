@@ -133,5 +133,4 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    both: np.ndarray = np.corrcoef(mean_ranks(x), mean_ranks(y))  # pyright: ignore[reportUnknownMemberType]
-    return float(both[0, 1])
+    return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -198,7 +199,7 @@ def open_two(base: ModelLike, other: ModelLike, stack: ExitStack) -> tuple[Atten
         if ref is base and is_adapter(ref):
             raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")
         if ref is other and is_adapter(ref):
-            opened.append(adapt(opened[0], ref))
+            opened.append(adapt(opened[0], cast("str | os.PathLike[str]", ref)))
         elif isinstance(ref, AttentionWeights):
             opened.append(ref)
         else:

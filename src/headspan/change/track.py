@@ -266,7 +266,7 @@ class _Tracker:
         for layer in weights.layers:
             for role in ROLES:
                 read = weights.read(role, layer)
-                digest.update(np.ascontiguousarray(read).data.cast("B"))
+                digest.update(np.ascontiguousarray(read).view(np.uint8).data)
                 bases, _ = orthonormal_bases(read, weights.storage_dtype(role, layer))
                 self.shelf.save(_bases_name(place, role, layer), {"bases": bases.astype(np.float32)})
         return digest.hexdigest()

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Patch(NamedTuple):
     turned: bool
 
 
-def is_adapter(reference: object) -> TypeGuard[str | os.PathLike[str]]:
+def is_adapter(reference: Any) -> bool:
     """True for a directory with the config of a PEFT adapter."""
     if not isinstance(reference, (str, os.PathLike)) or not str(reference).strip() or "\0" in str(reference):
         return False

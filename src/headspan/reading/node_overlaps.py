@@ -234,7 +234,7 @@ class FoundOverlaps:
         found: list[list[Overlap]] = [[] for _ in part]
         here = np.argwhere(scores >= 0)
         places = part.start + here[:, 0]
-        chosen = here[:, 0], here[:, 1]
+        chosen = tuple(here.T)
         for node, row in zip(
             here[:, 0], self._rows(side, i, places, ids[chosen], scores[chosen], here[:, 1] + 1), strict=True
         ):

@@ -139,11 +139,11 @@ class Stack:
 
     def block_rows(self, memory: int) -> int:
         """Number of tokens per product that fits into memory."""
-        return min(max(memory // (4 * self.bases.shape[1]), _MIN_BLOCK), MAX_BLOCK)
+        return int(np.clip(memory // (4 * self.bases.shape[1]), _MIN_BLOCK, MAX_BLOCK))
 
     def squared_norms(self, projected: np.ndarray) -> np.ndarray:
         """‖Uᵀe‖² per token and head, (tokens, n), from the (tokens, n·m) product."""
-        parts = np.reshape(projected, (len(projected), len(self.heads), self.width))
+        parts = projected.reshape(len(projected), len(self.heads), self.width)
         return np.einsum("thm,thm->th", parts, parts)
 
 
@@ -162,8 +162,8 @@ def _bases(weights: AttentionWeights, role: Role, layer: int, heads: np.ndarray)
     for start in range(0, n, step):
         part = slice(start, start + step)
         bases, _ = orthonormal_bases(apply_norm(norm, heads[part]), weights.storage_dtype(role, layer))
-        side_by_side[:, part] = np.transpose(bases, (1, 0, 2))
-    return np.reshape(side_by_side, (d, n * m))
+        side_by_side[:, part] = bases.transpose(1, 0, 2)
+    return side_by_side.reshape(d, n * m)
 
 
 def head_stacks(weights: AttentionWeights, roles: Sequence[Role | str], memory: int) -> Iterator[Stack]:

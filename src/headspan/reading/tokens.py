@@ -313,7 +313,7 @@ def _stack_correlations(
     found: dict[str, list[float]] = {}
     for name, squares, length in (("identity", raw, lengths[0]), ("centre", centred, lengths[1])):
         ranks, inverse = _centred_ranks(length), reciprocal(length)
-        projected_norms = [np.sqrt(squares[:, i]) for i in range(squares.shape[1])]
+        projected_norms = [np.sqrt(column) for column in squares.T]
         normalised = "normalise" if name == "identity" else "centre_normalise"
         found[name] = [_correlation(ranks, _centred_ranks(p)) for p in projected_norms]
         found[normalised] = [_correlation(ranks, _centred_ranks(p * inverse)) for p in projected_norms]

@@ -276,7 +276,7 @@ def _percentile(block: np.ndarray) -> np.ndarray:
     below = np.searchsorted(ordered[:present], flat, "left")
     equal = np.searchsorted(ordered[:present], flat, "right") - below - 1
     share = 100 * (below + equal / 2) / max(present - 1, 1) if present > 1 else np.full(flat.shape, 50.0)
-    return np.reshape(np.where(np.isnan(flat), np.nan, share), block.shape)
+    return np.where(np.isnan(flat), np.nan, share).reshape(block.shape)
 
 
 # -- in a result ---------------------------------------------------------------------------------------------

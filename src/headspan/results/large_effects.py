@@ -28,7 +28,7 @@ def rotation(d: int, seed: int, draw: int) -> np.ndarray:
     """A uniformly random orthogonal map of d dimensions, (d, d)."""
     gaussian = np.random.default_rng([seed, draw]).standard_normal((d, d))
     q, r = np.linalg.qr(gaussian)
-    return q * np.sign(np.diagonal(r))
+    return q * np.sign(np.diag(r))
 
 
 def random_write(draws: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
         )
     cumulative = ndtr((edges[:, None] - mean) / np.sqrt(variance)) @ (counts / counts.sum())
     expected = np.diff(cumulative)
-    observed = np.histogram(np.minimum(np.maximum(values, edges[0]), edges[-1]), edges)[0] / len(values)
+    observed = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values)
     both = (expected > 0) & (observed > 0)
     kl = float(np.sum(expected[both] * np.log(expected[both] / observed[both])))
     return Divergence(kl, float(expected[both].sum()))

@@ -175,7 +175,7 @@ def _hubs(scores: Scores, pairing: Pairing, metric: str) -> Hubs:
     if not len(matrix.pairs()[2]):
         raise HeadspanError(f"{matrix.pairing} has no forward pairs. Hubs need heads in at least two layers")
     inlet, inlet_z = _chosen(matrix.values)
-    outlet, outlet_z = _chosen(np.transpose(matrix.values))
+    outlet, outlet_z = _chosen(matrix.values.T)
     return Hubs(
         _scores_of("inlet", False, matrix, inlet),
         _scores_of("outlet", False, matrix, outlet),

@@ -315,7 +315,7 @@ def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[S
             f"Score again with both pairings: {pairing} and {back}"
         )
     # All similarities are symmetric: XY with the source after the target equals YX with the source before it.
-    backward = np.transpose(scores[matrix.metric, back].forward().values.astype(np.float64))
+    backward = scores[matrix.metric, back].forward().values.astype(np.float64).T
     if np.count_nonzero(~np.isnan(backward)) < 2:
         raise HeadspanError(f"the {null} null needs heads in at least two layers, and this result has only one")
     return matrix.forward(), backward
@@ -342,7 +342,7 @@ def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
     if not len(forward) or not len(control):
         z[:] = np.nan
         note = f"{matrix.pairing} has no {_NO_EVIDENCE}"
-        return Significance("within", matrix, z, np.copy(z), np.copy(z), note=note)
+        return Significance("within", matrix, z, z.copy(), z.copy(), note=note)
     control = np.sort(control)
     p, tail, note = p_among(control, z, fit_tail(control, lighter=True), "residuals")
     missing = int(np.count_nonzero(~np.isnan(matrix.values))) - len(forward)

@@ -14,9 +14,9 @@ from headspan.subspaces import bases as subspaces
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from numpy.typing import ArrayLike
 
-Matrix: TypeAlias = "npt.ArrayLike"  # anything that numpy can convert to a d×m array
+Matrix: TypeAlias = "ArrayLike"  # anything that numpy can convert to a d×m array
 
 
 def subspace(matrix: Matrix, rank: int | None = None) -> np.ndarray:
@@ -65,7 +65,7 @@ def projection_kernel(first: Matrix, second: Matrix, rank: int | None = None) ->
 def _bases(first: Matrix, second: Matrix, rank: int | None) -> tuple[np.ndarray, np.ndarray]:
     one, other = _basis(first, rank, "first"), _basis(second, rank, "second")
     if len(one) != len(other):
-        shapes = " and ".join(str(np.asarray(matrix).shape) for matrix in (first, second))
+        shapes = " and ".join(str(np.shape(matrix)) for matrix in (first, second))
         raise HeadspanError(
             f"two subspaces must be in the same space, but these matrices have different d: shapes {shapes}"
         )
@@ -92,7 +92,7 @@ def _array(matrix: Matrix, name: str) -> tuple[np.ndarray, str]:
     """A finite (d, m) float64 array and the name of the dtype that it came in."""
     wanted = f"{name} must be a (d, m) array of real numbers"
     try:
-        given: npt.NDArray[np.generic] = np.asarray(matrix)
+        given = np.asarray(matrix)
         if given.dtype.kind not in "fiubV" or (given.dtype.kind == "V" and given.dtype.names):
             raise TypeError(f"it holds {given.dtype}")
         array = given.astype(np.float64)
