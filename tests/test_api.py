@@ -407,6 +407,6 @@ def test_effects_go_into_a_result(saved: Path, tmp_path: Path) -> None:
         with pytest.raises(HeadspanError, match=r"another model|of different models"):
             measure("demo", sequences=1, length=8, into=other)
     told = hs.effects_summary("demo", found, "pk")
-    assert {row["predictor"] for row in told.rows} >= {"pk raw", "layer distance"}
+    assert {row["predictor"] for row in told.rows()} >= {"pk raw", "layer distance"}
     curve = hs.effects_curve("demo", "L0H3.O", "L1H0.K", draws=1)
     assert curve.rows()[-1]["shared"] == pytest.approx(curve.whole, rel=1e-3)

@@ -11,9 +11,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 GENERATED = ("docs/architecture.md", "docs/cli.md")  # made of docstrings and help texts, which are checked themselves
 
-# Pages and folders that still contain such phrases. Remove an entry when it is clean; never add one.
-NOT_YET: list[str] = []
-
 # Pattern, what to write instead, an example. A blank also matches the break between two lines of a paragraph, of a
 # comment, or of adjacent strings.
 PHRASES = [
@@ -100,19 +97,9 @@ def hits(name: str) -> list[str]:
     return [f"{name}:{line}: {phrase!r}, write: {instead}" for line, phrase, instead in found]
 
 
-def belongs(name: str, entry: str) -> bool:
-    return name == entry or name.startswith(f"{entry}/")
-
-
 def test_rewritten_pages_stay_plain() -> None:
-    done = [name for name in written() if not any(belongs(name, entry) for entry in NOT_YET)]
-    found = [hit for name in done for hit in hits(name)]
+    found = [hit for name in written() for hit in hits(name)]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("entry", NOT_YET)
-def test_what_has_become_clean_leaves_the_list(entry: str) -> None:
-    assert any(hits(name) for name in written() if belongs(name, entry)), f"{entry} is clean: remove it from NOT_YET"
 
 
 def too_wide(page: str) -> list[int]:
@@ -123,7 +110,7 @@ def too_wide(page: str) -> list[int]:
 
 
 def test_docs_wrap_at_100_columns() -> None:
-    pages = [n for n in written() if re.fullmatch(r"docs/[^/]+\.md", n) and n not in NOT_YET]
+    pages = [n for n in written() if re.fullmatch(r"docs/[^/]+\.md", n)]
     assert len(pages) >= 9
     wide = {name: too_wide((ROOT / name).read_text(encoding="utf-8")) for name in pages}
     assert not {name: lines for name, lines in wide.items() if lines}

@@ -215,7 +215,7 @@ def test_one_layer_at_a_time_where_memory_is_less_than_a_layer(tmp_path: Path) -
     for memory in (2**30, 100):
         search = Search(weights, node_sets(weights, f"{tmp_path}/v.npy@3"), 3, memory, 0, None)
         search.run()
-        found.append(list(NodeReport(search).by_node()))
+        found.append(list(NodeReport.of_search(search).by_node()))
     assert [row["partner"] for row in found[0]] == [row["partner"] for row in found[1]]
     assert [row["p_kind"] for row in found[0]] == [row["p_kind"] for row in found[1]]
 

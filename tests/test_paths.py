@@ -264,7 +264,7 @@ def layered(second: int) -> AttentionWeights:
 def test_what_there_is_no_room_for_is_reported(
     second: int, partial: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for some of the partial paths from layer 1; each goes on to the six heads of layer 0."""
+    """There is room for some of the partial paths from layer 1; each continues to the six heads of layer 0."""
     monkeypatch.setattr(path_search, "_QUICK", 4)
     weights = layered(second)
     # Half of the memory is for partial paths, 12 bytes for each number of their 2×2 matrices.

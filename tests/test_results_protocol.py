@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.checkpoints.hub.chunks import CHUNK, ChunkStore
 from headspan.results import saving
 from headspan.results.tabular import Tabular
 from headspan.system.sealed_file import HASH, content_hash, read_sealed
@@ -75,6 +76,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "nodes": lambda scores: hs.nodes("demo", [node(), node("other", 1)], k=3),
     "info": lambda scores: hs.info("demo"),
     "info checked": lambda scores: hs.info("demo", check=True),
+    "cache": lambda scores: cached(),
     "reproduce": lambda scores: of_paper(),
     "Scores matrix": lambda scores: scores["pk", "OR"],
 }
@@ -85,7 +87,6 @@ NO_RESULTS = {
     "numbers and arrays": ("subspace", "principal_angles", "projection_kernel"),
     "the vocabulary": ("Head", "Node", "Pairing", "Port", "Role", "HeadspanError", "HeadspanWarning", "Labels"),
     "reads all of them": ("load",),
-    "a listing of the cache, which may be empty": ("cache",),
 }
 
 
@@ -100,6 +101,14 @@ def tuned() -> dict[str, np.ndarray]:
 def series() -> hs.Series:
     with tempfile.TemporaryDirectory() as folder:
         return hs.track([write(Path(folder) / f"step{step}", step) for step in (0, 4, 8)], k=2)
+
+
+def cached() -> Any:
+    """A cache with parts of two files."""
+    for name in (f"org/model/{HOSTILE}.safetensors", "org/other/model.safetensors"):
+        store = ChunkStore("etag", 3 * CHUNK, "served", name, name)
+        store.write(1, bytes(CHUNK))
+    return hs.cache()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headspan.results.tabular import csv_text
 from headspan.vocabulary.errors import visible
 
 Row = Mapping[str, Any]
@@ -32,6 +31,8 @@ def _json_visible(line: str) -> str:
 
 def print_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> None:
     """Print CSV with full precision to stdout; ``columns`` is the header of an empty list."""
+    from headspan.results.tabular import csv_text  # needs numpy, which --help does not
+
     names = list(rows[0]) if rows else list(columns)
     print(csv_text(({name: plain(row[name]) for name in names} for row in rows), names), end="")
 

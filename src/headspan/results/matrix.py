@@ -47,6 +47,11 @@ class Edges(Tabular, list[Edge]):
 
     labels: dict[str, str] | None = None
 
+    def _check(self, path: Path) -> None:
+        missing = {str(end) for edge in self for end in (edge.source, edge.target)} - set(self.labels or ())
+        if self.labels is not None and missing:
+            raise damaged(path, f"its labels do not have {min(missing)[:40]}")
+
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge: metric, pairing, rank, source, target, score; source_labels, target_labels."""
         rows = [edge_row(edge) for edge in self]

@@ -103,7 +103,7 @@ def _check_kind(cls: type, head: Any, path: Path, named: str) -> None:
     facts = cast("Mapping[str, Any]", head) if isinstance(head, Mapping) else None
     kind = None if facts is None else facts.get("kind", SCORES)
     if facts is None or kind != kind_of(cls):
-        advice = "make those with headspan score" if kind_of(cls) == SCORES else "headspan.load reads every kind"
+        advice = "make those with `hs.score(model)`" if kind_of(cls) == SCORES else "headspan.load reads every kind"
         raise HeadspanError(f"{named} holds {_described(kind)}, not {_described(kind_of(cls))}: {advice}")
     if hasattr(cls, "_from_parts"):
         return  # it checks its own schema
@@ -163,10 +163,10 @@ def load_as(cls: Any, path: str | os.PathLike[str]) -> Any:
 
 def _read(path: str | os.PathLike[str]) -> tuple[Any, dict[str, np.ndarray]]:
     name = path if str(path).endswith(".safetensors") else f"{path}.safetensors"
-    missing = f"there is no result file {path}: make one with headspan score MODEL --out {name}"
+    missing = f"there is no result file {path}: make one with `hs.score(model, out={str(name)!r})`"
     head, arrays = read_sealed(path, "headspan result", missing)
     if head is None:
-        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with headspan score")
+        raise HeadspanError(f"{path} is a safetensors file but not a headspan result: make one with `hs.score(model)`")
     return head, arrays
 
 

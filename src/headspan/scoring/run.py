@@ -151,10 +151,7 @@ def _with_nodes(weights: AttentionWeights, nodes: NodesLike) -> AttentionWeights
     from headspan.node_kinds.beside_heads import add_nodes
     from headspan.node_kinds.opening import node_sets
 
-    found = add_nodes(weights, node_sets(weights, nodes))
-    for sentence in found.added.notes:
-        warn(sentence)
-    return found
+    return add_nodes(weights, node_sets(weights, nodes))
 
 
 def _chosen(ports: PortTable, pairings: str | Pairing | Sequence[str | Pairing], pairs: PairSet) -> tuple[Pairing, ...]:

@@ -33,7 +33,7 @@ _ABANDONED = 600  # seconds after which an unfinished file belongs to a killed r
 
 
 class Content(NamedTuple):
-    """One content in the cache, as ``headspan cache`` lists it."""
+    """One content in the cache and its folder."""
 
     file: str
     bytes: int  # on disk
@@ -57,16 +57,25 @@ def contents() -> list[Content]:
     return sorted(found, key=lambda content: -content.used)
 
 
-class CachedFiles(Tabular, list[Content]):
+class CachedFile(NamedTuple):
+    """A file of the cache: megabytes on disk, megabytes of the whole file, days since it was used."""
+
+    file: str
+    mb: float
+    of_mb: float
+    days_unused: float
+
+
+class CachedFiles(Tabular, list[CachedFile]):
     """Files of the cache, the latest used first."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """file, megabytes on disk, megabytes of the whole file, days since it was used."""
-        return [{"file": c.file, "mb": c.bytes / 1e6, "of_mb": c.of / 1e6, "days_unused": age(c)} for c in self]
+        """file, mb, of_mb, days_unused."""
+        return [file._asdict() for file in self]
 
     def _headline(self) -> str:
         files = "1 file" if len(self) == 1 else f"{len(self)} files"
-        total = size_text(sum(content.bytes for content in self))
+        total = size_text(sum(file.mb for file in self) * 1e6)
         return f"partial hub files: {files}, {total}; the limit is {size_text(cache_limit())}"
 
 
@@ -77,10 +86,11 @@ def cache(name: str | None = None, clear: bool = False) -> CachedFiles:
     The cache is in HEADSPAN_CACHE_DIR, or in the system's cache folder. It holds at most HEADSPAN_CACHE_LIMIT (50GB by
     default) and drops the least recently used files first. Files downloaded whole are in the hub's own cache.
     """
-    found = CachedFiles(c for c in contents() if name is None or name.lower() in c.file.lower())
+    found = [content for content in contents() if name is None or name.lower() in content.file.lower()]
     if clear:
         remove(found)
-    return found
+    now = time.time()
+    return CachedFiles(CachedFile(c.file, c.bytes / 1e6, c.of / 1e6, max(0.0, now - c.used) / 86400) for c in found)
 
 
 def remove(found: Iterable[Content]) -> None:
@@ -128,11 +138,6 @@ def size_text(count: float) -> str:
     """
     unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "kB"))
     return f"{count / unit:.4g} {name}"
-
-
-def age(content: Content) -> float:
-    """Days since a content was used."""
-    return max(0.0, time.time() - content.used) / 86400
 
 
 def _make_room(needed: int, keep: Collection[Path]) -> None:
