@@ -69,7 +69,7 @@ def paths(
     saved = is_result(scores)
     if saved and fold:
         raise HeadspanError("--fold cannot change a saved result. Give a model instead, or score it again with --fold")
-    given = scores if saved else open_model(scores, fold)
+    given = scores if saved else open_model(str(scores), fold)
     with progress("following paths") as update:
         found = find(
             given, to, from_, depth, k, pairing,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headspan.models.folding import fold
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.results.effects_fields import with_effects
 from headspan.results.identity import same_model
@@ -51,7 +51,7 @@ SEQUENCES = 4  # random ones
 
 @checked
 def effects(
-    model: Any,
+    model: ModelLike,
     scores: Scores | str | os.PathLike[str] | None = None,
     *,
     pairing: str | Pairing | Sequence[str | Pairing] = "flow",

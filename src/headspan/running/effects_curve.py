@@ -28,6 +28,7 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Port, Role
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 
@@ -43,7 +44,7 @@ class EffectCurve(Tabular):
     random: list[float]
     random_largest: list[float]
     unit: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def _headline(self) -> str:
         return f"effect of {self.source} on {self.target} by the number of directions, {self.unit}"
@@ -57,7 +58,7 @@ class EffectCurve(Tabular):
 
 @checked
 def effects_curve(
-    model: Any,
+    model: ModelLike,
     source: Port | str,
     target: Port | str,
     *,
@@ -91,7 +92,7 @@ def effects_curve(
         counts, directions = _directions(folded, start.head, port, receiver, draws, seed)
         reader = EdgeReader(replayer, ablate)
         own = place % weights.n_heads
-        samples = random_material(model, model.start_token(bos), SEQUENCES, None, seed, notes)
+        samples = random_material(ready, ready.start_token(bos), SEQUENCES, None, seed, notes)
         totals = _measured(reader, samples, start.head.layer, own, port.layer, receiver, directions)
     found = totals.mean("effect", (port.layer, receiver), 1 + len(directions))
     heads = weights.ports.group_of(port)
@@ -127,7 +128,7 @@ def _measured(
             for row in range(rows):
                 port = whole
                 if row:
-                    some = torch.from_numpy(directions[row - 1]).to(delta)[None, None].expand(1, whole.shape[2], -1, -1)
+                    some = torch.as_tensor(directions[row - 1]).to(delta)[None, None].expand(1, whole.shape[2], -1, -1)
                     port = whole + reader.keep_only(layer, record, receiver, delta, some)
                 after = replayer.replay(layer, record, receiver, port)
                 totals.compare((layer, receiver), slice(row, row + 1), rows, before, after, sample)
@@ -145,7 +146,7 @@ def _directions(
     written = weights.read(Role.O, source.layer)[source.index : source.index + 1]
     basis = orthonormal_bases(written, weights.storage_dtype(Role.O, source.layer))[0][0]
     rng = np.random.default_rng(seed)
-    found = []
+    found: list[np.ndarray] = []
     for count in counts:
         found.append(shared[:, :count])
         for _ in range(draws):

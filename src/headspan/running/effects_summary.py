@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
@@ -33,10 +33,12 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.ordering import mean_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 LARGEST_SHARE = 0.01  # fraction of a pairing's edges that count as those with the largest effects
@@ -107,9 +109,9 @@ class EffectsSummary(Tabular):
     predictions: list[Prediction]
     differences: list[Difference]
     k: int
-    notes: list[str] = field(default_factory=list)
-    inputs: dict[str, str] = field(default_factory=dict)  # by name, what statistics were collected on
-    agreement: list[Agreement] = field(default_factory=list)  # of influence between two inputs
+    notes: list[str] = field(default_factory=list[str])
+    inputs: dict[str, str] = field(default_factory=dict[str, str])  # by name, what statistics were collected on
+    agreement: list[Agreement] = field(default_factory=list[Agreement])  # of influence between two inputs
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per material, pairing and predictor: every measure with its interval."""
@@ -121,7 +123,7 @@ class EffectsSummary(Tabular):
 
 @checked
 def effects_summary(
-    model: Any,
+    model: ModelLike,
     effects: Effects,
     metric: str | Sequence[str] | None = None,
     *,
@@ -184,7 +186,8 @@ def summarise_effects(
     """How well each predictor, by name and pairing an array like the effects', finds the largest 1 % of effects."""
     if k < 1 or resamples < 10:
         raise HeadspanError(f"a summary needs k of at least 1 and at least 10 resamples, not {k} and {resamples}")
-    rows, differences = [], []
+    rows: list[Prediction] = []
+    differences: list[Difference] = []
     for material in effects.materials:
         for pairing in effects.pairings:
             if (material, pairing) not in effects.arrays:
@@ -256,7 +259,7 @@ def _foils(effects: Effects, pairing: Pairing) -> dict[str, np.ndarray]:
 
 def _row(
     material: str, pairing: Pairing, name: str, edges: _Edges, drawn: Mapping[str, np.ndarray], k: int
-) -> dict[str, Any]:
+) -> Prediction:
     row: dict[str, Any] = {"material": material, "pairing": str(pairing), "predictor": name}
     row |= {
         "edges": len(edges.effect),
@@ -268,14 +271,12 @@ def _row(
         values = drawn[measure]
         low, high = _interval(values[1:])
         row |= {measure: _number(values[0]), f"{measure}_low": low, f"{measure}_high": high}
-    return row
+    return cast("Prediction", row)
 
 
-def _differences(
-    material: str, pairing: Pairing, drawn: Mapping[str, Mapping[str, np.ndarray]]
-) -> list[dict[str, Any]]:
+def _differences(material: str, pairing: Pairing, drawn: Mapping[str, Mapping[str, np.ndarray]]) -> list[Difference]:
     """Every similarity against pk of the same folding, folded against raw, influence against pk and its baseline."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for name in drawn:
         if name.endswith(")") and not name.startswith(LOUDNESS):
             rivals = (f"{PK} folded", f"{LOUDNESS} ({name.partition(' (')[2]}")
@@ -285,13 +286,16 @@ def _differences(
             pairs.append((f"{PK} {kind}", name))
         if kind == "folded" and f"{metric} raw" in drawn:
             pairs.append((name, f"{metric} raw"))
-    rows = []
+    rows: list[Difference] = []
     for first, second in pairs:
         for measure in ("within", "spec", "ap"):
             values = drawn[first][measure] - drawn[second][measure]
             low, high = _interval(values[1:])
-            row = {"material": material, "pairing": str(pairing), "first": first, "second": second, "measure": measure}
-            rows.append({**row, "difference": _number(values[0]), "low": low, "high": high})
+            row = Difference(
+                material=material, pairing=str(pairing), first=first, second=second, measure=measure,
+                difference=_number(values[0]), low=low, high=high,
+            )  # fmt: skip
+            rows.append(row)
     return rows
 
 
@@ -347,7 +351,7 @@ class _Edges:
         """Every measure for every row of weights."""
         scores = np.asarray(values, dtype=float)[self.rows, self.columns]
         order = np.argsort(-scores, kind="stable")
-        overall = _ranks(scores), _ranks(self.effect)
+        overall = mean_ranks(scores), mean_ranks(self.effect)
         inside = _block_ranks(scores, self.block), _block_ranks(self.effect, self.block)
         own, theirs = (_block_ranks(self._specific(numbers), self.block) for numbers in (scores, self.effect))
         found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
@@ -380,19 +384,13 @@ class _Edges:
         return np.where(np.abs(left) < _SAME, 0.0, left)
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(values), dtype=float)
-
-
 def _block_ranks(values: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Ranks among the edges of the same block, from −½ to ½."""
     out = np.zeros(len(values))
     order = np.argsort(block, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(block[order])) + 1):
         if len(members) > 1:
-            out[members] = (_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
+            out[members] = (mean_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
     return out
 
 

@@ -24,6 +24,10 @@ import numpy as np
 from headspan.vocabulary.errors import HeadspanError
 
 PairSet = Literal["default", "forward", "same-type", "all"]
+OnePairing = Literal[
+    "QQ", "QK", "QV", "QO", "KQ", "KK", "KV", "KO", "VQ", "VK", "VV", "VO", "OQ", "OK", "OV", "OO",
+    "OR", "WQ", "WK", "WV", "WR",
+]  # fmt: skip
 
 
 class Role(str, Enum):
@@ -292,15 +296,16 @@ class Node:
         return f"node {self.name}{where}: {shape}{roles}"
 
 
-def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any, variance: Any) -> None:
+def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, variance: Any) -> None:
     """Refuse what a user cannot make a node of."""
     number = isinstance(variance, (int, float, np.integer, np.floating)) and not isinstance(variance, bool)
     if variance is not None and not (number and 0 < variance < np.inf):
         raise HeadspanError(f"the variance of {name} must be a number above 0, not {repr(variance)[:40]}")
     if variance is not None and writes is False:
         raise HeadspanError(f"{name} does not write, so it has no variance: leave out variance, or set writes to True")
+    seen = repr(layer)[:40]
     if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
+        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {seen}")
     if not isinstance(reads, bool) or not isinstance(writes, bool):
         raise HeadspanError(f"reads and writes of {name} must be True or False")
     if not reads and not writes:
