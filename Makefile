@@ -2,7 +2,7 @@
 # make test    set up, run all tests (tests that need a real model skip unless it is there, see tests/conftest.py);
 #              JOBS=0 runs them in one process; make coverage says which lines they reach
 # make extras  every optional extra alone in an empty environment
-# make lint    ruff and pyright
+# make lint    ruff, pyright (strict for the public modules), and mypy on a program that uses the package
 # make bench   the benchmarks of benchmarks/RESULTS.md
 # make docs    the command reference, from --help, and the map of the modules
 # make site    docs, API reference and pages of models as one static folder, out/site
@@ -46,6 +46,8 @@ lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright --project pyright-public.json
+	$(BIN)/mypy --strict tests/consumer/typed_use.py
 
 bench: .venv/dev.done
 	$(BIN)/python benchmarks/run.py

@@ -15,6 +15,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.system.ordering import mean_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, parse_pairings
@@ -132,6 +133,4 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    from scipy.stats import rankdata
-
-    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+    return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from headspan.change.rounding import StoredPort, rounding_floor
 from headspan.models.adapters import AdaptedWeights, adapt, is_adapter
 from headspan.models.folding import FoldedWeights, unfolded
 from headspan.models.folding import fold as folded
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
@@ -77,7 +77,7 @@ class Diff(Tabular):
     hubs: list[HubChange]
     before: Scores = field(repr=False)
     after: Scores = field(repr=False)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def top(self, k: int | None = None) -> list[PortDrift]:
         """The weights that moved farthest."""
@@ -133,8 +133,8 @@ class Diff(Tabular):
 @renamed(base="model")
 @checked
 def diff(
-    model: Any,
-    other: Any,
+    model: ModelLike,
+    other: ModelLike,
     *,
     fold: bool = False,
     k: int = 20,
@@ -189,11 +189,11 @@ def diff(
         )  # fmt: skip
 
 
-def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights, AttentionWeights]:
+def open_two(base: ModelLike, other: ModelLike, stack: ExitStack) -> tuple[AttentionWeights, AttentionWeights]:
     """Both models opened (and closed by the stack if they were not open before), the second perhaps an adapter."""
-    opened = []
+    opened: list[AttentionWeights] = []
     for ref in (base, other):
-        if isinstance(ref, (str, os.PathLike)) and is_result(ref):
+        if is_result(ref):
             raise HeadspanError(
                 f"{ref} is a result file, and drift needs weights. Give the models, or compare two results "
                 "with `hs.compare(first, second)`"
@@ -201,7 +201,7 @@ def open_two(base: Any, other: Any, stack: ExitStack) -> tuple[AttentionWeights,
         if ref is base and is_adapter(ref):
             raise HeadspanError(f"{ref} is an adapter. Give its base model first, then the adapter")
         if ref is other and is_adapter(ref):
-            opened.append(adapt(opened[0], ref))
+            opened.append(adapt(opened[0], cast("str | os.PathLike[str]", ref)))
         elif isinstance(ref, AttentionWeights):
             opened.append(ref)
         else:
@@ -228,7 +228,7 @@ def _common_layers(first: AttentionWeights, second: AttentionWeights) -> tuple[t
     for head in (head for layer in layers for head in first.heads_in(Role.O, layer)):
         if (one := first.ports.kv_of(head)) != (other := second.ports.kv_of(head)):
             raise HeadspanError(_other_shape(first, second, f"the keys and values of {head} in", one, other))
-    notes = []
+    notes: list[str] = []
     for weights in (first, second):
         extra = len(weights.layers) - len(layers)
         if extra:
@@ -289,13 +289,13 @@ def _scored(weights: AttentionWeights, layers: Sequence[int], memory: str | int 
 
 
 def _with_effects(
-    edges: list[EdgeChange], base: Any, other: Any, memory: str | int | None
+    edges: list[EdgeChange], base: ModelLike, other: ModelLike, memory: str | int | None
 ) -> tuple[list[EdgeChange], list[str]]:
     """The edges with their effects in both models, measured in the same way, and notes about the measurement."""
     from headspan.running.effects import effects
 
     found = [effects(model, memory=memory, draws=0) for model in (base, other)]
-    lists = []
+    lists: list[list[float]] = []
     for measured in found:
         matrices = {pairing: measured.matrix(pairing) for pairing in FLOW_PAIRINGS}
         lists.append([matrices[edge.pairing].at(edge.source, edge.target) for edge in edges])

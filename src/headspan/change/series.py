@@ -62,9 +62,9 @@ class Series(Tabular):
     from_previous: dict[Role, np.ndarray] = field(repr=False)
     from_last: dict[Role, np.ndarray] = field(repr=False)
     hubs: dict[tuple[str, Pairing], np.ndarray] = field(repr=False)
-    head_scores: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    notes: list[str] = field(default_factory=list)
-    provenance: dict[str, Any] = field(default_factory=dict, repr=False)
+    head_scores: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], repr=False)
+    notes: list[str] = field(default_factory=list[str])
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @property
     def numbers(self) -> np.ndarray:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from headspan.change.step_store import Arrays, Shelf
 from headspan.checkpoints.hub.downloads import Downloads
 from headspan.checkpoints.hub.revisions import Checkpoint, find_checkpoints
 from headspan.models.folding import fold as folded
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.run import score
@@ -48,7 +48,7 @@ SOME_SCORES = 1000  # otherwise this many per step and pairing, or k if larger
 @renamed(refs="model")
 @checked
 def track(
-    model: Any,
+    model: ModelLike | Iterable[ModelLike],
     out: str | os.PathLike[str] | None = None,
     *,
     steps: Sequence[int] | None = None,
@@ -117,7 +117,7 @@ def _stamp(ref: Any) -> Any:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def _is_text(ref: Any) -> bool:
+def _is_text(ref: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(ref, (str, os.PathLike))
 
 
@@ -291,7 +291,7 @@ class _Tracker:
     ) -> Iterator[tuple[Role, np.ndarray]]:
         """Drift of every head between the bases of two steps, role by role."""
         for role in ROLES:
-            parts = []
+            parts: list[np.ndarray] = []
             for layer in layers if layers is not None else self.shape["layers"]:
                 a, b = (self._load_bases(place, role, layer) for place in (first, second))
                 ranks = [np.any(bases, axis=1).sum(axis=1) for bases in (a, b)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from headspan.change.diff import Diff
 from headspan.change.series import Series
@@ -20,7 +21,7 @@ from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores, is_result
 from headspan.running.demo_measurements import with_shipped
-from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
+from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import weights_of
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
@@ -28,12 +29,15 @@ from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import refuse_ignored
 
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
+
 
 @renamed(weights="model", path="out")
 @checked
 def report(
-    scores: ScoresLike,
-    model: WeightsLike | None = None,
+    scores: ScoresLike | Diff | Series,
+    model: ModelLike | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
     labels: Labels | str | os.PathLike[str] | None = None,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headspan.explorer.encode import metric_order
 from headspan.explorer.page import Report, filled, policy_of, static_text
@@ -25,7 +25,7 @@ from headspan.results.identity import short_name
 from headspan.results.labels import GPT2_SMALL
 from headspan.results.scores import Scores, is_result
 from headspan.running.demo_measurements import with_shipped
-from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
+from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
@@ -35,6 +35,9 @@ from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
+
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
 
 _INDEX = "index.html"
 _EDGES = 12  # edges in the small picture, all of one pairing
@@ -65,7 +68,7 @@ def site(
     folder: str | os.PathLike[str],
     scores: Mapping[str, ScoresLike] | Iterable[ScoresLike] | Scores | str | os.PathLike[str],
     *,
-    model: Iterable[WeightsLike] | AttentionWeights | str | os.PathLike[str] = (),
+    model: Iterable[ModelLike] | AttentionWeights | str | os.PathLike[str] = (),
     title: str = "headspan gallery",
     tokens: int | None = None,
     force: bool = False,
@@ -90,7 +93,8 @@ def site(
     Heads are coloured by their head scores where a result has them, and GPT-2 small by the labels that come with the
     package.
     """
-    given = list(scores.values()) if isinstance(scores, Mapping) else _listed(scores)
+    named = cast("Mapping[str, ScoresLike]", scores) if isinstance(scores, Mapping) else None
+    given = _listed(scores) if named is None else list(named.values())
     if not given:
         raise HeadspanError(
             "a gallery needs at least one result. Give result files, as `hs.score(model)` makes them, or models"
@@ -98,15 +102,16 @@ def site(
     models = [given_weights(one) for one in _listed(model)]
     loaded = [_loaded(one) for one in given]
     titles = [short_name(str(one.provenance.get("reference", "arrays"))) for one, _ in loaded]
-    titles = list(map(str, scores)) if isinstance(scores, Mapping) else titles
+    titles = titles if named is None else list(map(str, named))
     names = _file_names(titles)
-    read = [one for one in given if isinstance(one, (str, os.PathLike))]
+    read: list[str | os.PathLike[str]] = [one for one in given if isinstance(one, (str, os.PathLike))]
     _check_kind(folder, force)
     check_folder(folder, dict.fromkeys([_INDEX, *names], "page"), inputs=read, force=force)
     opened = _matched([one for one, _ in loaded], [own for _, own in loaded], models)
     if not any(opened):
         refuse_ignored("without a model", tokens=tokens or None)
-    cards, pages = [], {}  # write nothing until every page has been made
+    cards: list[dict[str, Any]] = []
+    pages: dict[str, str] = {}  # write nothing until every page has been made
     with progress_bar("making the gallery", progress) as update:
         for i, ((one, _), own, name, called) in enumerate(zip(loaded, opened, names, titles, strict=True)):
             update(i, len(names))

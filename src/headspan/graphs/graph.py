@@ -159,7 +159,7 @@ class Wiring(Tabular):
 
     # ---------------------------------------------------------------- exports
 
-    def to_networkx(self) -> networkx.MultiDiGraph:
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """A directed multigraph; edges are keyed by pairing and have ``score`` and ``rank``.
 
         Under GQA, edges with the key "serves" lead from a KV head to the query heads of its group.

@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from headspan.graphs.path_search import Found, Way, against_the_stream, search, 
 from headspan.results.identity import short_name
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import ScoresLike, WeightsLike, given_weights
+from headspan.scoring.inputs import ScoresLike, given_weights
 from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
@@ -41,7 +40,9 @@ from headspan.vocabulary.heads import (
 
 if TYPE_CHECKING:
     from headspan.graphs.circuit import Circuit
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
+    from headspan.node_kinds.opening import NodesLike
 
 DEEPEST = 4
 PATH_COLUMNS = ("hops", "rank", "path", "source", "via", "target", "pairing", "score", "product", "chance", "z")
@@ -139,8 +140,8 @@ def paths(
     k: int = 10,
     pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     *,
-    model: WeightsLike | None = None,
-    nodes: Any = None,
+    model: ModelLike | None = None,
+    nodes: NodesLike | None = None,
     memory: int | str = _DEFAULT_MEMORY,
     progress: Update | None = None,
 ) -> Paths:
@@ -190,13 +191,13 @@ def paths(
         return strongest(opened, to, from_, depth, k, pairing, room, update)
 
 
-def _result(scores: ScoresLike) -> Scores | None:
+def _result(scores: ScoresLike | None) -> Scores | None:
     if isinstance(scores, Scores):
         return scores
-    return Scores.load(scores) if isinstance(scores, (str, os.PathLike)) and is_result(scores) else None
+    return Scores.load(scores) if is_result(scores) else None
 
 
-def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | None) -> AttentionWeights:
+def _weights(scores: ScoresLike | None, result: Scores | None, model: ModelLike | None) -> AttentionWeights:
     """The weights to compose; a result does not hold them."""
     from headspan.scoring.model_of_result import weights_of
 
@@ -208,7 +209,7 @@ def _weights(scores: ScoresLike, result: Scores | None, model: WeightsLike | Non
                 f"{str(made)[:80]}"
             )
         return weights_of(result, model)
-    opened = given_weights(scores)  # reports a missing file first
+    opened = given_weights(cast("ModelLike", scores))  # refuses None, and reports a missing file first
     if model is not None:
         raise HeadspanError("`model` is only for a saved result, and a model is given already. Leave out `model`")
     return opened

@@ -216,7 +216,7 @@ def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Ite
     elif rule == "top-per-target":
         keep &= occurrence(columns) < k
     for i in np.flatnonzero(keep):
-        source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
+        source, target = matrix.sources[int(rows[i])], matrix.targets[int(columns[i])]
         yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
 
 

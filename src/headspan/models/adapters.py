@@ -25,7 +25,7 @@ from headspan.models.checkpoint import CheckpointWeights
 from headspan.models.families.table import BODY_PREFIXES
 from headspan.models.families.tensor_map import TensorMap
 from headspan.models.folding import FoldedWeights
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
@@ -76,7 +76,7 @@ def is_adapter(reference: Any) -> bool:
 
 @renamed(base="model")
 @checked
-def adapt(model: Any, adapter: str | os.PathLike[str]) -> AttentionWeights:
+def adapt(model: ModelLike, adapter: str | os.PathLike[str]) -> AttentionWeights:
     """The weights of a base with a LoRA adapter applied, read tensor by tensor.
 
     model: the base, an opened checkpoint (``headspan.open``) or its reference; folded weights give folded weights.

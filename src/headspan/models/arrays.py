@@ -39,7 +39,7 @@ class ArrayWeights(AttentionWeights):
     reference = "arrays"
     value_bias_is_constant = True
 
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, arrays: Mapping[Any, Any]) -> None:
         known = {*map(str, ROLES), *_BIASES, *_VECTORS, "norm", "eps"}
         names = {str(key): key for key in arrays}
         missing = [str(role) for role in ROLES if str(role) not in names]

@@ -21,11 +21,9 @@ The embedding is unchanged, because every reader of the stream centres it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights, Norm, attention_role, check_finite
 from headspan.models.wrapped import WrappedWeights
 from headspan.system.deprecation import renamed
@@ -43,7 +41,7 @@ FOLDED_NORMS = {
 
 
 @renamed(weights="model")
-def fold(model: Any) -> FoldedWeights:
+def fold(model: ModelLike) -> FoldedWeights:
     """The weights of a model with the norms folded in, or an error that says why this is not possible.
 
     >>> rng = np.random.default_rng(0)

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import is_result
 from headspan.system.deprecation import renamed
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import ROLES
+from headspan.vocabulary.heads import ROLES, Role
+
+if TYPE_CHECKING:
+    from headspan.checkpoints.base import TensorSource
+
+
+class LiveModel(Protocol):
+    """A torch model in memory, of transformers (with ``config``) or TransformerLens (with ``cfg``)."""
+
+    def state_dict(self) -> Mapping[str, object]: ...
+
+
+class Array(Protocol):
+    """An array of numpy, torch, …"""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+# Weights by role, and what else `ArrayWeights` takes by name; or a state dict of TransformerLens.
+Arrays: TypeAlias = Mapping[str, Array] | Mapping[str, Array | str | float] | Mapping[Role, Array]
+StateAndConfig: TypeAlias = tuple[Mapping[str, Array], object]  # a state dict, and a config or a dict of it
+ModelLike: TypeAlias = (  # everything that `open` takes
+    "str | os.PathLike[str] | AttentionWeights | LiveModel | Arrays | Sequence[Array] | StateAndConfig | TensorSource"
+)
 
 
 @renamed(ref="model")
-def open(model: Any, *, download: bool = False) -> AttentionWeights:
+def open(model: ModelLike, *, download: bool = False) -> AttentionWeights:
     """Open a model's attention weights, lazily.
 
     ``model`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
@@ -46,7 +70,7 @@ def open(model: Any, *, download: bool = False) -> AttentionWeights:
     return CheckpointWeights(model if isinstance(model, TensorSource) else open_source(model, download))
 
 
-def refuse_result(ref: Any) -> None:
+def refuse_result(ref: object) -> None:
     """Refuse a headspan result where a model is needed, since both are safetensors files."""
-    if isinstance(ref, (str, os.PathLike)) and is_result(ref):
+    if is_result(ref):
         raise HeadspanError(f"{os.fspath(ref)} is a headspan result, not a model: give the model it was made from")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import GivenNodes, NodeSet, no_layer
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 from headspan.vocabulary.heads import Node
+
+OnePath: TypeAlias = str | os.PathLike[str]
+OneNode: TypeAlias = OnePath | Node | NodeSet | Mapping[str, Any]  # a mapping of the arguments of `node_sets`
+NodesLike: TypeAlias = OneNode | Iterable[OneNode]
 
 _LISTED = 4096  # names of a set up to this size are compared one by one
 
@@ -21,9 +25,9 @@ _ARGUMENTS = ("add", "sae", "adapter", "neurons", "tokens", "embedding", "unembe
 
 def node_sets(
     weights: AttentionWeights,
-    add: str | os.PathLike[str] | Node | NodeSet | Mapping[str, Any] | Iterable[Any] | None = None,
-    sae: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
-    adapter: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+    add: NodesLike | None = None,
+    sae: OnePath | Iterable[OnePath] | None = None,
+    adapter: OnePath | Iterable[OnePath] | None = None,
     neurons: str | Iterable[str] | None = None,
     tokens: str | Iterable[str] | None = None,
     embedding: bool = False,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from headspan.paper.evaluation import evaluate, near_tie_range
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular, csv_text, html_table, text_table
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.scoring.run import score
 from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
@@ -35,6 +35,9 @@ from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, SAME_TYPE_PAIRINGS, Pairing
+
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
 
 Tree = dict[str, Any]
 
@@ -154,7 +157,7 @@ def published() -> Tree:
 
 @renamed(weights="model")
 @checked
-def reproduce(model: WeightsLike, progress: Update | None = None) -> Reproduction:
+def reproduce(model: ModelLike, progress: Update | None = None) -> Reproduction:
     """Compute every published number that a model (GPT-2 small) allows and compare.
 
     Two sections need the unembedding and one needs a forward pass; if the checkpoint lacks what they

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from headspan.plotting import Drawn, draw, file_names, parse_formats, parse_names
 from headspan.plotting.canvas import DPI
@@ -12,12 +13,15 @@ from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores, is_result
-from headspan.scoring.inputs import ScoresLike, WeightsLike, given_scores, given_weights
+from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import weights_of
 from headspan.system.arguments import checked
 from headspan.system.outputs import check_folder
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
+
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
 
 EDGES = 20  # per pairing in wiring diagrams
 _USED_BY = {  # the figures that an argument changes
@@ -38,7 +42,7 @@ def figures(
     *,
     k: int | None = None,
     labels: Labels | str | os.PathLike[str] | None = None,
-    model: WeightsLike | None = None,
+    model: ModelLike | None = None,
     behaviour: BehaviourScores | Mapping[str, Mapping[str, float | None]] | str | os.PathLike[str] | None = None,
     run: bool = False,
     text: str | None = None,
@@ -70,7 +74,7 @@ def figures(
     k = EDGES if k is None else k
     inputs = [one for one in (scores, labels, model, behaviour) if isinstance(one, (str, os.PathLike))]
     check_folder(out, file_names(names, k, endings), inputs=inputs, force=force)
-    if isinstance(scores, Scores) or (isinstance(scores, (str, os.PathLike)) and is_result(scores)):
+    if isinstance(scores, Scores) or is_result(scores):
         result = given_scores(scores)
         weights = None if model is None else weights_of(result, model)
     else:

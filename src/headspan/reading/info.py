@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.models.folding import FOLDED_NORMS
 from headspan.models.weights import AttentionWeights
 from headspan.results.checks import damaged
-from headspan.results.metadata import Field, check_fields, fields, list_of, mapping_of, optional, text, whole
+from headspan.results.metadata import (
+    BOOLEAN,
+    Field,
+    check_fields,
+    fields,
+    is_list,
+    is_object,
+    list_of,
+    mapping_of,
+    optional,
+    text,
+    whole,
+)
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.subspaces.bases import orthonormal_bases
 from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import visible
 from headspan.vocabulary.heads import ROLES, Port
+
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "none": "none"}
 _PLACES = {
@@ -42,9 +58,14 @@ FOLD_ADVICE = {
 _SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
 _LINE = 120  # characters of a line in a repr
-_NORM = Field("a kind of norm", lambda value: isinstance(value, str) and value in _NORMS)
-_PLACE = Field("the place of a norm", lambda value: isinstance(value, str) and value in _PLACES)
-_BOOLEAN = Field("true or false", lambda value: type(value) is bool)
+
+
+def _is_key_of(known: Mapping[str, str], value: Any) -> bool:
+    return isinstance(value, str) and value in known
+
+
+_NORM = Field("a kind of norm", partial(_is_key_of, _NORMS))
+_PLACE = Field("the place of a norm", partial(_is_key_of, _PLACES))
 _COUNT = whole(0, 2**62)
 # The facts that every `Info` has.
 FACTS: dict[str, Field] = {
@@ -59,13 +80,13 @@ FACTS: dict[str, Field] = {
     "d_head_by_role": mapping_of(_COUNT),
     "norm": _NORM,
     "norm_place": _PLACE,
-    "foldable": _BOOLEAN,
+    "foldable": BOOLEAN,
     "not_foldable_reason": optional(text()),
     "folds": list_of(text()),
     "fold_advice": optional(text()),
     "vocab_size": optional(_COUNT),
-    "unembedding": _BOOLEAN,
-    "tied_embedding": optional(_BOOLEAN),
+    "unembedding": BOOLEAN,
+    "tied_embedding": optional(BOOLEAN),
     "storage_dtypes": list_of(text()),
     "tensors": list_of(fields({"name": text(), "bytes": _COUNT}, ("name", "bytes"))),
     "bytes_to_read": _COUNT,
@@ -141,7 +162,7 @@ class Info(Tabular, dict[str, Any]):
 
 
 @checked
-def info(model: WeightsLike, check: bool = False, progress: Update | None = None) -> Info:
+def info(model: ModelLike, check: bool = False, progress: Update | None = None) -> Info:
     """Describe a model and the tensors that headspan would read.
 
     Without ``check`` only headers are read; with it all weights are, ``["fingerprint"]`` is theirs and ``["check"]``
@@ -220,9 +241,9 @@ def check_ranks(weights: AttentionWeights, update: Update) -> dict[str, Any]:
 
 def _flat(value: Any) -> str | float | bool | None:
     """A fact as one number or text."""
-    if isinstance(value, dict):
+    if is_object(value):
         return ", ".join(f"{name} {part}" for name, part in value.items())
-    if isinstance(value, list):
+    if is_list(value):
         return f"{len(value)}" if value and isinstance(value[0], dict) else ", ".join(map(str, value))
     return value
 

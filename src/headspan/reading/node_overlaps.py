@@ -16,9 +16,9 @@ Each is for one pair. The smallest p among N ports is about 1/N by chance.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,7 +27,7 @@ from headspan.node_kinds.node_sets import NodeSet
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import FEWEST_OTHERS, Search, Side
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.statistics.dimension import dimension_between
 from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
@@ -36,19 +36,21 @@ from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Node
 
+if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
+    from headspan.node_kinds.opening import OneNode, OnePath
+
 COLUMNS = ("node", "kind", "side", "rank", "partner", "share", "p", "z", "p_kind")
 _AT_ONCE = 1024  # nodes whose rows are computed together
 MOST_ROWS = 50_000  # most rows listed by node; larger results are listed by head
 
-Several = str | os.PathLike[str] | list[Any] | tuple[Any, ...]
-
 
 @checked
 def nodes(
-    model: WeightsLike,
-    add: Several | Node | NodeSet | None = None,
-    sae: Several | None = None,
-    adapter: Several | None = None,
+    model: ModelLike,
+    add: str | os.PathLike[str] | Sequence[OneNode] | Node | NodeSet | None = None,
+    sae: str | os.PathLike[str] | Sequence[OnePath] | None = None,
+    adapter: str | os.PathLike[str] | Sequence[OnePath] | None = None,
     neurons: str | list[str] | None = None,
     tokens: str | list[str] | None = None,
     embedding: bool = False,

@@ -13,7 +13,7 @@ from headspan.reading.token_lengths import MAX_BLOCK, VocabularyRows, parse_prep
 from headspan.reading.tokens import Token, check_count, readable_tokens, reader
 from headspan.results.checks import damaged
 from headspan.results.tabular import Tabular, same_content
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.statistics.dimension import pair_dimension_of
 from headspan.subspaces.bases import orthonormal_basis, principal_angles, principal_vectors, projection_kernel
 from headspan.subspaces.random_subspaces import moments
@@ -25,6 +25,7 @@ from headspan.vocabulary.heads import Port
 
 if TYPE_CHECKING:
     from headspan.models.families.latent_attention import Chance
+    from headspan.models.opening import ModelLike
 from headspan.models.weights import AttentionWeights
 
 SHARED_LEVEL = 0.99
@@ -100,7 +101,7 @@ class PairReport(Tabular):
     participation_ratio: float
     directions: list[SharedDirection]
     shared_level: float = SHARED_LEVEL
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per pair of principal directions, smallest angle first; tokens for those in ``directions``."""
@@ -148,7 +149,7 @@ class PairReport(Tabular):
 @renamed(weights="model", top="k")
 @checked
 def pair(
-    model: WeightsLike,
+    model: ModelLike,
     source: Port | str,
     target: Port | str,
     k: int = 10,
@@ -250,7 +251,8 @@ class PairReader:
         else:
             writes = self._tokens_along(self._unembedding, written, tokens)
             reads = self._tokens_along(self._embedding, read, tokens)
-        found, at = [], 0
+        found: list[list[SharedDirection]] = []
+        at = 0
         for sources, _, angles in turned:
             n = sources.shape[1]
             found.append(_described(angles, writes[at : at + n], reads[at : at + n]))
@@ -353,7 +355,7 @@ def degenerate_blocks(cosines: np.ndarray, gap: float = DEGENERATE_GAP) -> list[
     >>> degenerate_blocks(np.array([0.9, 0.5, 0.495, 0.1]))
     [(1,), (2, 3), (2, 3), (4,)]
     """
-    starts = np.flatnonzero(np.diff(cosines, prepend=np.inf) < -gap)
+    starts: list[int] = np.flatnonzero(np.diff(cosines, prepend=np.inf) < -gap).tolist()
     blocks = [tuple(range(a + 1, b + 1)) for a, b in zip(starts, [*starts[1:], len(cosines)], strict=True)]
     return [block for block in blocks for _ in block]
 

@@ -25,16 +25,17 @@ from headspan.reading.token_lengths import (
     row_norms,
 )
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import WeightsLike, given_weights
+from headspan.scoring.inputs import given_weights
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
-from headspan.system.ordering import Best
+from headspan.system.ordering import Best, mean_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Port, Role
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 Readable = Callable[[int], str]
@@ -74,7 +75,7 @@ class HeadTokens(NamedTuple):
 @renamed(weights="model")
 @checked
 def tokens(
-    model: WeightsLike,
+    model: ModelLike,
     head: Head | str,
     role: Role | str | None = None,
     k: int = 10,
@@ -111,7 +112,7 @@ def head_and_role(head: Head | str, role: Role | str | None) -> tuple[Head, Role
 
 @checked
 def all_tokens(
-    model: WeightsLike,
+    model: ModelLike,
     roles: Sequence[Role | str] = ROLES,
     k: int = 10,
     preprocess: str = "centre-normalise",
@@ -320,9 +321,7 @@ def _stack_correlations(
 
 
 def _centred_ranks(values: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    ranks = rankdata(values)
+    ranks = mean_ranks(values)
     return ranks - ranks.mean()
 
 

@@ -16,6 +16,7 @@ from headspan.results.head_scores import KINDS
 from headspan.results.identity import identity, same_model
 from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.results.matrix import ScoreMatrix
+from headspan.results.metadata import is_list, is_object
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
@@ -47,10 +48,10 @@ class Effects(Tabular):
     arrays: dict[tuple[str, Pairing], np.ndarray]
     clean: dict[str, np.ndarray]
     write_norms: np.ndarray
-    protocol: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    protocol: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: list[str] = field(default_factory=list[str])
     interrupted: bool = False
-    model: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -108,7 +109,7 @@ class Effects(Tabular):
     def floor(self, pairing: Pairing | str) -> float:
         """The least effect that can be large, in the pairing's unit."""
         pairing = Pairing.parse(pairing)
-        floors = self.protocol["floors"] if self.compared else {}
+        floors: dict[str, float] = self.protocol["floors"] if self.compared else {}
         return float(floors.get(str(pairing), FLOORS[pairing.target]))
 
     def ratio(self, pairing: Pairing | str) -> np.ndarray:
@@ -215,9 +216,9 @@ def _records(
     rows, columns = np.nonzero(~np.isnan(values))
     best = np.argsort(-order[rows, columns], kind="stable")[:k]
     extra = [n for n in _columns(effects) if (n, pairing) in effects.arrays]
-    table = []
+    table: list[dict[str, Any]] = []
     for i, j in zip(rows[best], columns[best], strict=True):
-        names = (str(pairing), str(matrix.sources[i]), str(matrix.targets[j]))
+        names = (str(pairing), str(matrix.sources[int(i)]), str(matrix.targets[int(j)]))
         row: dict[str, Any] = dict(zip(("pairing", "source", "target"), names, strict=True))
         row["score"] = None if scored is None else float(scored.values[i, j])
         row["rank"] = None if ranks is None else int(ranks[i, j]) or None
@@ -271,7 +272,7 @@ def compared_effects(scores: Scores) -> Effects:
 def _percentile(block: np.ndarray) -> np.ndarray:
     flat = block.ravel()
     ordered = np.sort(flat)  # NaN last
-    present = np.count_nonzero(~np.isnan(flat))
+    present = int(np.count_nonzero(~np.isnan(flat)))
     below = np.searchsorted(ordered[:present], flat, "left")
     equal = np.searchsorted(ordered[:present], flat, "right") - below - 1
     share = 100 * (below + equal / 2) / max(present - 1, 1) if present > 1 else np.full(flat.shape, 50.0)
@@ -320,8 +321,8 @@ def effects_in(scores: Scores) -> Effects | None:
             arrays[measure, Pairing.parse(last)] = values
     if not arrays:
         return None
-    protocol = scores.annotations.get("effects")
-    protocol = dict(protocol) if isinstance(protocol, dict) else {}
+    held = scores.annotations.get("effects")
+    protocol: dict[str, Any] = dict(held) if is_object(held) else {}
     _check_protocol(protocol)
     interrupted, model = protocol.pop("interrupted", False) is True, protocol.pop("model", None)
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
@@ -357,10 +358,10 @@ def _check_protocol(protocol: dict[str, Any]) -> None:
 
     floors, tokens = protocol.get("floors", {}), protocol.get("tokens", {})
     right = {
-        "floors": isinstance(floors, dict) and all(map(number, floors.values())),
+        "floors": is_object(floors) and all(map(number, floors.values())),
         "least_ratio": number(protocol.get("least_ratio", LEAST_RATIO)),
-        "tokens": isinstance(tokens, dict)
-        and all(isinstance(lengths, list) and all(map(number, lengths)) for lengths in tokens.values()),
+        "tokens": is_object(tokens)
+        and all(is_list(lengths) and all(map(number, lengths)) for lengths in tokens.values()),
     }
     for name, good in right.items():
         if not good:

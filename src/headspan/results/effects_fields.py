@@ -26,7 +26,7 @@ def with_effects(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, A
 def effect_fields(measured: Effects | None, edges: Iterable[tuple[Pairing | str, Any, Any]]) -> list[dict[str, Any]]:
     """``EFFECT_FIELDS`` of edges (pairing, source, target); None for what is not known."""
     known: dict[Pairing, tuple[Any, np.ndarray, np.ndarray]] = {}
-    found = []
+    found: list[dict[str, Any]] = []
     for name, source, target in edges:
         fields: dict[str, Any] = dict.fromkeys(EFFECT_FIELDS)
         pairing = Pairing.parse(name)

@@ -33,13 +33,13 @@ class Graph(NamedTuple):
     edges: Sequence[Link]
 
 
-def as_networkx(graph: Graph) -> networkx.MultiDiGraph:
+def as_networkx(graph: Graph) -> networkx.MultiDiGraph[str]:
     """A directed multigraph with the fields as attributes."""
     try:
         import networkx
     except ImportError:
         raise missing_extra("networkx", "graph", "a graph") from None
-    made = networkx.MultiDiGraph()
+    made: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
     made.graph.update(graph.about)
     for name, fields in graph.nodes.items():
         made.add_node(name, **fields)

@@ -50,9 +50,9 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
 
     heads: tuple[Head, ...]
     arrays: dict[str, np.ndarray]  # kind -> (n_heads,)
-    protocol: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    model: dict[str, Any] = field(default_factory=dict)  # provenance of what ran
+    protocol: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: list[str] = field(default_factory=list[str])
+    model: dict[str, Any] = field(default_factory=dict[str, Any])  # provenance of what ran
 
     def __getitem__(self, kind: str) -> dict[str, float]:
         return {str(head): float(value) for head, value in zip(self.heads, self._of(kind), strict=True)}
@@ -83,7 +83,7 @@ class BehaviourScores(Tabular, Mapping[str, dict[str, float]]):
         """The k best heads of a kind, best first, ties in head order."""
         values = self._of(kind)
         order = np.argsort(-values, kind="stable")  # NaN last
-        return [(str(self.heads[i]), float(values[i])) for i in order[:k] if not math.isnan(values[i])]
+        return [(str(self.heads[int(i)]), float(values[i])) for i in order[:k] if not math.isnan(values[i])]
 
     @checked
     def grid(self, kind: str) -> np.ndarray:

@@ -142,7 +142,7 @@ def _read_csv(path: Path) -> list[tuple[Head, str]]:
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:
         seen = f"begins with {quoted(','.join(rows[0][1]))}" if rows else "is empty"
         raise HeadspanError(f"{path} must begin with the line head,label but {seen}")
-    pairs = []
+    pairs: list[tuple[Head, str]] = []
     for number, row in rows[1:]:
         if len(row) != 2 or not all(row):
             raise HeadspanError(

@@ -18,6 +18,7 @@ from headspan.vocabulary.heads import HeadOrNode, Pairing, forward_mask
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas
 
 
@@ -107,7 +108,7 @@ class ScoreMatrix(Tabular):
         values = np.where(forward_mask(self.sources, self.targets), self.values, np.nan)
         return replace(self, values=values.astype(self.values.dtype))
 
-    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], np.ndarray]:
         """Row indices, column indices and scores of the pairs that are present, in row order."""
         rows, columns = np.nonzero(~np.isnan(self.values))
         return rows, columns, self.values[rows, columns]
@@ -137,7 +138,7 @@ class ScoreMatrix(Tabular):
             raise HeadspanError(f"the pair {source} → {target} is not among the {self.pairing} pairs of this result")
         values = self.values.ravel()
         earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
-        return int(np.count_nonzero(values > self.values[row, column]) + earlier_ties) + 1
+        return int(np.count_nonzero(values > self.values[row, column])) + int(earlier_ties) + 1
 
     def find(self, source: HeadOrNode | str, target: HeadOrNode | str) -> tuple[int, int]:
         """Row and column of a pair; under GQA a query head's K and V are those of its KV head."""

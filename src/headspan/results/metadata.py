@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeGuard, get_args
 
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PairSet, Role, is_head_name
@@ -18,6 +18,16 @@ MODEL = "_model"  # in head scores: their model
 LARGEST_MODEL = 2**20  # dimensions of a stream: twenty times what the widest models have
 _HEAD_SCORE_SLACK = 0.01  # precision of sums of attention in half precision
 _SHOWN = 60  # characters of a wrong value in a message
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value of JSON is an object."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Whether a value of JSON is a list."""
+    return isinstance(value, list)
 
 
 class Field(NamedTuple):
@@ -125,6 +135,7 @@ def _is_layer(word: str) -> bool:
 
 
 ANYTHING = Field("anything", lambda value: True)
+BOOLEAN = Field("true or false", lambda value: type(value) is bool)
 MAPPING = fields({})
 TEXTS = list_of(text())
 # The identity of a model. Files of version 0.1 have fewer of these fields.
@@ -167,7 +178,7 @@ ANNOTATIONS: dict[str, Field] = {
     "effects": fields(
         {
             "model": fields(IDENTITY),
-            "interrupted": Field("true or false", lambda value: type(value) is bool),
+            "interrupted": BOOLEAN,
             "floors": mapping_of(number(0)),
             "least_ratio": number(0),
             "tokens": mapping_of(list_of(number(0))),

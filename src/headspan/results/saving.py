@@ -12,17 +12,21 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 import headspan
+from headspan.results.metadata import is_object
 from headspan.results.plain_values import as_lists, encode, read_parts
 from headspan.system.arguments import checked
 from headspan.system.inputs import input_file, read_text, reason
 from headspan.system.outputs import check_output
 from headspan.system.sealed_file import ALTERED, check_seal, read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    from headspan.results.tabular import Tabular
 
 SCHEMA = 2  # of the common format; 1: a diff of version 0.3, which cannot be read again
 SCORES = "result"  # the kind of scores, whose files do not name it
@@ -90,19 +94,20 @@ def from_dict(cls: type, content: Any) -> Any:
 
 
 def _about(result: Any) -> dict[str, Any]:
-    about = {"kind": kind_of(type(result)), "schema": SCHEMA, "headspan": headspan.__version__}
+    about = {"kind": kind_of(result.__class__), "schema": SCHEMA, "headspan": headspan.__version__}
     return about | ({ALTERED: True} if getattr(result, ALTERED, False) else {})
 
 
 def _check_kind(cls: type, head: Any, path: Path, named: str) -> None:
     """Refuse the content of another kind, of a newer version or of one that cannot be read."""
-    kind = head.get("kind", SCORES) if isinstance(head, Mapping) else None
-    if kind != kind_of(cls):
+    facts = cast("Mapping[str, Any]", head) if isinstance(head, Mapping) else None
+    kind = None if facts is None else facts.get("kind", SCORES)
+    if facts is None or kind != kind_of(cls):
         advice = "make those with `hs.score(model)`" if kind_of(cls) == SCORES else "headspan.load reads every kind"
         raise HeadspanError(f"{named} holds {_described(kind)}, not {_described(kind_of(cls))}: {advice}")
     if hasattr(cls, "_from_parts"):
         return  # it checks its own schema
-    schema = head.get("schema")
+    schema = facts.get("schema")
     if type(schema) is int and schema > SCHEMA:
         raise HeadspanError(f"{named} was written by a newer headspan (schema {schema}). Upgrade headspan")
     if schema != SCHEMA:
@@ -120,7 +125,7 @@ def _described(kind: Any) -> str:
 
 def save(result: Any, path: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a result to one sealed file, if it may be written there; it appears only when complete."""
-    target = check_output(path, kind_of(type(result)), inputs=result._inputs(), force=force)
+    target = check_output(path, kind_of(result.__class__), inputs=result._inputs(), force=force)
     if hasattr(result, "_to_parts"):
         head, arrays = result._to_parts()
     else:
@@ -135,7 +140,7 @@ def save(result: Any, path: str | os.PathLike[str], *, force: bool = False) -> N
 
 
 @checked
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str]) -> Tabular:
     """Read any result that was saved: scores, a diff, a series, effects, hubs, a circuit, head scores …
 
     The file says which kind it is; ``Scores.load``, ``Series.load`` and so on read one kind only. A file of a newer
@@ -144,7 +149,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     if _is_json(path):
         return _from_json(path)
     head, arrays = _read(path)
-    kind = head.get("kind", SCORES) if isinstance(head, dict) else SCORES
+    kind = head.get("kind", SCORES) if is_object(head) else SCORES
     if not isinstance(kind, str) or kind not in KINDS:
         raise HeadspanError(f"{path} holds {_described(kind)}, which this version cannot read. Upgrade headspan")
     return _made(class_of(KINDS[kind]), head, arrays, Path(path))
@@ -174,8 +179,8 @@ def _made(cls: Any, head: Any, arrays: Mapping[str, np.ndarray], path: Path) -> 
         return made
     made = read_parts(cls, head, arrays, path)
     if head.get(ALTERED) is True:
-        vars(made)[ALTERED] = True
-    check_seal(head, arrays, path, vars(made), expected=True)
+        made.__dict__[ALTERED] = True
+    check_seal(head, arrays, path, made.__dict__, expected=True)
     return made
 
 
@@ -192,5 +197,5 @@ def _from_json(path: str | os.PathLike[str]) -> Any:
         content = json.loads(read_text(path, f"there is no file {path}", "result in JSON", most=_LARGEST_JSON))
     except (ValueError, RecursionError) as error:
         raise HeadspanError(f"{path} cannot be read as JSON ({reason(error)[:120]}): make it again") from None
-    key = next((key for key in JSON_KINDS if isinstance(content, dict) and key in content), "")
+    key = next((key for key in JSON_KINDS if is_object(content) and key in content), "")
     return class_of(JSON_KINDS[key]).from_dict(content)

@@ -47,9 +47,11 @@ class Scores(Tabular):
     ports: PortTable
     d_model: int
     role_ranks: dict[Role, np.ndarray]
-    provenance: dict[str, Any] = field(default_factory=dict)
-    annotations: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that are not scores, such as "effect/OK"
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+    annotations: dict[str, Any] = field(default_factory=dict[str, Any])
+    extra: dict[str, np.ndarray] = field(
+        default_factory=dict[str, np.ndarray]
+    )  # arrays that are not scores, such as "effect/OK"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -164,8 +166,8 @@ class Scores(Tabular):
             {
                 "metric": metric,
                 "pairing": str(pairing),
-                "source": str(matrix.sources[i]),
-                "target": str(matrix.targets[j]),
+                "source": str(matrix.sources[int(i)]),
+                "target": str(matrix.targets[int(j)]),
                 "score": float(value),
             }
             for (metric, pairing) in self.arrays
@@ -175,7 +177,7 @@ class Scores(Tabular):
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a data frame."""
-        frames = []
+        frames: list[pandas.DataFrame] = []
         for metric, pairing in self.arrays:
             matrix = self[metric, pairing]
             rows, columns, values = matrix.pairs()
@@ -198,7 +200,7 @@ class Scores(Tabular):
     @checked
     def to_networkx(
         self, metric: str | Iterable[str] = PK, pairing: str | Pairing | Iterable[str | Pairing] | None = None
-    ) -> networkx.MultiDiGraph:
+    ) -> networkx.MultiDiGraph[str]:
         """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
 
         A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and
@@ -209,15 +211,16 @@ class Scores(Tabular):
         except ImportError:
             raise missing_extra("networkx", "graph", "a graph") from None
         metric = one_metric(metric)
-        graph = networkx.MultiDiGraph(metric=metric, model=str(self.provenance.get("reference", "")))
+        graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(
+            metric=metric, model=str(self.provenance.get("reference", ""))
+        )
         for one in self.pairings if pairing is None else given_pairings(pairing, self, metric):
             matrix = self[metric, one]
             for head in (*matrix.sources, *matrix.targets):
                 graph.add_node(str(head), layer=head.layer, kind=head.kind, position=head.position)
             for i, j, value in zip(*matrix.pairs(), strict=True):
-                graph.add_edge(
-                    str(matrix.sources[i]), str(matrix.targets[j]), key=str(matrix.pairing), score=float(value)
-                )
+                source, target = str(matrix.sources[int(i)]), str(matrix.targets[int(j)])
+                graph.add_edge(source, target, key=str(matrix.pairing), score=float(value))
         for head, kv in self.ports.served_by.items():
             if graph.has_node(str(head)) and graph.has_node(str(kv)):
                 graph.add_edge(str(kv), str(head), key="serves")
@@ -229,7 +232,7 @@ class Scores(Tabular):
             import xarray
         except ImportError:
             raise missing_extra("xarray", "graph", "a labelled array") from None
-        variables = {}
+        variables: dict[str, xarray.DataArray] = {}
         for metric, pairing in self.arrays:
             matrix = self[metric, pairing]
             rows, columns = f"{pairing.source}_source", f"{pairing.target}_target"
@@ -251,7 +254,7 @@ class Scores(Tabular):
         )
 
 
-def _parse_key(key: Any) -> tuple[str, Pairing]:
+def _parse_key(key: tuple[str, str | Pairing]) -> tuple[str, Pairing]:
     """The similarity and the pairing of an index."""
     if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)):
         raise WrongArgument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 # 1: two lists of heads; 2: a list of ports for every role, and arrays besides scores; 3: nodes, each port of them with
 # its position; 4: a hash of the content, and the identity of its model with every annotation.
 SCHEMA = SEALED_SCHEMA = 4
+Facts: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = "dict[tuple[str, Pairing], np.ndarray]"
 # arrays, ports, d_model, ranks, provenance, annotations, extra: the fields of Scores
-Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], dict, dict, dict[str, np.ndarray]]"
+Parts: TypeAlias = "tuple[Arrays, PortTable, int, dict[Role, np.ndarray], Facts, Facts, dict[str, np.ndarray]]"
 
 
 def result_parts(scores: Scores) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -84,7 +85,7 @@ def read_result(found: Any, tensors: Mapping[str, np.ndarray], path: Path) -> Pa
     return arrays, table, head["d_model"], ranks, provenance, annotations, extra
 
 
-def is_result(path: str | os.PathLike[str]) -> bool:
+def is_result(path: object) -> TypeGuard[str | os.PathLike[str]]:
     """True for a safetensors file that says it is a headspan result (cheap: reads the header only)."""
     from safetensors import SafetensorError, safe_open
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.head_scores import KINDS, BehaviourScores
 from headspan.results.identity import same_model
@@ -48,7 +48,7 @@ ATTENTION_BUDGET = 512 * 2**20  # bytes of attention maps in memory at a time
 @renamed(ref="model", texts="text")
 @checked
 def behaviour(
-    model: Any,
+    model: ModelLike,
     *,
     sequences: int | None = None,
     length: int | None = None,

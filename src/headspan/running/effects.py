@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headspan.models.folding import fold
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.results.effects_fields import with_effects
 from headspan.results.identity import same_model
@@ -54,7 +54,7 @@ TEXT_WINDOW = 128
 
 @checked
 def effects(
-    model: Any,
+    model: ModelLike,
     scores: Scores | str | os.PathLike[str] | None = None,
     *,
     pairing: str | Pairing | Sequence[str | Pairing] = "flow",
@@ -225,7 +225,7 @@ def _offset(progress: Update, before: int, total: int) -> Update:
 def _ids_of(sample: Sample) -> Any:
     import torch
 
-    return torch.from_numpy(sample.ids.astype(np.int64))
+    return torch.as_tensor(sample.ids.astype(np.int64))
 
 
 def _materials(

@@ -28,6 +28,7 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Port, Role
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 
@@ -43,7 +44,7 @@ class EffectCurve(Tabular):
     random: list[float]
     random_largest: list[float]
     unit: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def _headline(self) -> str:
         return f"effect of {self.source} on {self.target} by the number of directions, {self.unit}"
@@ -57,7 +58,7 @@ class EffectCurve(Tabular):
 
 @checked
 def effects_curve(
-    model: Any,
+    model: ModelLike,
     source: Port | str,
     target: Port | str,
     *,
@@ -121,7 +122,7 @@ def _measured(
     import torch
 
     replayer = reader.replayer
-    replayer.check(torch.from_numpy(samples[0].ids.astype(np.int64)))
+    replayer.check(torch.as_tensor(samples[0].ids.astype(np.int64)))
     totals, rows = Totals(reader.weights.n_heads, ()), 1 + len(directions)
     with torch.inference_mode():
         reader.record(samples)
@@ -133,7 +134,7 @@ def _measured(
             for row in range(rows):
                 port = whole
                 if row:
-                    some = torch.from_numpy(directions[row - 1]).to(delta)[None, None].expand(1, whole.shape[2], -1, -1)
+                    some = torch.as_tensor(directions[row - 1]).to(delta)[None, None].expand(1, whole.shape[2], -1, -1)
                     port = whole + reader.keep_only(layer, record, receiver, delta, some)
                 after = replayer.replay(layer, record, receiver, port)
                 totals.compare((layer, receiver), slice(row, row + 1), rows, before, after, sample)
@@ -151,7 +152,7 @@ def _directions(
     written = weights.read(Role.O, source.layer)[source.index : source.index + 1]
     basis = orthonormal_bases(written, weights.storage_dtype(Role.O, source.layer))[0][0]
     rng = np.random.default_rng(seed)
-    found = []
+    found: list[np.ndarray] = []
     for count in counts:
         found.append(shared[:, :count])
         for _ in range(draws):

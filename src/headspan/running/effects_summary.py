@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
@@ -27,10 +27,12 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK, parse_metrics
 from headspan.system.arguments import checked
+from headspan.system.ordering import mean_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
 
 LARGEST_SHARE = 0.01  # fraction of a pairing's edges that count as those with the largest effects
@@ -87,7 +89,7 @@ class EffectsSummary(Tabular):
     predictions: list[Prediction]
     differences: list[Difference]
     k: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per material, pairing and predictor: every measure with its interval."""
@@ -99,7 +101,7 @@ class EffectsSummary(Tabular):
 
 @checked
 def effects_summary(
-    model: Any,
+    model: ModelLike,
     effects: Effects,
     metric: str | Sequence[str] = DEFAULT_METRICS,
     *,
@@ -130,7 +132,8 @@ def summarise_effects(
     """How well each predictor, by name and pairing an array like the effects', finds the largest 1 % of effects."""
     if k < 1 or resamples < 10:
         raise HeadspanError(f"a summary needs k of at least 1 and at least 10 resamples, not {k} and {resamples}")
-    rows, differences = [], []
+    rows: list[Prediction] = []
+    differences: list[Difference] = []
     for material in effects.materials:
         for pairing in effects.pairings:
             if (material, pairing) not in effects.arrays:
@@ -170,7 +173,7 @@ def _foils(effects: Effects, pairing: Pairing) -> dict[str, np.ndarray]:
 
 def _row(
     material: str, pairing: Pairing, name: str, edges: _Edges, drawn: Mapping[str, np.ndarray], k: int
-) -> dict[str, Any]:
+) -> Prediction:
     row: dict[str, Any] = {"material": material, "pairing": str(pairing), "predictor": name}
     row |= {
         "edges": len(edges.effect),
@@ -182,27 +185,28 @@ def _row(
         values = drawn[measure]
         low, high = _interval(values[1:])
         row |= {measure: _number(values[0]), f"{measure}_low": low, f"{measure}_high": high}
-    return row
+    return cast("Prediction", row)
 
 
-def _differences(
-    material: str, pairing: Pairing, drawn: Mapping[str, Mapping[str, np.ndarray]]
-) -> list[dict[str, Any]]:
+def _differences(material: str, pairing: Pairing, drawn: Mapping[str, Mapping[str, np.ndarray]]) -> list[Difference]:
     """Every similarity against pk of the same folding, and folded against raw."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for name in drawn:
         metric, _, kind = name.partition(" ")
         if kind in ("raw", "folded") and metric != PK and f"{PK} {kind}" in drawn:
             pairs.append((f"{PK} {kind}", name))
         if kind == "folded" and f"{metric} raw" in drawn:
             pairs.append((name, f"{metric} raw"))
-    rows = []
+    rows: list[Difference] = []
     for first, second in pairs:
         for measure in ("within", "ap"):
             values = drawn[first][measure] - drawn[second][measure]
             low, high = _interval(values[1:])
-            row = {"material": material, "pairing": str(pairing), "first": first, "second": second, "measure": measure}
-            rows.append({**row, "difference": _number(values[0]), "low": low, "high": high})
+            row = Difference(
+                material=material, pairing=str(pairing), first=first, second=second, measure=measure,
+                difference=_number(values[0]), low=low, high=high,
+            )  # fmt: skip
+            rows.append(row)
     return rows
 
 
@@ -258,7 +262,7 @@ class _Edges:
         """Every measure for every row of weights."""
         scores = np.asarray(values, dtype=float)[self.rows, self.columns]
         order = np.argsort(-scores, kind="stable")
-        overall = _ranks(scores), _ranks(self.effect)
+        overall = mean_ranks(scores), mean_ranks(self.effect)
         inside = _block_ranks(scores, self.block), _block_ranks(self.effect, self.block)
         found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         for row in weights:
@@ -271,19 +275,13 @@ class _Edges:
         return {measure: np.array(numbers) for measure, numbers in found.items()}
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(values), dtype=float)
-
-
 def _block_ranks(values: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Ranks among the edges of the same block, from −½ to ½."""
     out = np.zeros(len(values))
     order = np.argsort(block, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(block[order])) + 1):
         if len(members) > 1:
-            out[members] = (_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
+            out[members] = (mean_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
     return out
 
 

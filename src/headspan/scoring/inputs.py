@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from headspan.results.scores import Scores, is_result
 from headspan.subspaces.metrics import DEFAULT_METRICS
 from headspan.vocabulary.heads import Pairing
 
 if TYPE_CHECKING:
+    from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
     from headspan.system.progress import Update
 
-ScoresLike = Any  # Scores, the path of a result, or anything that `headspan.open` takes
-WeightsLike = Any  # AttentionWeights, or anything that `headspan.open` takes
+ScoresLike: TypeAlias = "Scores | ModelLike"  # a text or path may also be that of a result
 
 
 def given_scores(
@@ -54,7 +54,7 @@ def _scores(
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
 
 
-def given_weights(weights: WeightsLike, fold: bool = False, download: bool = False) -> AttentionWeights:
+def given_weights(weights: ModelLike, fold: bool = False, download: bool = False) -> AttentionWeights:
     """Weights as given, or those of a model reference; ``download`` fetches whole files from the hub."""
     from headspan.models.opening import open
 

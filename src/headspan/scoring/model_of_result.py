@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from headspan.models.folding import fold
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.identity import same_model
 from headspan.results.scores import Scores
-from headspan.scoring.inputs import WeightsLike
 from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.ports import shape_text
 
 
-def weights_of(scores: Scores, reference: WeightsLike) -> AttentionWeights:
+def weights_of(scores: Scores, reference: ModelLike) -> AttentionWeights:
     """The weights that a result was made from, folded if the result is; others are refused.
 
     Warns where it is unknown whether they are the same.

@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import headspan
-from headspan.models.opening import open
+from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
 from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
@@ -38,6 +39,9 @@ from headspan.vocabulary.errors import HeadspanError, inform, refuse_ignored, wa
 from headspan.vocabulary.heads import NODE_PAIRINGS, PAIRING_WORDS, Pairing, PairSet, pair_mask, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
+if TYPE_CHECKING:
+    from headspan.node_kinds.opening import NodesLike
+
 _UNITS = 1000  # progress steps per tile
 _LONG = 10.0  # minutes above which screening is suggested
 _SURELY_SHORT = 1e13  # operations that take less than that on any machine
@@ -47,12 +51,12 @@ _OVERHEAD = 1.4  # time of a run relative to its arithmetic
 @renamed(weights="model", metrics="metric", pairings="pairing")
 @checked
 def score(
-    model: Any,
+    model: ModelLike,
     metric: str | Sequence[str] = DEFAULT_METRICS,
     pairing: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
-    nodes: Any = None,
+    nodes: NodesLike | None = None,
     screen: int | None = None,
     delta: float | None = None,
     seed: int | None = None,
@@ -126,7 +130,7 @@ def score(
         TileStore(out, plan.key) if out is not None else nullcontext() as store,
         progress_bar("scoring", progress) as update,
     ):
-        finished = _take_over(store, plan, result) if store is not None and resume else set()
+        finished = _take_over(store, plan, result) if store is not None and resume else set[str]()
         left = [tile for tile in plan.tiles if tile.name not in finished]
         ticker = _Ticker(update, len(plan.tiles), len(finished))
         run = _run_here if dask is None else _run_on_dask(dask)
@@ -143,7 +147,7 @@ def score(
     return scores
 
 
-def _with_nodes(weights: AttentionWeights, nodes: Any) -> AttentionWeights:
+def _with_nodes(weights: AttentionWeights, nodes: NodesLike) -> AttentionWeights:
     from headspan.node_kinds.beside_heads import add_nodes
     from headspan.node_kinds.opening import node_sets
 
@@ -210,7 +214,7 @@ def _screened(
 
 def _take_over(store: TileStore, plan: Plan, result: Assembly) -> set[str]:
     """Load the tiles that an earlier run of this plan finished; return their names."""
-    finished = set()
+    finished: set[str] = set()
     for tile in plan.tiles:
         jobs = plan.jobs(tile)
         arrays = store.load(tile.name, most=sum(16 * job.needed.size for job in jobs) + 2**16)
@@ -232,7 +236,7 @@ def _minutes(plan: Plan) -> float:
         return 0.0
     n = 1500
     square = np.ones((n, n), dtype=np.float32)
-    seconds = []
+    seconds: list[float] = []
     for _ in range(3):
         started = time.perf_counter()
         _ = square @ square
@@ -262,4 +266,4 @@ def _run_here(
 def _run_on_dask(address: str) -> Callable[..., Iterator[tuple[Tile, dict[str, np.ndarray]]]]:
     from headspan.scoring.dask import run_on_dask
 
-    return lambda weights, plan, tiles, device, tick: run_on_dask(address, weights, plan, tiles, device, tick)
+    return partial(run_on_dask, address)

@@ -60,7 +60,7 @@ def divergence(scores: Scores, pairing: str | Pairing) -> Divergence:
     ranks, ranks2 = scores.ranks(matrix.pairing.source)[rows], scores.ranks(matrix.pairing.target)[columns]
     d = dimension_at(scores, matrix.pairing, rows, columns)
     (d, ranks, ranks2), counts = np.unique(np.stack([d, ranks, ranks2]), axis=1, return_counts=True)
-    edges = np.linspace(0, np.minimum(ranks, ranks2).max(), 256)
+    edges = np.linspace(0, float(np.minimum(ranks, ranks2).max()), 256)
     mean, variance = moments(d, ranks, ranks2)
     if np.any(variance == 0):
         raise HeadspanError(

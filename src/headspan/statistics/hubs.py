@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import HeadOrNode, Pairing, parse_pairings
+from headspan.vocabulary.heads import HeadOrNode, OnePairing, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
 
@@ -134,13 +134,17 @@ class HubLists(Tabular, dict[str, Hubs]):
 
 
 @overload
-def hubs(scores: ScoresLike, pairing: Pairing = ..., metric: str | Iterable[str] = PK) -> Hubs: ...
-@overload
-def hubs(scores: ScoresLike, pairing: list[str] | tuple[str, ...], metric: str | Iterable[str] = PK) -> HubLists: ...
+def hubs(scores: ScoresLike, pairing: Pairing | OnePairing = "OK", metric: str | Iterable[str] = PK) -> Hubs: ...
 @overload
 def hubs(
-    scores: ScoresLike, pairing: str | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK
-) -> Any: ...
+    scores: ScoresLike,
+    pairing: Literal["flow", "all", "nodes"] | list[str] | list[Pairing] | list[str | Pairing] | tuple[str, ...],
+    metric: str | Iterable[str] = PK,
+) -> HubLists: ...
+@overload
+def hubs(
+    scores: ScoresLike, pairing: str | Iterable[str | Pairing], metric: str | Iterable[str] = PK
+) -> Hubs | HubLists: ...
 @checked
 def hubs(
     scores: ScoresLike, pairing: str | Pairing | Iterable[str | Pairing] = "OK", metric: str | Iterable[str] = PK

@@ -96,8 +96,8 @@ class Significance(Tabular):
             {
                 "pairing": str(matrix.pairing),
                 "rank": rank,
-                "source": str(matrix.sources[i]),
-                "target": str(matrix.targets[j]),
+                "source": str(matrix.sources[int(i)]),
+                "target": str(matrix.targets[int(j)]),
                 "score": float(matrix.values[i, j]),
                 **{name: float(getattr(self, name)[i, j]) for name in names},
             }
@@ -257,7 +257,8 @@ def _chances(scores: Scores, matrix: ScoreMatrix, approximation: Approximation) 
 def _inside_latents(scores: Scores, matrix: ScoreMatrix) -> dict[int, tuple[float, float]]:
     """Mean and standard deviation by chance of pairs in one latent, by layer."""
     try:
-        found = (scores.provenance.get("same_layer_chance") or {}).get(str(matrix.pairing)) or {}
+        chance: dict[str, Any] = scores.provenance.get("same_layer_chance") or {}
+        found: dict[str, Any] = chance.get(str(matrix.pairing)) or {}
         known = {int(layer): (float(mean), float(sd)) for layer, (mean, sd) in found.items()}
     except (AttributeError, TypeError, ValueError):
         raise HeadspanError("the result's chance levels of one layer are damaged. Score the model again") from None
@@ -344,7 +345,7 @@ def _within_layers(matrix: ScoreMatrix, backward: np.ndarray) -> Significance:
         return Significance("within", matrix, z, z.copy(), z.copy(), note=note)
     control = np.sort(control)
     p, tail, note = p_among(control, z, fit_tail(control, lighter=True), "residuals")
-    missing = np.count_nonzero(~np.isnan(matrix.values)) - len(forward)
+    missing = int(np.count_nonzero(~np.isnan(matrix.values))) - len(forward)
     if missing:
         note += f"; {_pairs(missing)} no {_NO_EVIDENCE}"
     return Significance("within", matrix, z, p, benjamini_hochberg(p), tail, note)

@@ -6,14 +6,17 @@ the input. That dtype determines how much of a matrix may be rounding noise, whi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from headspan.subspaces import bases as subspaces
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 
-Matrix = Any  # anything that numpy can convert to a d×m array
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Matrix: TypeAlias = "ArrayLike"  # anything that numpy can convert to a d×m array
 
 
 def subspace(matrix: Matrix, rank: int | None = None) -> np.ndarray:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 _LARGEST = 2**63 - 1  # larger integers do not fit in an array
 _MOST = 100_000  # items allowed from a generator
 _LISTED = 100  # items of a list whose texts are remembered
+_OPENED = ("ModelLike", "ScoresLike", "NodesLike", "OneNode", "OnePath")  # not checked here but where they are opened
 _WORDS = {
     "Scores": "scores (hs.score or hs.load gives them)",
     "AttentionWeights": "weights (hs.open gives them)",
@@ -101,7 +102,7 @@ class _Names(dict[str, Any]):
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a function as types, without those that cannot be resolved."""
     found: dict[str, Any] = {}
-    space = _Names(getattr(function, "__globals__", {}))
+    space = _Names(getattr(function, "__globals__", {}) | dict.fromkeys(_OPENED, Any))
     for name, hint in getattr(function, "__annotations__", {}).items():
         try:
             kind = eval(hint, {}, space) if isinstance(hint, str) else hint  # headspan's own source only

@@ -26,6 +26,17 @@ def descending(values: np.ndarray) -> np.ndarray:
     return (keys & np.uint64(2**_INDEX_BITS - 1)).astype(np.int64)
 
 
+def mean_ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of every value: 1 for the smallest; equal values have the mean of their ranks.
+
+    >>> mean_ranks(np.array([5.0, 7.0, 5.0])).tolist()
+    [1.5, 3.0, 1.5]
+    """
+    from scipy.stats import rankdata
+
+    return np.asarray(rankdata(values), dtype=np.float64)
+
+
 def places(values: np.ndarray) -> np.ndarray:
     """The rank of every value: 1 for the largest, ties in their original order, 0 for NaN.
 

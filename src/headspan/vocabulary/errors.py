@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-import sys
 import warnings
 from collections import deque
+from typing import cast
 
 QUOTED = 200  # characters of a name, path or value that a message shows
 _LONGEST = 900  # characters of a whole message
@@ -68,7 +69,7 @@ _given: deque[str] = deque(maxlen=16)
 def remember_text(*texts: object) -> None:
     """Record long texts that a caller passed, so that no message repeats more than 200 characters of one."""
     for text in texts:
-        found = os.fspath(text) if isinstance(text, os.PathLike) else text
+        found: object = os.fspath(cast("os.PathLike[str]", text)) if isinstance(text, os.PathLike) else text
         if isinstance(found, str) and len(found) > QUOTED and found not in _given:
             _given.append(found[: 4 * _LONGEST])
 
@@ -119,7 +120,8 @@ def warn(sentence: str) -> None:
 
 def warn_outside(warning: Warning) -> None:
     """Issue a warning at the line outside this package that called it."""
-    level, frame = 2, sys._getframe(1)
+    level, frame = 2, inspect.currentframe()
+    frame = None if frame is None else frame.f_back
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "headspan":
         level, frame = level + 1, frame.f_back
     warnings.warn(warning, stacklevel=level)

@@ -24,6 +24,10 @@ import numpy as np
 from headspan.vocabulary.errors import HeadspanError
 
 PairSet = Literal["default", "forward", "same-type", "all"]
+OnePairing = Literal[
+    "QQ", "QK", "QV", "QO", "KQ", "KK", "KV", "KO", "VQ", "VK", "VV", "VO", "OQ", "OK", "OV", "OO",
+    "OR", "WQ", "WK", "WV", "WR",
+]  # fmt: skip
 
 
 class Role(str, Enum):
@@ -287,10 +291,11 @@ class Node:
         return f"node {self.name}{where}: {shape}{roles}"
 
 
-def _check_node(name: str, basis: Any, layer: Any, reads: Any, writes: Any) -> None:
+def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any) -> None:
     """Refuse what a user cannot make a node of."""
+    seen = repr(layer)[:40]
     if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
+        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {seen}")
     if not isinstance(reads, bool) or not isinstance(writes, bool):
         raise HeadspanError(f"reads and writes of {name} must be True or False")
     if not reads and not writes:

@@ -28,7 +28,7 @@ class PortTable:
     """
 
     ports: Mapping[Role, tuple[HeadOrNode, ...]]
-    served_by: Mapping[Head, Head] = field(default_factory=dict)
+    served_by: Mapping[Head, Head] = field(default_factory=dict[Head, Head])
 
     @classmethod
     def regular(cls, layers: Iterable[int], n_heads: int, n_kv_heads: int) -> PortTable:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headspan.checkpoints.hub.chunks import MARKER, disk_bytes, forget_lost, locked, root
+from headspan.results.metadata import is_object
 from headspan.results.tabular import Tabular
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
@@ -43,7 +44,7 @@ class Content(NamedTuple):
 
 def contents() -> list[Content]:
     """What is in the cache, the latest used first."""
-    found = []
+    found: list[Content] = []
     for folder in _folders():
         about = _about(folder)
         if about is not None:
@@ -191,5 +192,5 @@ def _about(folder: Path) -> dict[str, Any] | None:
         about = json.loads(read_regular(folder / MARKER, 10_000))
     except (OSError, ValueError, RecursionError):
         return None
-    sound = isinstance(about, dict) and isinstance(about.get("file"), str) and type(about.get("size")) is int
+    sound = is_object(about) and isinstance(about.get("file"), str) and type(about.get("size")) is int
     return about if sound and 0 <= about["size"] < 2**62 else None
