@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import headspan as hs
 from headspan.results.scores_file import SCHEMA, is_result
-from headspan.scoring.run import score, scores_of
+from headspan.scoring.inputs import given_scores
+from headspan.scoring.run import score
 from headspan.vocabulary.heads import Pairing
 
 
@@ -144,7 +145,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert not is_result(tmp_path / "junk.safetensors") and not is_result(tmp_path)
 
 
-def test_scores_of_takes_results_and_models(scores: hs.Scores, tmp_path: Path) -> None:
+def test_given_scores_takes_results_and_models(scores: hs.Scores, tmp_path: Path) -> None:
     scores.save(tmp_path / "r.safetensors")
-    assert scores_of(str(tmp_path / "r.safetensors")).d_model == 20
-    assert scores_of("demo", "pk", "OK")["pk", "OK"].values.shape == (16, 16)
+    assert given_scores(str(tmp_path / "r.safetensors")).d_model == 20
+    assert given_scores("demo", "pk", "OK")["pk", "OK"].values.shape == (16, 16)
