@@ -39,6 +39,7 @@ COMMANDS = {
     "pair": "pair {ref} L0H0.O L1H2.K",
     "behaviour": "behaviour {ref}",
     "effects": "effects {ref}",
+    "observe": "observe {ref} --out {out}.safetensors",
     "wiring": "wiring {ref}",
     "figures": "figures {ref} --out {out}",
     "report": "report {ref} --out {out}.html",
@@ -239,7 +240,7 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "cache", "nodes")
+READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "observe", "cache", "nodes")
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in READ_NO_KEYS])

@@ -69,6 +69,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,
+    "observe": lambda scores: hs.observe("demo", random=True, sequences=2, length=12),
     "effects_curve": lambda scores: hs.effects_curve("demo", "L0H3.O", "L1H2.K", draws=2),
     "paths": lambda scores: hs.paths("demo", depth=1, k=3, nodes=[node()]),
     "Circuit": lambda scores: hs.paths("demo", depth=1, k=3).to_circuit(HOSTILE),
