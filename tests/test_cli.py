@@ -210,7 +210,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.parametrize("fault", ["missing path", "junk safetensors", "unknown architecture", "config without heads"])
 def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
-    by_transformers = command == "behaviour" and fault in ("unknown architecture", "config without heads")
+    by_transformers = command in ("behaviour", "observe") and fault in ("unknown architecture", "config without heads")
     assert_refused(run(*arguments_of(command, make(files), files)), "" if by_transformers else words)
     assert not list(files.parent.glob("made*"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable
@@ -11,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import headspan as hs
 from headspan.cli import main
 from headspan.models.folding import fold
+from headspan.results.matrix import edge_row
 from headspan.results.observations import Statistics
+from headspan.statistics.influence_units import with_units
+from headspan.system.sealed_file import read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
 from notices import noticed
 from report_browser import Open
+from report_models import payload_edges
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -272,6 +274,251 @@ def test_the_table_of_influence_fits_80_columns(run: Run, folder: Path, monkeypa
     code, out, _ = run("top", folder / "r.safetensors", "--metric", "influence", "-k", 3)
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 80 and "…" not in out
-    assert lines[1].split() == "pairing rank source target score expected ratio amount unit".split()
+    assert lines[1].split() == ["pairing", "rank", "source", "target", "score", "expected", "ratio", "amount", "unit"]
     assert len(lines) > 12 and lines[12].startswith("Influence on 96 tokens of random sequences.")
     assert "Influence on" not in run("top", folder / "r.safetensors", "-k", 3)[1]
+
+
+# -- headspan effects --summary -----------------------------------------------------------------------------------
+
+
+def test_the_summary_compares_influence_on_two_inputs(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    given = [word for name in ("random", "tokens") for word in ("--stats", folder / f"{name}.safetensors")]
+    words = ["effects", "demo", "--summary", *given, *QUICK]
+    code, out, err = run(*words, "--json")
+    assert code == 0, err
+    rows = json.loads(out)
+    foils = [
+        "influence (random)",
+        "spread × sensitivity (random)",
+        "influence (tokens)",
+        "spread × sensitivity (tokens)",
+    ]
+    assert {*foils, "pk raw", "pk folded", "layer distance"} <= {row["predictor"] for row in rows}
+    influence = [row for row in rows if row["predictor"] == "influence (random)"]
+    assert [row["pairing"] for row in influence] == ["OQ", "OK", "OV"]
+    assert all(-1 <= row["spec"] <= 1 and row["spec_low"] <= row["spec_high"] for row in influence)
+    text = run(*words)[1]
+    assert "influence on two inputs: rank correlation over all edges" in text
+    assert "influence (random): statistics of 96 tokens of random sequences" in text
+    assert "influence (tokens): statistics of 15 tokens of the given sequences" in text
+    scores = [
+        hs.score("demo", "influence", "OK", stats=folder / f"{name}.safetensors") for name in ("random", "tokens")
+    ]
+    (line,) = [
+        x for x in text.splitlines() if x.split()[:5] == ["OK", "influence", "(random)", "influence", "(tokens)"]
+    ]
+    assert line.split()[-1] == f"{hs.compare(*scores).rows()[0]['spearman']:.2f}"
+
+
+def test_the_summary_observes_other_sequences_by_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Statistics] = []
+    monkeypatch.setattr("headspan.running.observe.SEQUENCES", 3)
+    whole = hs.observe
+
+    def watched(*args: Any, **kwargs: Any) -> Statistics:
+        seen.append(whole(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr("headspan.running.observe.observe", watched)
+    code, out, err = run("effects", "demo", "--summary", "--metric", "influence", "--json", *QUICK)
+    assert code == 0, err
+    (found,) = seen
+    assert found.kind == "random" and found.inputs[0]["sequences"] == 3
+    assert "influence (random)" in {row["predictor"] for row in json.loads(out)}
+
+
+def test_statistics_are_for_the_summary_only(run: Run, folder: Path) -> None:
+    refused(run("effects", "demo", "--stats", folder / "random.safetensors", *QUICK), "--stats")
+
+
+# -- other functions ----------------------------------------------------------------------------------------------
+
+
+def test_hubs_are_sums_of_influence(result: hs.Scores) -> None:
+    values = np.nan_to_num(result["influence", "OK"].forward().values.astype(float), nan=-1)
+    inlet = np.zeros(values.shape[1])
+    for row in values[:8]:  # the heads of layer 0, which alone write to later ones
+        inlet[row.argmax()] += row.max()
+    found = hs.hubs(result, "OK", "influence").inlet
+    np.testing.assert_allclose(found.values[8:], inlet[8:], rtol=1e-6)
+    assert found.metric == "influence" and inlet[8:].sum() > 0
+
+
+def test_wiring_and_around_rank_by_influence(result: hs.Scores) -> None:
+    matrix = result["influence", "OK"]
+    order = sorted(matrix.pairs()[2].tolist(), reverse=True)
+    edges = hs.wiring(result, "OK", k=6, metric="influence").rows()
+    assert [row["score"] for row in edges] == order[:6]
+    assert [row["score"] for row in edges] == [matrix.values[matrix.find(r["source"], r["target"])] for r in edges]
+    rows = hs.around(result, "L1H5.K", k=3, metric="influence").rows()
+    mine = matrix.values[:8, matrix.find("L0H0", "L1H5")[1]]
+    assert [row["score"] for row in rows] == sorted(mine.tolist(), reverse=True)[:3]
+
+
+def test_results_on_different_inputs_are_compared(folder: Path, result: hs.Scores) -> None:
+    other = hs.score("demo", "influence", "flow", stats=folder / "tokens.safetensors")
+    rows = hs.compare(result, other, metric="influence").rows()
+    assert [row["pairing"] for row in rows] == ["OQ", "OK", "OV"]
+    assert all(row["pairs"] == 64 and 0.3 < row["spearman"] < 1 for row in rows)
+    assert all(
+        row["spearman"] == pytest.approx(1) and row["mse"] == 0
+        for row in hs.compare(result, result, metric="influence").rows()
+    )
+
+
+def test_evaluation_is_of_detection_only(result: hs.Scores) -> None:
+    labels = hs.Labels.from_pairs([("L0H2", "a"), ("L0H3", "a"), ("L1H5", "a")])
+    with pytest.warns(HeadspanWarning, match="influence compares what heads write and read, so it has no classif"):
+        rows = hs.evaluate(result, labels, "influence").rows()
+    assert {row["task"] for row in rows} == {"detection"} and {row["metric"] for row in rows} == {"influence"}
+
+
+@pytest.mark.parametrize("null", ["random", "reversed", "within"])
+def test_influence_has_no_false_discovery_rate(result: hs.Scores, null: Any) -> None:
+    with pytest.raises(HeadspanError, match="influence has no false-discovery rate"):
+        hs.significance(result, "OK", null=null, metric="influence")
+    with pytest.raises(HeadspanError, match="influence has no false-discovery rate"):
+        hs.wiring(result, "OK", metric="influence", rule="significance", null=null)
+
+
+@pytest.mark.parametrize("command", ["top", "hubs", "wiring", "compare demo"])
+def test_commands_that_score_a_model_ask_for_a_result(run: Run, command: str) -> None:
+    outcome = run(*command.split(), "demo", "--metric", "influence")
+    refused(outcome, "headspan observe MODEL --out stats.safetensors")
+    refused(outcome, "headspan score MODEL --metric influence --stats stats.safetensors")
+
+
+def test_figures_include_influence(result: hs.Scores, tmp_path: Path) -> None:
+    found = hs.figures(result, tmp_path / "made", "wiring", dpi=20)
+    names = [path.name for path in (tmp_path / "made").iterdir()]
+    assert names and found
+
+
+# -- pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(result: hs.Scores, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    return path, json.loads(json.dumps(hs.report(result, out=path).payload))
+
+
+def test_the_page_has_the_numbers_of_the_result(result: hs.Scores, page: tuple[Path, dict[str, Any]]) -> None:
+    payload = page[1]
+    (about,) = [metric for metric in payload["metrics"] if metric["key"] == "influence"]
+    assert about["input"] == "96 tokens of random sequences" and about["centred"] is True
+    assert {role: about["units"][role] for role in "QKV"} == {"Q": "nats", "K": "nats", "V": "share"}
+    for role in "OQKV":
+        np.testing.assert_allclose(about["sizes"][role], result.sizes["influence", hs.Role(role)], rtol=1e-6)
+    for pairing in ("OQ", "OK", "OV"):
+        edges = payload_edges(payload, "influence", pairing)
+        matrix = result["influence", pairing]
+        assert len(edges) == 64
+        assert {ends: score for ends, (_, score) in edges.items()} == {
+            ends: float(matrix.values[matrix.find(*ends)]) for ends in edges
+        }
+        assert payload_edges(payload, "pk", pairing) != edges
+
+
+def test_the_card_of_a_pair_shows_units_and_no_z(
+    result: hs.Scores, page: tuple[Path, dict[str, Any]], open_page: Open
+) -> None:
+    row = with_units([edge_row(result["influence", "OK"].top(1)[0])], result)[0]
+    pair = f"{row['source']}.O-{row['target']}.K"
+    cards = {}
+    for metric in ("influence", "pk"):
+        view = open_page(page[0], result, f"#metric={metric}&pairings=OK&pair={pair}")
+        cards[metric] = view.text("#inspector")
+    assert "Expected KL" in cards["influence"] and f"{row['ratio']:.1f} times that" in cards["influence"]
+    assert f"{row['amount']:.3f} nats" in cards["influence"] and "96 tokens" in cards["influence"]
+    assert "random subspaces" not in cards["influence"] and "random subspaces" in cards["pk"]
+
+
+# -- nodes --------------------------------------------------------------------------------------------------------
+
+VECTOR = np.random.default_rng(5).standard_normal(256)
+
+
+def test_a_probe_reads_the_spread_of_what_heads_write(stats: Statistics) -> None:
+    probe = hs.Node(VECTOR, "probe", layer=1, writes=False)
+    found = hs.score("demo", "influence", "OR", stats=stats, nodes=[probe])["influence", "OR"].values[:8, 0]
+    weight = fold(hs.open("demo")).read("O", 0).astype(float)
+    read = np.einsum("hdm,d->hm", weight, VECTOR)
+    spread = stats.arrays["spread/O"][:8].astype(float)
+    np.testing.assert_allclose(found, np.sqrt(np.einsum("hm,hmk,hk->h", read, spread, read)), rtol=1e-5)
+
+
+def test_what_a_node_writes_needs_its_variance(stats: Statistics) -> None:
+    node = hs.Node(VECTOR, "steering", layer=1)
+    with noticed() as said:
+        scores = hs.score("demo", "influence", "WK,OR", stats=stats, nodes=[node])
+    assert [str(pairing) for _, pairing in scores.arrays] == ["OR"]
+    assert any("WK" in text and "the variance of what steering writes is unknown" in text for text in said)
+    with pytest.raises(
+        HeadspanError, match="influence is not defined for WK, WQ, WV: the variance of what steering writes"
+    ):
+        hs.score("demo", "influence", "WK", stats=stats, nodes=[hs.Node(VECTOR, "steering", layer=1, reads=False)])
+
+
+def test_influence_of_what_a_node_writes(stats: Statistics) -> None:
+    node = hs.Node(VECTOR, "steering", layer=1, variance=4.0)
+    scores = hs.score("demo", "influence", "WK", stats=stats, nodes=[node])
+    weight = fold(hs.open("demo")).read("K", 1).astype(float)
+    read = np.einsum("hdm,d->hm", weight, VECTOR)
+    fisher = stats.arrays["fisher/K"][8:].astype(float)
+    by_hand = 2 * np.sqrt(np.einsum("hm,hmk,hk->h", read, fisher, read))
+    np.testing.assert_allclose(scores["influence", "WK"].values[0, 8:], by_hand, rtol=1e-5)
+    louder = hs.Node(VECTOR, "steering", layer=1, variance=9.0)
+    hashes = [
+        hs.score("demo", "pk", "WK", nodes=[one]).provenance["nodes_hash"]
+        for one in (node, louder, hs.Node(VECTOR, "steering", layer=1), node)
+    ]
+    assert len(set(hashes)) == 3 and hashes[0] == hashes[3]
+
+
+@pytest.mark.parametrize("variance", [0, -1.0, float("nan"), float("inf"), "4", True, [4.0]])
+def test_impossible_variances_are_refused(variance: Any) -> None:
+    with pytest.raises(HeadspanError, match="the variance of x must be a number above 0"):
+        hs.Node(VECTOR, "x", variance=variance)
+
+
+def test_a_node_that_only_reads_has_no_variance() -> None:
+    with pytest.raises(HeadspanError, match="x does not write, so it has no variance"):
+        hs.Node(VECTOR, "x", writes=False, variance=1.0)
+
+
+# -- result files -------------------------------------------------------------------------------------------------
+
+
+def test_a_result_file_keeps_sizes(folder: Path, stats: Statistics, result: hs.Scores, tmp_path: Path) -> None:
+    with noticed():
+        same(hs.score("demo", "pk,influence", "flow", stats=stats), result)
+    result.save(tmp_path / "again.safetensors")
+    same(hs.load(tmp_path / "again.safetensors"), result)
+
+
+def without(tensors: dict[str, np.ndarray], name: str) -> None:
+    del tensors[name]
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]] = {
+    "missing": (lambda t: without(t, "size/influence/K"), "influence/OK without the sizes of its heads"),
+    "negative": (lambda t: t["size/influence/K"].__setitem__(3, -1), "negative or missing sizes"),
+    "nan": (lambda t: t["size/influence/O"].__setitem__(0, np.nan), "size/influence/O"),
+    "short": (lambda t: t.update({"size/influence/O": t["size/influence/O"][:-1].copy()}), "size/influence/O"),
+    "too small": (lambda t: t["size/influence/O"].fill(1e-9), "outside the range of influence"),
+    "too large": (lambda t: t["influence/OK"].__setitem__((0, 9), 1e4), "outside the range of influence"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_damaged_file_is_refused(folder: Path, tmp_path: Path, edit: str) -> None:
+    change, said = EDITS[edit]
+    head, tensors = read_sealed(folder / "r.safetensors", "result", "there is no result")
+    tensors = {name: np.array(values) for name, values in tensors.items()}
+    change(tensors)
+    write_sealed(tmp_path / "r.safetensors", tensors, head)
+    with pytest.raises(HeadspanError, match=said):
+        hs.load(tmp_path / "r.safetensors")

@@ -143,7 +143,7 @@ def saved(result: Any, folder: Path) -> Path:
 def test_every_public_name_is_a_result_or_known_not_to_be() -> None:
     results = {name.split()[0] for name in RESULTS}
     others = {name for names in NO_RESULTS.values() for name in names}
-    classes = {"Series", "Effects"}  # what track and effects return
+    classes = {"Series", "Effects", "Statistics"}  # what track, effects and observe return
     assert results | others | classes == {*hs.__all__, "Scores"}
     assert not results & others
 
