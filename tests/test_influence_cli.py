@@ -17,7 +17,8 @@ from headspan.models.folding import fold
 from headspan.results.matrix import edge_row
 from headspan.results.observations import Statistics
 from headspan.statistics.influence_units import with_units
-from headspan.system.sealed_file import read_sealed, write_sealed
+from headspan.system.atomic import write_safetensors
+from headspan.system.sealed_file import KEY, read_sealed, write_sealed
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
 from notices import noticed
 from report_browser import Open
@@ -390,10 +391,12 @@ def test_commands_that_score_a_model_ask_for_a_result(run: Run, command: str) ->
     refused(outcome, "headspan score MODEL --metric influence --stats stats.safetensors")
 
 
-def test_figures_include_influence(result: hs.Scores, tmp_path: Path) -> None:
-    found = hs.figures(result, tmp_path / "made", "wiring", dpi=20)
-    names = [path.name for path in (tmp_path / "made").iterdir()]
-    assert names and found
+def test_figures_of_a_result_with_influence_alone(stats: Statistics, tmp_path: Path) -> None:
+    scores = hs.score("demo", "influence", "flow", stats=stats)
+    found = hs.figures(scores, tmp_path / "made", "wiring,grid,scatter", dpi=20, k=10)
+    names = sorted(path.name for path in (tmp_path / "made").iterdir())
+    assert "wiring.png" in names and "grid-influence-top10.png" in names and not any("pk" in name for name in names)
+    assert found.skipped == {"scatter": "it needs pk and cs scores, which this result lacks"}
 
 
 # -- pages --------------------------------------------------------------------------------------------------------
@@ -456,9 +459,7 @@ def test_what_a_node_writes_needs_its_variance(stats: Statistics) -> None:
         scores = hs.score("demo", "influence", "WK,OR", stats=stats, nodes=[node])
     assert [str(pairing) for _, pairing in scores.arrays] == ["OR"]
     assert any("WK" in text and "the variance of what steering writes is unknown" in text for text in said)
-    with pytest.raises(
-        HeadspanError, match="influence is not defined for WK, WQ, WV: the variance of what steering writes"
-    ):
+    with pytest.raises(HeadspanError, match="not defined for WK, WQ, WV: the variance of what steering writes"):
         hs.score("demo", "influence", "WK", stats=stats, nodes=[hs.Node(VECTOR, "steering", layer=1, reads=False)])
 
 
@@ -522,3 +523,13 @@ def test_a_damaged_file_is_refused(folder: Path, tmp_path: Path, edit: str) -> N
     write_sealed(tmp_path / "r.safetensors", tensors, head)
     with pytest.raises(HeadspanError, match=said):
         hs.load(tmp_path / "r.safetensors")
+
+
+def test_an_edited_size_is_reported(folder: Path, tmp_path: Path) -> None:
+    """One that could be true, in a file with the hash of the true one."""
+    head, tensors = read_sealed(folder / "r.safetensors", "result", "there is no result")
+    tensors = {name: np.array(values) for name, values in tensors.items()}
+    tensors["size/influence/K"] *= 2
+    write_safetensors(tmp_path / "r.safetensors", tensors, {KEY: json.dumps(head)})
+    with pytest.warns(HeadspanWarning, match="its hash does not match its content"):
+        assert hs.load(tmp_path / "r.safetensors").provenance["altered"]

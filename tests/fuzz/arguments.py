@@ -29,8 +29,8 @@ POSITIONAL: dict[str, list[str]] = {
     "diff": ["MODEL", "MODEL"], "track": ["MODEL", "MODEL"], "hubs": ["EITHER"], "baseline": ["EITHER"],
     "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
-    "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"], "site": ["SITE", "EITHER", "EITHER"],
-    "cache": ["RESULT"],
+    "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
+    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
 WORDS = {
