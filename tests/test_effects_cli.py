@@ -148,7 +148,8 @@ def test_stopping_keeps_what_was_measured(
 
 def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, ["effects", "demo", "--summary", "--json", *QUICK]))
-    predictors = ["pk raw", "pk folded", "cs raw", "cs folded", "layer distance", "write norm"]
+    observed = ["influence (random)", "spread × sensitivity (random)"]
+    predictors = ["pk raw", "pk folded", "cs raw", "cs folded", *observed, "layer distance", "write norm"]
     assert [row["predictor"] for row in rows] == predictors * 3
     assert all(row["edges"] == 64 and row["largest_edges"] == 1 for row in rows)
     for row in rows:
@@ -162,12 +163,16 @@ def test_the_summary_fits_80_columns_and_has_every_number(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     options = ["effects", "demo", "--summary", *materials]
-    text, rows = printed(capsys, options), json.loads(printed(capsys, [*options, "--json"]))
+    text = printed(capsys, options)
     assert max(map(len, text.splitlines())) <= 80 and "differences" in text
+    monkeypatch.setenv("COLUMNS", "120")  # every predictor on one line
+    text, rows = printed(capsys, options), json.loads(printed(capsys, [*options, "--json"]))
     lines = [line for line in text.splitlines() if line[:2] in ("OQ", "OK", "OV")]
     for line, row in zip(lines, rows, strict=False):
         assert line.startswith(f"{row['pairing']}       {row['predictor']}")
-        numbers = [row[name] for name in ("spearman", "within", "within_low", "within_high", "ap", "ap_low", "ap_high")]
+        numbers = [
+            row[name] for name in ("spearman", "within", "spec", "spec_low", "spec_high", "ap", "ap_low", "ap_high")
+        ]
         found = line.replace("…", " ").split()
         assert all(f"{number:.2f}" in found for number in numbers if number is not None)
 

@@ -238,8 +238,14 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], stats: Sequen
         tokens = sum(found.protocol.get("tokens", {}).get(material, []))
         on = f"{tokens:,} tokens of {material}" if tokens else material
         title = f"{model} on {on}: finding the largest 1 % of effects ({largest} edges; k = {told.k})"
-        tables.append((title, [_told(row) for row in mine], {"spearman": ".2f", "hits": ".0f", "habit_ap": ".2f"}))
-    formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
+        tables.append(
+            (
+                title,
+                [_told(row) for row in mine],
+                {"rank_corr": ".2f", "within": ".2f", "hits": ".0f", "habit_ap": ".2f"},
+            )
+        )
+    formats = dict.fromkeys(("difference", "low", "high"), "+.2f")
     tables.append(("differences, with 95 % intervals", told.differences, formats))
     if told.agreement:
         tables.append(("influence on two inputs: rank correlation over all edges", told.agreement, {"spearman": ".2f"}))
@@ -248,12 +254,10 @@ def _summary(model: str, found: Effects, metrics: tuple[str, ...], stats: Sequen
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the summary narrow enough for a terminal: each number with its 95 % interval."""
-    told = {name: row[name] for name in ("pairing", "predictor", "spearman")}
-    told |= {
-        f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high")))
-        for name in ("within", "spec", "ap")
-    }
+    """A row of the summary narrow enough for a terminal: spec and ap with their 95 % intervals."""
+    told = {"pairing": row["pairing"], "predictor": row["predictor"], "rank_corr": row["spearman"]}
+    told["within"] = row["within"]
+    told |= {f"{name}_95%": _interval(*(row[name + end] for end in ("", "_low", "_high"))) for name in ("spec", "ap")}
     told["hits"] = row["hits"]
     return told | ({"habit_ap": row["habit_ap"]} if row["material"] == "random" else {})
 

@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 _PIPE = 200  # columns if the output has no width
 _GAP = 2  # spaces between columns
 _WORD = 16  # text up to this length is treated as a name and never wrapped
-_FOLDED = 12  # longer text is wrapped at this width or more
+_FOLDED = 11  # longer text is wrapped at this width or more
 
 
 def print_json(value: Any) -> None:
