@@ -25,6 +25,13 @@ from headspan.running.observe import observe
 from headspan.vocabulary.heads import Role
 
 MEASURES = ("spearman", "within", "spec", "ap", "hits")
+INPUTS = {"text": "text", "random": "random sequences"}
+NAMES = {
+    "demo": "The demo model",
+    "stories260k": "stories260K",
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M-Instruct",
+    "gemma-3-270m-q4_k_m.gguf": "Gemma-3-270m",
+}
 
 
 class KLTotals(effect_sums.Totals):
@@ -97,15 +104,16 @@ def built_in() -> str:
 
 def tables(paths: list[Path]) -> str:
     lines = []
-    for path in paths:
-        found = json.loads(path.read_text())
-        lines += [f"### {found['model']}", "", f"Tokens: {found['tokens']}; edges: {found['edges']}.", ""]
-        for material in dict.fromkeys(row["material"] for row in found["rows"]):
-            lines += [f"Effects on {material}:", "", "| pairing | predictor | " + " | ".join(MEASURES) + " |"]
-            lines += ["|---|---|" + "---|" * len(MEASURES)]
+    for found in (json.loads(path.read_text()) for path in paths):
+        name, tokens = NAMES.get(found["model"], found["model"]), found["tokens"]
+        observed = " and ".join(f"{number:,} tokens of {INPUTS[kind]}" for kind, number in tokens["statistics"].items())
+        for material, number in tokens["effects"].items():
+            lines += [f"### {name}{', on text' if material == 'text' else ''}", ""]
+            lines += [f"Effects on {number:,} tokens of {INPUTS[material]}.", f"Statistics of {observed}.", ""]
+            lines += ["| pairing | predictor | " + " | ".join(MEASURES) + " |", "|---|---|" + "---|" * len(MEASURES)]
             for row in found["rows"]:
                 if row["material"] == material:
-                    cells = [_cell(row, name) for name in MEASURES]
+                    cells = [_cell(row, measure) for measure in MEASURES]
                     lines.append(f"| {row['pairing']} | {row['predictor']} | " + " | ".join(cells) + " |")
             lines.append("")
     return "\n".join(lines)
