@@ -1,7 +1,7 @@
 """The runs behind docs/evidence.md: how well overlap and influence predict measured effects.
 
     python benchmarks/evidence.py run demo --text --random --out out/evidence/demo.json
-    python benchmarks/evidence.py tables out/evidence/*.json
+    python benchmarks/evidence.py tables out/evidence/*.json    the appendix; evidence_tables.py makes the rest
     python benchmarks/evidence.py figure demo docs/images/demo/calibration.png
 
 Statistics and effects always come from different sequences: statistics from one built-in text and one stream of random
