@@ -342,6 +342,8 @@ ELSEWHERE = {  # command and option -> the argument that does this in Python
     "report pairing": "score pairing",
     "reproduce everything": "Reproduction.rows",
     "score download": "open download",
+    "score observe": "observe model",
+    "effects stats": "effects_summary stats",
 }
 
 

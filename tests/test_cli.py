@@ -39,6 +39,7 @@ COMMANDS = {
     "pair": "pair {ref} L0H0.O L1H2.K",
     "behaviour": "behaviour {ref}",
     "effects": "effects {ref}",
+    "observe": "observe {ref} --out {out}.safetensors",
     "wiring": "wiring {ref}",
     "figures": "figures {ref} --out {out}",
     "report": "report {ref} --out {out}.html",
@@ -209,7 +210,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.parametrize("fault", ["missing path", "junk safetensors", "unknown architecture", "config without heads"])
 def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
-    by_transformers = command == "behaviour" and fault in ("unknown architecture", "config without heads")
+    by_transformers = command in ("behaviour", "observe") and fault in ("unknown architecture", "config without heads")
     assert_refused(run(*arguments_of(command, make(files), files)), "" if by_transformers else words)
     assert not list(files.parent.glob("made*"))
 
@@ -239,7 +240,7 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "cache", "nodes")
+READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "observe", "cache", "nodes")
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in READ_NO_KEYS])

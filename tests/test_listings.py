@@ -39,7 +39,7 @@ LISTINGS = {
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
-OTHERS = {"info", "score", "pair", "report", "figures", "reproduce", "track", "site", "cache"}
+OTHERS = {"info", "score", "observe", "pair", "report", "figures", "reproduce", "track", "site", "cache"}
 Run = Callable[..., str]
 
 

@@ -28,9 +28,9 @@ POSITIONAL: dict[str, list[str]] = {
     "info": ["MODEL"], "score": ["MODEL"], "top": ["EITHER"], "compare": ["EITHER", "EITHER"],
     "diff": ["MODEL", "MODEL"], "track": ["MODEL", "MODEL"], "hubs": ["EITHER"], "baseline": ["EITHER"],
     "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
-    "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "wiring": ["EITHER"], "figures": ["EITHER"],
-    "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"], "site": ["SITE", "EITHER", "EITHER"],
-    "cache": ["RESULT"],
+    "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
+    "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
+    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
 WORDS = {
@@ -42,7 +42,7 @@ WORDS = {
     "PORT": PORTS,
 }
 GOOD: dict[str, list[str]] = {
-    "metric": ["pk", "cs", "simple_cs", "linear_cka", "procrustes", "all", "pk,cs"],
+    "metric": ["pk", "cs", "simple_cs", "linear_cka", "procrustes", "all", "pk,cs", "influence"],
     "pairing": ["OK", "OQ", "KO", "KK", "OR", "WK", "nodes", "flow", "all"],
     "pairs": ["default", "forward", "same-type", "all"],
     "labels": ["labels.csv", "behaviour", "gpt2", "gpt2-ioi"], "label": ["copy", "induction"], "head": HEADS,
@@ -63,6 +63,7 @@ GOOD: dict[str, list[str]] = {
     "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
+    "stats": ["stats.safetensors", "result.safetensors"],
     "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
@@ -71,7 +72,7 @@ FITTING: dict[str, list[str]] = {
     "wiring": ["new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml"], "reproduce": ["made"],
     "diff": ["new.html", "new.png", "new.safetensors"], "track": ["new.safetensors", "new.html", "new.png"],
     "behaviour": ["new.json"], "into": ["result.safetensors", "used.safetensors"], "labels_out": ["new.csv"],
-    "paths": ["new.json", "circuit.json"],
+    "paths": ["new.json", "circuit.json"], "observe": ["new.safetensors"],
 }  # fmt: skip
 OUTPUTS = [
     "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "made",
@@ -90,11 +91,12 @@ ODD = [
 ]  # fmt: skip
 WRITES = ("out", "into", "labels_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
-RARE = ("run", "effects")  # they run a model
+RARE = ("run", "effects", "observe")  # they run a model
 
 # What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
 QUICK: dict[str, dict[str, str]] = {
-    "behaviour": {"sequences": "1", "length": "4"}, "effects": {"sequences": "2", "length": "4", "random": ""},
+    "behaviour": {"sequences": "1", "length": "4"}, "observe": {"draws": "1", "out": "OUT"},
+    "effects": {"sequences": "2", "length": "4", "random": ""},
     "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "score": {"out": "OUT"},
     "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
 }  # fmt: skip

@@ -221,6 +221,7 @@ def predictors_of(
     observed = [metric for metric in metrics if METRICS[metric].observed]
     metrics = [metric for metric in metrics if metric not in observed]
     kinds = {"raw": weights, "folded": fold(weights)} if weights.foldable else {"raw": weights}
+    kinds = kinds if metrics else {}
     scored = {kind: score(one, list(metrics), list(pairings), "forward") for kind, one in kinds.items()}
     for metric in metrics:
         for kind, scores in scored.items():

@@ -384,7 +384,7 @@ def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pair
             nodes = np.concatenate([weights.widths(role) for role in NODE_ROLES])
             found[pairing] = f"it compares weights column by column, and the nodes have {_columns(nodes)}"
         elif metric.observed and pairing.source is Role.W and (unknown := weights.without_variance()):
-            found[pairing] = f"the variance of what {unknown[0]} writes is unknown (give `variance` to hs.Node)"
+            found[pairing] = f"the variance of what {unknown[0]} writes is unknown (hs.Node takes it as variance)"
         elif metric.reads_partner:
             lacking = [name for role in pairing for name in weights.without_partner(role)]
             if lacking:

@@ -159,7 +159,10 @@ def _with_statistics(
     if stats is None and not needed:
         return weights
     if stats is None:
-        raise HeadspanError(f"{needed[0]} needs statistics of a run. Give `stats`, which `hs.observe(model)` makes")
+        raise HeadspanError(
+            f"{needed[0]} needs statistics of a run: make them with `hs.observe(model, out='stats.safetensors')`. "
+            f"Then run `hs.score(model, metric='{needed[0]}', stats='stats.safetensors')`"
+        )
     if not needed:
         raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
     from headspan.models.observed import observed_weights

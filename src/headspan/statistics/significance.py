@@ -190,6 +190,11 @@ def significance(
     one, metric = one_pairing(pairing), one_metric(metric)
     if approximation is not None and null != "random":
         raise HeadspanError(f"only the random null has an approximation, not {null}. Leave out `approximation`")
+    if metric_of(metric).flow_only:
+        raise HeadspanError(
+            f"{metric} has no false-discovery rate: random subspaces say nothing about it, and pairs that do not write "
+            "to each other have none. Compare it with the value expected without interaction"
+        )
     scores = given_scores(scores, [metric], [one, Pairing(one.target, one.source)], whole="a false-discovery rate")
     matrix = scores[metric, one]
     if null != "random":
