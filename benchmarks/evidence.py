@@ -1,7 +1,8 @@
 """The runs behind docs/evidence.md: how well overlap and influence predict measured effects.
 
     python benchmarks/evidence.py run demo --text --random --out out/evidence/demo.json
-    python benchmarks/evidence.py tables out/evidence/*.json
+    python benchmarks/evidence.py tables out/evidence/*.json    the appendix; evidence_tables.py makes the rest
+    python benchmarks/evidence.py figure demo docs/images/demo/calibration.png
 
 Statistics and effects always come from different sequences: statistics from one built-in text and one stream of random
 sequences, effects from another text and another stream.
@@ -25,6 +26,14 @@ from headspan.running.observe import observe
 from headspan.vocabulary.heads import Role
 
 MEASURES = ("spearman", "within", "spec", "ap", "hits")
+INPUTS = {"text": "text", "random": "random sequences"}
+NAMES = {
+    "demo": "The demo model",
+    "stories260k": "stories260K",
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M-Instruct",
+    "gemma-3-270m-q4_k_m.gguf": "Gemma-3-270m",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}
 
 
 class KLTotals(effect_sums.Totals):
@@ -39,14 +48,38 @@ class KLTotals(effect_sums.Totals):
         self.add("queries", key, rows, sources, moved.new_full(moved.shape, len(sample.ids)))
 
 
+def amounts(kl: hs.Effects, scores: hs.Scores, material: str, pairing: str) -> tuple[np.ndarray, np.ndarray]:
+    """influence² and the measured KL divergence of every edge that has both."""
+    measured = kl.arrays[material, hs.Pairing.parse(pairing)]
+    predicted = np.square(scores["influence", pairing].values)
+    there = (measured > 0) & (predicted > 0)
+    return predicted[there], measured[there]
+
+
+def figure(model: str, out: Path) -> None:
+    """Measured KL divergence against influence², for both kinds of input."""
+    import matplotlib.pyplot as plt
+
+    with patch.object(effect_sums, "Totals", KLTotals):
+        moved = hs.effects(model, pairing="OQ,OK", draws=0)
+    panels = plt.subplots(1, 2, figsize=(8, 4), sharex=True, sharey=True, layout="constrained")
+    for material, axes in zip(("random", "text"), panels[1], strict=True):
+        scores = hs.score(model, "influence", "OQ,OK", "forward", stats=observe(model, random=material == "random"))
+        for pairing in ("OQ", "OK"):
+            axes.loglog(*amounts(moved, scores, material, pairing), "o", markersize=3, label=pairing)
+        ends = axes.get_xlim()
+        axes.loglog(ends, ends, color="grey", linewidth=0.8, zorder=0)
+        axes.set(title=f"{model}, {INPUTS[material]}", xlabel="influence² (nats)")
+    panels[1][0].set_ylabel("measured KL divergence (nats)")
+    panels[1][0].legend()
+    panels[0].savefig(out, dpi=130)
+
+
 def calibration(kl: hs.Effects, scores: hs.Scores, material: str) -> list[dict[str, Any]]:
     """Measured KL against influence², edge by edge, on a logarithmic scale."""
     rows = []
     for pairing in ("OQ", "OK"):
-        measured = kl.arrays[material, hs.Pairing.parse(pairing)]
-        predicted = np.square(scores["influence", pairing].values)
-        there = (measured > 0) & (predicted > 0)
-        x, y = np.log(predicted[there]), np.log(measured[there])
+        x, y = np.log(amounts(kl, scores, material, pairing))
         row = {"pairing": pairing, "edges": len(x), "slope": float(np.polyfit(x, y, 1)[0])}
         row |= {"correlation": float(np.corrcoef(x, y)[0, 1]), "ratio": float(np.exp(np.median(y - x)))}
         for low, high in ((1e-12, 1e-4), (1e-4, 1e-3), (1e-3, 1e-2), (1e-2, 1e-1), (1e-1, 1e9)):
@@ -97,15 +130,16 @@ def built_in() -> str:
 
 def tables(paths: list[Path]) -> str:
     lines = []
-    for path in paths:
-        found = json.loads(path.read_text())
-        lines += [f"### {found['model']}", "", f"Tokens: {found['tokens']}; edges: {found['edges']}.", ""]
-        for material in dict.fromkeys(row["material"] for row in found["rows"]):
-            lines += [f"Effects on {material}:", "", "| pairing | predictor | " + " | ".join(MEASURES) + " |"]
-            lines += ["|---|---|" + "---|" * len(MEASURES)]
+    for found in (json.loads(path.read_text()) for path in paths):
+        name, tokens = NAMES.get(found["model"], found["model"]), found["tokens"]
+        observed = " and ".join(f"{number:,} tokens of {INPUTS[kind]}" for kind, number in tokens["statistics"].items())
+        for material, number in tokens["effects"].items():
+            lines += [f"### {name}{', on text' if material == 'text' else ''}", ""]
+            lines += [f"Effects on {number:,} tokens of {INPUTS[material]}.", f"Statistics of {observed}.", ""]
+            lines += ["| pairing | predictor | " + " | ".join(MEASURES) + " |", "|---|---|" + "---|" * len(MEASURES)]
             for row in found["rows"]:
                 if row["material"] == material:
-                    cells = [_cell(row, name) for name in MEASURES]
+                    cells = [_cell(row, measure) for measure in MEASURES]
                     lines.append(f"| {row['pairing']} | {row['predictor']} | " + " | ".join(cells) + " |")
             lines.append("")
     return "\n".join(lines)
@@ -128,11 +162,17 @@ def main() -> None:
     one.add_argument("--kl", action="store_true", help="also measure KL divergences, which takes as long again")
     one.add_argument("--sequences", type=int)
     one.add_argument("--out", type=Path, required=True)
+    drawn = commands.add_parser("figure")
+    drawn.add_argument("model")
+    drawn.add_argument("out", type=Path)
     several = commands.add_parser("tables")
     several.add_argument("paths", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "tables":
         print(tables(given.paths))
+        return
+    if given.command == "figure":
+        figure(given.model, given.out)
         return
     found = run(given.model, given.text, given.random, given.kl, given.sequences)
     given.out.parent.mkdir(parents=True, exist_ok=True)

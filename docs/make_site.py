@@ -25,8 +25,8 @@ import headspan as hs
 
 ROOT = Path(__file__).parent.parent
 # The order of pages: questions, concepts, reference. Any other page comes between the two lists.
-FIRST = ("cookbook", "reading-heads", "nodes", "paths", "effects", "change", "report", "gallery", "concepts",
-         "statistics", "evidence")  # fmt: skip
+FIRST = ("cookbook", "reading-heads", "nodes", "paths", "influence", "effects", "change", "report", "gallery",
+         "concepts", "statistics", "evidence")  # fmt: skip
 LAST = ("special-cases", "models", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}
 MARK = ".made-by-headspan"  # marks the folder of a site, so that no other folder is ever emptied

@@ -8,7 +8,7 @@ import pytest
 
 import headspan as hs
 from headspan.running.effects import effects
-from headspan.running.effects_summary import predictors_of, summarise_effects
+from headspan.running.effects_summary import effects_summary
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -22,15 +22,16 @@ def found() -> hs.Effects:
 
 
 def test_the_table_of_the_demo_model(found: hs.Effects) -> None:
-    section = (ROOT / "docs/evidence.md").read_text(encoding="utf-8").partition("### The demo model")[2]
-    written = {
-        tuple(line.split(" | ")[:2]): line.split(" | ")[2:] for line in section.splitlines() if line[:3] == "| O"
-    }
-    rows = summarise_effects(found, predictors_of(hs.open("demo"), ["pk", "cs"], found.pairings)).rows()
-    assert len(rows) == 18
+    section = (ROOT / "docs/evidence.md").read_text(encoding="utf-8").partition("### The demo model\n")[2]
+    lines = [line for line in section.partition("\n### ")[0].splitlines() if line.startswith("| ")]
+    columns = lines[0].strip("| ").split(" | ")
+    table = [dict(zip(columns, line.strip("| ").split(" | "), strict=True)) for line in lines[1:]]
+    written = {(row["pairing"], row["predictor"]): row for row in table}
+    rows = effects_summary("demo", found, stats=[hs.observe("demo"), hs.observe("demo", random=True)]).rows()
+    assert len(rows) == len(written) == 30
     for row in rows:
-        cells = written[f"| {row['pairing']}", row["predictor"]]
-        for measure, cell in zip(("spearman", "within", "ap", "hits"), cells, strict=False):
+        for measure in ("spearman", "within", "spec", "ap", "hits"):
+            cell = written[row["pairing"], row["predictor"]][measure]
             if row[measure] is None:
                 assert cell == "–"
             else:

@@ -66,10 +66,9 @@ def paths(
 
     if out is not None:
         check_output(out, "json", inputs=[scores, model, *nodes.inputs()], force=force, ending=".json")
-    saved = is_result(scores)
-    if saved and fold:
+    if fold and is_result(scores):
         raise HeadspanError("--fold cannot change a saved result. Give a model instead, or score it again with --fold")
-    given = scores if saved else open_model(str(scores), fold)
+    given = scores if is_result(scores) else open_model(scores, fold)
     with progress("following paths") as update:
         found = find(
             given, to, from_, depth, k, pairing,

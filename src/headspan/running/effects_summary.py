@@ -237,17 +237,16 @@ def predictors_of(
 
 def agreement(predictors: Predictors) -> list[Agreement]:
     """Rank correlations over all edges between the scores that one similarity has on different inputs."""
-    from scipy.stats import spearmanr
-
-    rows = []
+    rows: list[Agreement] = []
     names = [name for name in predictors if name.endswith(")") and not name.startswith(LOUDNESS)]
     for first, second in combinations(names, 2):
         if first.partition(" (")[0] != second.partition(" (")[0]:
             continue
         for pairing, values in predictors[first].items():
             there = ~np.isnan(values)
-            found: Any = spearmanr(values[there], predictors[second][pairing][there])[0]
-            rows.append({"pairing": str(pairing), "first": first, "second": second, "spearman": _number(float(found))})
+            ranks = [mean_ranks(predictors[name][pairing][there]) for name in (first, second)]
+            found = _correlation(ranks[0], ranks[1], np.ones(int(there.sum())))
+            rows.append({"pairing": str(pairing), "first": first, "second": second, "spearman": _number(found)})
     return rows
 
 

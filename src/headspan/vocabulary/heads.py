@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -298,9 +299,10 @@ class Node:
 
 def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, variance: Any) -> None:
     """Refuse what a user cannot make a node of."""
-    number = isinstance(variance, (int, float, np.integer, np.floating)) and not isinstance(variance, bool)
-    if variance is not None and not (number and 0 < variance < np.inf):
-        raise HeadspanError(f"the variance of {name} must be a number above 0, not {repr(variance)[:40]}")
+    given = repr(variance)[:40]
+    number = isinstance(variance, Real) and not isinstance(variance, bool)
+    if variance is not None and not (number and 0 < float(variance) < np.inf):
+        raise HeadspanError(f"the variance of {name} must be a number above 0, not {given}")
     if variance is not None and writes is False:
         raise HeadspanError(f"{name} does not write, so it has no variance: leave out variance, or set writes to True")
     seen = repr(layer)[:40]
