@@ -371,7 +371,7 @@ def test_results_on_different_inputs_are_compared(folder: Path, result: hs.Score
 
 def test_evaluation_is_of_detection_only(result: hs.Scores) -> None:
     labels = hs.Labels.from_pairs([("L0H2", "a"), ("L0H3", "a"), ("L1H5", "a")])
-    with pytest.warns(HeadspanWarning, match="influence compares what heads write and read, so it has no classif"):
+    with pytest.warns(HeadspanWarning, match="influence .* has no classification"):
         rows = hs.evaluate(result, labels, "influence").rows()
     assert {row["task"] for row in rows} == {"detection"} and {row["metric"] for row in rows} == {"influence"}
 
@@ -459,7 +459,7 @@ def test_what_a_node_writes_needs_its_variance(stats: Statistics) -> None:
         scores = hs.score("demo", "influence", "WK,OR", stats=stats, nodes=[node])
     assert [str(pairing) for _, pairing in scores.arrays] == ["OR"]
     assert any("WK" in text and "the variance of what steering writes is unknown" in text for text in said)
-    with pytest.raises(HeadspanError, match="not defined for WK, WQ, WV: the variance of what steering writes"):
+    with pytest.raises(HeadspanError, match="WK, WQ, WV: the variance of what steering"):
         hs.score("demo", "influence", "WK", stats=stats, nodes=[hs.Node(VECTOR, "steering", layer=1, reads=False)])
 
 
@@ -481,7 +481,7 @@ def test_influence_of_what_a_node_writes(stats: Statistics) -> None:
 
 @pytest.mark.parametrize("variance", [0, -1.0, float("nan"), float("inf"), "4", True, [4.0]])
 def test_impossible_variances_are_refused(variance: Any) -> None:
-    with pytest.raises(HeadspanError, match="the variance of x must be a number above 0"):
+    with pytest.raises(HeadspanError, match="variance of x must be a number"):
         hs.Node(VECTOR, "x", variance=variance)
 
 
