@@ -226,11 +226,11 @@ def test_a_worker_finds_each_rank_once(many_tiles: AttentionWeights, monkeypatch
     from dataclasses import replace
 
     from headspan.scoring.plan import make_plan
-    from headspan.subspaces import metrics
+    from headspan.subspaces import weight_factors
 
     looked = []
-    real = metrics.subspace_ranks
-    monkeypatch.setattr(metrics, "subspace_ranks", lambda *given: looked.append(1) or real(*given))
+    real = weight_factors.subspace_ranks
+    monkeypatch.setattr(weight_factors, "subspace_ranks", lambda *given: looked.append(1) or real(*given))
     plan = make_plan(many_tiles, ("procrustes",), (hs.Pairing.parse("OK"),), "default", 10**9)
     about = many_tiles.reference, "none", many_tiles.provenance["fingerprint"]
     dask_module._open_here.cache_clear()

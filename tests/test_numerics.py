@@ -12,7 +12,7 @@ import pytest
 import definitions
 import headspan as hs
 from headspan.subspaces.bases import orthonormal_bases, orthonormal_basis, projection_kernel
-from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.metrics import WEIGHT_METRICS
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PAIRINGS, ROLES
 
@@ -33,7 +33,7 @@ def check(arrays: Arrays, scale_free: Arrays | None = None, tolerance: float = 2
     """Every score of every pairing and similarity against the definitions (float64)."""
     scores = all_scores(arrays)
     exact = {k: np.asarray(a, dtype=np.float64) for k, a in (scale_free or arrays).items()}
-    for metric in METRICS if scale_free is None else [m for m in METRICS if m != "procrustes"]:
+    for metric in WEIGHT_METRICS if scale_free is None else [m for m in WEIGHT_METRICS if m != "procrustes"]:
         for pairing in PAIRINGS:
             matrix = scores[metric, pairing]
             for i, j, value in zip(*matrix.pairs(), strict=True):
@@ -101,7 +101,7 @@ def test_zero_heads_have_no_similarity(dtype: type) -> None:
     for array in arrays.values():
         array[0, 1] = 0
     scores = all_scores(arrays)
-    for metric in METRICS:
+    for metric in WEIGHT_METRICS:
         for pairing in PAIRINGS:
             values = scores[metric, pairing].values
             assert np.nanmax(np.abs(values[1])) == 0, (metric, str(pairing))
@@ -188,7 +188,7 @@ def test_unusual_head_sizes(d: int, m: int, heads: int) -> None:
 
 def test_one_layer_has_no_forward_pairs() -> None:
     scores = hs.score(hs.open(random_arrays(14, layers=1)), "all", "all")
-    for metric in METRICS:
+    for metric in WEIGHT_METRICS:
         assert len(scores[metric, "OK"].pairs()[2]) == 0
         assert scores[metric, "OK"].top(3) == []
         assert len(scores[metric, "QQ"].pairs()[2]) == 1
@@ -196,7 +196,7 @@ def test_one_layer_has_no_forward_pairs() -> None:
 
 def test_one_head() -> None:
     scores = hs.score(hs.open(random_arrays(15, layers=1, heads=1)), "all", "all")
-    assert all(np.isnan(scores[metric, p].values).all() for metric in METRICS for p in PAIRINGS)
+    assert all(np.isnan(scores[metric, p].values).all() for metric in WEIGHT_METRICS for p in PAIRINGS)
 
 
 def test_equal_columns_leave_nothing_for_linear_cka() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import definitions
 import headspan as hs
 from headspan.subspaces.bases import orthonormal_basis, projection_kernel
-from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.metrics import METRICS, WEIGHT_METRICS
 from headspan.vocabulary.heads import PAIRINGS, ROLES
 
 Arrays = dict[str, np.ndarray]
@@ -94,7 +94,7 @@ def test_pk_ignores_qk_norm_gains(arrays: Arrays, seed: int) -> None:
 def test_a_common_rotation_of_the_stream_changes_nothing(arrays: Arrays, seed: int) -> None:
     turn = rotation(np.random.default_rng(seed), arrays["Q"].shape[2])
     before, after = scored(arrays), scored({r: turn @ a for r, a in arrays.items()})
-    for metric in METRICS:
+    for metric in WEIGHT_METRICS:
         assert_same(before, after, metric)
 
 
@@ -142,7 +142,7 @@ def test_scale_of_a_head(arrays: Arrays, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scaled = {r: a * np.exp(rng.uniform(-9, 9, (*a.shape[:2], 1, 1))) for r, a in arrays.items()}
     before, after = scored(arrays), scored(scaled)
-    for metric in set(METRICS) - {"procrustes"}:
+    for metric in set(WEIGHT_METRICS) - {"procrustes"}:
         assert_same(before, after, metric)
     assert_same(before, scored({r: 1e-7 * a for r, a in arrays.items()}), "procrustes")
 
@@ -151,7 +151,7 @@ def test_scale_of_a_head(arrays: Arrays, seed: int) -> None:
 @given(models())
 def test_bounds_and_symmetry(arrays: Arrays) -> None:
     scores, m = scored(arrays), arrays["Q"].shape[-1]
-    for metric in METRICS:
+    for metric in WEIGHT_METRICS:
         most = METRICS[metric].largest(m, m)
         for pairing in PAIRINGS:
             values = scores[metric, pairing].values
@@ -165,7 +165,7 @@ def test_bounds_and_symmetry(arrays: Arrays) -> None:
 @given(models())
 def test_every_similarity_follows_its_definition(arrays: Arrays) -> None:
     scores = scored(arrays)
-    for metric in METRICS:
+    for metric in WEIGHT_METRICS:
         for pairing in ("OQ", "OK", "OV", "QQ", "KV"):
             value = scores[metric, pairing].values[0, -1]  # first head of layer 0, last of layer 1
             source, target = ({r: a[place] for r, a in arrays.items()} for place in ((0, 0), (1, -1)))

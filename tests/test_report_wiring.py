@@ -13,7 +13,7 @@ import headspan as hs
 from headspan.explorer.findings import rises_above_chance
 from headspan.explorer.report import report
 from headspan.results.scores import Scores
-from headspan.subspaces.metrics import METRICS, drawn_scores, metric_of
+from headspan.subspaces.metrics import WEIGHT_METRICS, drawn_scores, metric_of
 from headspan.subspaces.random_subspaces import expected_squares, moments, random_bases
 from report_browser import Open, crossings, drawing, lines_through_boxes
 from report_models import array_model, noise_model, unpack
@@ -45,7 +45,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> tup
 # ---------------------------------------------------------------------- chance
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", WEIGHT_METRICS)
 def test_random_weights_are_worth_nothing_in_any_similarity(metric: str) -> None:
     for d, m in ((48, 6), (120, 10)):
         weights = noise_model(4, 6, d, m, seed=1)

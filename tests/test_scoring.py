@@ -12,7 +12,7 @@ import headspan as hs
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import contract, route_cost
 from headspan.scoring.run import score
-from headspan.subspaces.metrics import METRICS, parse_metrics
+from headspan.subspaces.metrics import WEIGHT_METRICS, parse_metrics
 from headspan.vocabulary.heads import PAIRINGS, ROLES, Pairing, Role, pair_mask
 
 RNG = np.random.default_rng(7)
@@ -42,7 +42,7 @@ def head_weights(weights, role: str, head: hs.Head) -> dict[str, np.ndarray]:
     return {"Q": own["Q"][query], "K": own["K"][kv], "V": own["V"][kv], "O": own["O"][query]}
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", WEIGHT_METRICS)
 @pytest.mark.parametrize("pairing", [str(p) for p in PAIRINGS])
 def test_every_pair_equals_the_definition(metric: str, pairing: str) -> None:
     weights = random_model()
@@ -98,7 +98,7 @@ def test_unequal_dimensions() -> None:
 
 
 @pytest.mark.parametrize("pairs", ["default", "forward", "same-type", "all"])
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", WEIGHT_METRICS)
 def test_pair_sets_hold_the_same_values(metric: str, pairs: str) -> None:
     weights = random_model()
     full = score(weights, metric, "all", "all")
@@ -158,12 +158,12 @@ def test_any_tile_plan_gives_the_same_result(
     from headspan.scoring import plan
 
     weights = random_model(layers=5, heads=3, kv=3)
-    base = score(weights, list(METRICS), "all", "all")
+    base = score(weights, list(WEIGHT_METRICS), "all", "all")
     monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: _cut(layers, layers_per_block))
     keys = {"blocks": plan._GROUPINGS["blocks"]} | {grouping: plan._GROUPINGS[grouping]}
     monkeypatch.setattr(plan, "_GROUPINGS", keys)
     monkeypatch.setattr(plan, "_making_cost", lambda weights, plan, metric, blocks, name: name != grouping)
-    other = score(weights, list(METRICS), "all", "all")
+    other = score(weights, list(WEIGHT_METRICS), "all", "all")
     assert other.provenance["blocks"]["pk"] == -(-5 // layers_per_block)
     assert other.provenance["groupings"]["pk"] == grouping
     for key in base.arrays:
@@ -231,7 +231,7 @@ def test_bad_requests_are_named() -> None:
         score(weights, "pk", memory="lots")
     with pytest.raises(hs.HeadspanError, match="cannot be used here"):
         score(weights, "pk", device="cuda:99")
-    assert parse_metrics("all") == tuple(METRICS)
+    assert parse_metrics("all") == WEIGHT_METRICS
 
 
 # ----------------------------------------------------------------------------------------- real GPT-2 small
@@ -261,7 +261,7 @@ def test_gpt2_known_outcomes(gpt2_scores) -> None:
     assert gpt2_scores.provenance["routes"]["pk"] == "gram"
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", WEIGHT_METRICS)
 def test_gpt2_sample_equals_the_definitions(gpt2, gpt2_scores, metric: str) -> None:
     """Six pairs of every pairing against d×d matrices and explicit SVDs."""
     rng = np.random.default_rng(1)

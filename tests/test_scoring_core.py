@@ -23,8 +23,8 @@ from headspan.scoring.contraction import route_cost
 from headspan.scoring.plan import Panel
 from headspan.scoring.run import score
 from headspan.subspaces import bases as subspaces
-from headspan.subspaces import metrics
-from headspan.subspaces.metrics import METRICS, Metric, metric_of
+from headspan.subspaces import metrics, weight_factors
+from headspan.subspaces.metrics import METRICS, WEIGHT_METRICS, Metric, metric_of
 from headspan.subspaces.weight_factors import LayerWeight
 from headspan.system.threads import parallel_map, scratch
 from headspan.vocabulary.heads import ROLES, Pairing, PairSet, Role, pair_mask, parse_pairings
@@ -150,9 +150,9 @@ def test_ranks_of_roles_that_are_not_compared_are_not_invented() -> None:
 def test_each_rank_is_found_once_when_work_is_done_tile_by_tile(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where factors do not fit they are made again for every tile, ranks are not."""
     found: Counter = Counter()
-    real = metrics.subspace_ranks
+    real = weight_factors.subspace_ranks
     count = lambda own, dtype: (found.update([own.tobytes()]), real(own, dtype))[1]  # noqa: E731
-    monkeypatch.setattr(metrics, "subspace_ranks", count)
+    monkeypatch.setattr(weight_factors, "subspace_ranks", count)
     monkeypatch.setattr(plan, "_even_blocks", lambda layers, largest: [(layer,) for layer in layers])
     made = plan.make_plan(hs.open(arrays()), (metric,), parse_pairings("all"), "default", 2**30)
     made.together = False
@@ -406,7 +406,7 @@ def test_memory_measured_from_outside_stays_within_what_was_given(tmp_path) -> N
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (8, 2), (2, 8), (3, 3), (1, 4)])
-@pytest.mark.parametrize("metric", list(METRICS))
+@pytest.mark.parametrize("metric", WEIGHT_METRICS)
 def test_factors_do_not_depend_on_how_many_heads_are_made_at_once(
     shape: tuple[int, int], metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,8 +433,8 @@ def test_factors_of_several_layers_are_made_at_once(monkeypatch: pytest.MonkeyPa
         both.wait()  # raises BrokenBarrierError if nobody comes
         return orthonormal_bases(weights, *rest)
 
-    orthonormal_bases = metrics.orthonormal_bases
-    monkeypatch.setattr(metrics, "orthonormal_bases", meet)
+    orthonormal_bases = weight_factors.orthonormal_bases
+    monkeypatch.setattr(weight_factors, "orthonormal_bases", meet)
     weights = [LayerWeight(np.random.default_rng(i).normal(size=(2, 8, 3)), None, "float64") for i in range(2)]
     found = list(parallel_map(lambda weight: weight.bases[1].tolist(), weights, workers=2))
     assert found == [[3, 3], [3, 3]]

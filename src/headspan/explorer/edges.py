@@ -9,7 +9,7 @@ import numpy as np
 from headspan.explorer.encode import Limits, encode_edges
 from headspan.results.effects import Effects
 from headspan.results.large_effects import LEAST_RATIO, SHORT_UNITS
-from headspan.results.scores import Scores
+from headspan.results.scores import Scores, pair_sizes
 from headspan.statistics.dimension import centred, dimension_at, usual_dimension
 from headspan.statistics.significance import DISCOVERY_RATE, Significance, has_reverse, significance
 from headspan.subspaces.metrics import metric_of
@@ -52,7 +52,7 @@ def edges_of(
     def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
         values, d = scores[metric, pairing].values[rows, columns], dimension_at(scores, pairing, rows, columns)
-        sizes = scores.pair_sizes(metric, pairing)
+        sizes = pair_sizes(scores, metric, pairing)
         return metric_of(metric).strength(values, d, *ranks, None if sizes is None else sizes[rows, columns])
 
     return encode_edges(scores[metric, pairing], limits, statistics, also, strength)

@@ -28,7 +28,7 @@ from headspan.scoring.inputs import given_weights
 from headspan.scoring.run import score
 from headspan.statistics.baseline import kl_divergence, summarise
 from headspan.statistics.hubs import hubs
-from headspan.subspaces.metrics import CS, DEFAULT_METRICS, METRICS, PK
+from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, WEIGHT_METRICS
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.outputs import GENERATOR, MADE_BY, check_folder, writing
@@ -203,7 +203,7 @@ def _check_is_gpt2_small(weights: AttentionWeights) -> None:
 def _all_scores(weights: AttentionWeights, progress: Update) -> tuple[Scores, Scores]:
     """All similarities of the original weights, and those compared after folding."""
     scores = score(weights, DEFAULT_METRICS, "all", progress=progress)
-    others = [metric for metric in METRICS if metric not in scores.metrics]
+    others = [metric for metric in WEIGHT_METRICS if metric not in scores.metrics]
     more = score(weights, others, FLOW_PAIRINGS + SAME_TYPE_PAIRINGS, progress=progress)
     both = replace(scores, arrays={**scores.arrays, **more.arrays})
     return both, score(fold(weights), DEFAULT_METRICS, FLOW_PAIRINGS, progress=progress)
@@ -211,7 +211,7 @@ def _all_scores(weights: AttentionWeights, progress: Update) -> tuple[Scores, Sc
 
 def _from_scores(scores: Scores, folded: Scores) -> Tree:
     """All sections that depend on the attention weights alone."""
-    evaluation = evaluate(scores, Labels.load("gpt2-ioi"), tuple(METRICS))
+    evaluation = evaluate(scores, Labels.load("gpt2-ioi"), WEIGHT_METRICS)
     lines = {str(line.pairing): line for line in summarise(scores)}
     return {
         **evaluation.tables(),

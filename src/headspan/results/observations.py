@@ -61,9 +61,9 @@ class Statistics(Tabular):
     arrays: dict[str, np.ndarray]
     counts: np.ndarray
     inputs: list[RunInput]
-    model: dict[str, Any] = field(default_factory=dict)
-    protocol: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict[str, Any])
+    protocol: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: list[str] = field(default_factory=list[str])
 
     @property
     def tokens(self) -> int:
@@ -100,7 +100,7 @@ class Statistics(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per port: its size (the root of the trace of its matrix), scale and mean output length."""
-        found = []
+        found: list[dict[str, Any]] = []
         for role in ROLES:
             sizes = np.sqrt(np.square(self.roots(role)).sum(axis=(1, 2)))
             scales, lengths = self.arrays.get(f"scale/{role}"), self.arrays.get(f"length/{role}")

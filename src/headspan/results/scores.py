@@ -98,11 +98,6 @@ class Scores(Tabular):
             raise HeadspanError(f"this result has no pairing with the role {role}, so it has no ranks for it")
         return self.role_ranks[role]
 
-    def pair_sizes(self, metric: str, pairing: Pairing) -> np.ndarray | None:
-        """Products of the sizes of both ends of every pair, for a similarity that has sizes."""
-        first, second = (self.sizes.get((metric, role)) for role in pairing)
-        return None if first is None or second is None else np.outer(first, second)
-
     def check_all_pairs(self, what: str) -> None:
         """Refuse a screened result where all pairs are needed, since the strongest alone would mislead."""
         if self.screened:
@@ -269,3 +264,9 @@ def _parse_key(key: tuple[str, str | Pairing]) -> tuple[str, Pairing]:
             f'index scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
         )
     return key[0], Pairing.parse(key[1])
+
+
+def pair_sizes(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray | None:
+    """Products of the sizes of both ends of every pair, for a similarity that has sizes."""
+    first, second = (scores.sizes.get((metric, role)) for role in pairing)
+    return None if first is None or second is None else np.outer(first, second)

@@ -95,7 +95,7 @@ def _connect(distributed: Any, address: str, stack: ExitStack) -> Any:
         else:
             where = address
         client = distributed.Client(where, timeout=_PATIENCE / 2, set_as_default=False)
-    except (OSError, ValueError, TimeoutError, TypeError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, TimeoutError, TypeError, RuntimeError, ImportError, AssertionError) as error:
         raise HeadspanError(
             f"no Dask scheduler answers at {address!r} ({error}). Start one with dask scheduler, or use local"
         ) from None
