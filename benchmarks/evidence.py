@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py run demo --text --random --out out/evidence/demo.json
     python benchmarks/evidence.py tables out/evidence/*.json    the appendix; evidence_tables.py makes the rest
-    python benchmarks/evidence.py figure demo docs/images/demo/calibration.png
+    python benchmarks/evidence.py figure docs/images/calibration.png demo MODEL …
 
 Statistics and effects always come from different sequences: statistics from one built-in text and one stream of random
 sequences, effects from another text and another stream.
@@ -56,23 +56,28 @@ def amounts(kl: hs.Effects, scores: hs.Scores, material: str, pairing: str) -> t
     return predicted[there], measured[there]
 
 
-def figure(model: str, out: Path) -> None:
-    """Measured KL divergence against influence², for both kinds of input."""
+def figure(models: list[str], out: Path) -> None:
+    """Measured KL divergence against influence² of every OQ and OK edge, on random sequences, one panel per model."""
     import matplotlib.pyplot as plt
 
-    with patch.object(effect_sums, "Totals", KLTotals):
-        moved = hs.effects(model, pairing="OQ,OK", draws=0)
-    panels = plt.subplots(1, 2, figsize=(8, 4), sharex=True, sharey=True, layout="constrained")
-    for material, axes in zip(("random", "text"), panels[1], strict=True):
-        scores = hs.score(model, "influence", "OQ,OK", "forward", stats=observe(model, random=material == "random"))
+    rows = -(-len(models) // 3)
+    drawn, panels = plt.subplots(rows, 3, figsize=(9, 3 * rows), layout="constrained", squeeze=False)
+    for model, axes in zip(models, panels.flat, strict=False):
+        with patch.object(effect_sums, "Totals", KLTotals):
+            moved = hs.effects(model, pairing="OQ,OK", random=True, draws=0)
+        scores = hs.score(model, "influence", "OQ,OK", "forward", stats=observe(model, random=True))
         for pairing in ("OQ", "OK"):
-            axes.loglog(*amounts(moved, scores, material, pairing), "o", markersize=3, label=pairing)
+            size = 3 if len(moved.ports.query) < 50 else 1
+            axes.loglog(
+                *amounts(moved, scores, "random", pairing), "o", markersize=size, label=pairing, rasterized=True
+            )
         ends = axes.get_xlim()
         axes.loglog(ends, ends, color="grey", linewidth=0.8, zorder=0)
-        axes.set(title=f"{model}, {INPUTS[material]}", xlabel="influence² (nats)")
-    panels[1][0].set_ylabel("measured KL divergence (nats)")
-    panels[1][0].legend()
-    panels[0].savefig(out, dpi=130)
+        axes.set(title=Path(model).stem, xlabel="influence² (nats)", ylabel="measured KL (nats)")
+    for axes in panels.flat[len(models) :]:
+        axes.remove()
+    panels[0][0].legend()
+    drawn.savefig(out, dpi=110)
 
 
 def calibration(kl: hs.Effects, scores: hs.Scores, material: str) -> list[dict[str, Any]]:
@@ -163,8 +168,8 @@ def main() -> None:
     one.add_argument("--sequences", type=int)
     one.add_argument("--out", type=Path, required=True)
     drawn = commands.add_parser("figure")
-    drawn.add_argument("model")
     drawn.add_argument("out", type=Path)
+    drawn.add_argument("models", nargs="+")
     several = commands.add_parser("tables")
     several.add_argument("paths", type=Path, nargs="+")
     given = parser.parse_args()
@@ -172,7 +177,7 @@ def main() -> None:
         print(tables(given.paths))
         return
     if given.command == "figure":
-        figure(given.model, given.out)
+        figure(given.models, given.out)
         return
     found = run(given.model, given.text, given.random, given.kl, given.sequences)
     given.out.parent.mkdir(parents=True, exist_ok=True)
