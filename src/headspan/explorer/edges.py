@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headspan.explorer.encode import Limits, encode_edges
+from headspan.results.checks import pair_sizes
 from headspan.results.effects import Effects
 from headspan.results.large_effects import LEAST_RATIO, SHORT_UNITS
-from headspan.results.scores import Scores, pair_sizes
+from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred, dimension_at, usual_dimension
 from headspan.statistics.significance import DISCOVERY_RATE, Significance, has_reverse, significance
 from headspan.subspaces.metrics import metric_of
@@ -52,7 +53,7 @@ def edges_of(
     def strength(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
         values, d = scores[metric, pairing].values[rows, columns], dimension_at(scores, pairing, rows, columns)
-        sizes = pair_sizes(scores, metric, pairing)
+        sizes = pair_sizes(scores.sizes, metric, pairing)
         return metric_of(metric).strength(values, d, *ranks, None if sizes is None else sizes[rows, columns])
 
     return encode_edges(scores[metric, pairing], limits, statistics, also, strength)

@@ -104,10 +104,9 @@ def check_scores(
     if not set(pairing) <= set(ranks):
         raise damaged(path, f"it has {name} without the ranks of its heads")
     slack = COARSE_SLACK if provenance.get("products") == "bfloat16" else SLACK
-    ends = [sizes.get((metric, role)) for role in pairing]
-    if metric_of(metric).observed and any(end is None for end in ends):
+    products = pair_sizes(sizes, metric, pairing)
+    if metric_of(metric).observed and products is None:
         raise damaged(path, f"it has {name} without the sizes of its heads")
-    products = None if ends[0] is None or ends[1] is None else np.outer(ends[0], ends[1])
     low, high = metric_of(metric).bounds(ranks[pairing.source][:, None], ranks[pairing.target][None, :], products)
     room = slack * np.maximum(np.minimum(high, np.inf), 1.0)
     with np.errstate(invalid="ignore"):
@@ -124,6 +123,12 @@ def check_scores(
     compared = pair_mask(pairing, ports.of(pairing.source), ports.of(pairing.target), pairs)
     if (~np.isnan(values) & ~compared).any():
         raise damaged(path, f"{name} has scores of pairs that are not among its pairs ({pairs})")
+
+
+def pair_sizes(sizes: Mapping[tuple[str, Role], np.ndarray], metric: str, pairing: Pairing) -> np.ndarray | None:
+    """Products of the sizes of both ends of every pair, for a similarity that has sizes."""
+    first, second = (sizes.get((metric, role)) for role in pairing)
+    return None if first is None or second is None else np.outer(first, second)
 
 
 def effect_shape(name: str, ports: PortTable) -> tuple[int, ...]:

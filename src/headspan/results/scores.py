@@ -264,9 +264,3 @@ def _parse_key(key: tuple[str, str | Pairing]) -> tuple[str, Pairing]:
             f'index scores by similarity and pairing, like scores["pk", "OK"], not by {str(key)[:60]!r}'
         )
     return key[0], Pairing.parse(key[1])
-
-
-def pair_sizes(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray | None:
-    """Products of the sizes of both ends of every pair, for a similarity that has sizes."""
-    first, second = (scores.sizes.get((metric, role)) for role in pairing)
-    return None if first is None or second is None else np.outer(first, second)

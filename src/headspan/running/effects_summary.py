@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
+from headspan.results.checks import pair_sizes
 from headspan.results.effects import Effects
 from headspan.results.observations import Statistics, given_statistics
-from headspan.results.scores import pair_sizes
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
@@ -231,7 +231,7 @@ def predictors_of(
         scores = score(weights, observed, list(pairings), "forward", stats=one)
         for metric in observed:
             found[f"{metric} ({name})"] = {pairing: scores[metric, pairing].values for pairing in pairings}
-        sizes = {pairing: pair_sizes(scores, observed[0], pairing) for pairing in pairings}
+        sizes = {pairing: pair_sizes(scores.sizes, observed[0], pairing) for pairing in pairings}
         found[f"{LOUDNESS} ({name})"] = {pairing: size for pairing, size in sizes.items() if size is not None}
     return found
 

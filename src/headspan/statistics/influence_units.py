@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from headspan.results.checks import pair_sizes
 from headspan.results.observations import inputs_text
-from headspan.results.scores import Scores, pair_sizes
+from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between
 from headspan.subspaces.metrics import metric_of
 from headspan.vocabulary.heads import Pairing, Role
@@ -29,7 +30,7 @@ def expected_influence(scores: Scores, metric: str, pairing: Pairing) -> np.ndar
     first, second = (centred_by(about, scores.heads(role), role) for role in pairing)
     d = dimension_between(scores.d_model, first[:, None], second[None, :])
     ranks = scores.ranks(pairing.source)[:, None], scores.ranks(pairing.target)[None, :]
-    return metric_of(metric).chance(d, *ranks, pair_sizes(scores, metric, pairing))[0]
+    return metric_of(metric).chance(d, *ranks, pair_sizes(scores.sizes, metric, pairing))[0]
 
 
 def with_units(rows: list[dict[str, Any]], scores: Scores) -> list[dict[str, Any]]:
