@@ -140,7 +140,9 @@ def head_names(attentions: dict[int, torch.Tensor]) -> list[Head]:
 
 
 @contextmanager
-def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> Iterator[RunningModel]:
+def running(
+    ref: Any, *, device: str | None = None, dtype: str = "float32", logits: bool = False
+) -> Iterator[RunningModel]:
     """Make a reference or live model ready to run; a live model stays as it is.
 
     Parameters
@@ -151,6 +153,7 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
     dtype : type to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. Half precision rounds away
         small differences of attention, so ``"float32"`` is the default (a live model in float64 stays in float64).
         A `RunningModel` is used unchanged.
+    logits : with the output head of a causal language model; otherwise the body alone runs.
     """
     check_dtype(dtype)
     if isinstance(ref, AttentionWeights):
@@ -160,11 +163,11 @@ def running(ref: Any, *, device: str | None = None, dtype: str = "float32") -> I
     if isinstance(ref, RunningModel):
         yield ref
     elif isinstance(ref, (str, os.PathLike)):
-        yield load(ref, device=device, dtype=dtype)
+        yield load(ref, device=device, dtype=dtype, logits=logits)
     else:
         model, identity = _live(ref, dtype)
-        with _evaluated(model) as body:
-            yield RunningModel(body, type(ref).__name__, identity=identity)
+        with _evaluated(model):
+            yield RunningModel(model if logits else model.base_model, type(ref).__name__, identity=identity)
 
 
 def _reference_of(weights: AttentionWeights) -> str:
@@ -197,13 +200,13 @@ def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
 
 
 @contextmanager
-def _evaluated(model: Any) -> Iterator[Any]:
-    """The body of a transformers model in evaluation mode, with eager attention."""
+def _evaluated(model: Any) -> Iterator[None]:
+    """A transformers model in evaluation mode, with eager attention, for a while."""
     attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         model.set_attn_implementation("eager")
-        yield model.base_model
+        yield
     finally:
         model.set_attn_implementation(attention)
         for module, mode in modes:
@@ -247,12 +250,14 @@ def _in(model: Any, dtype: str) -> Any:
     return shared_copy(model, wanted) if differs else model
 
 
-def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32") -> RunningModel:
+def load(
+    ref: str | os.PathLike[str], *, device: str | None = None, dtype: str = "float32", logits: bool = False
+) -> RunningModel:
     """Load a model to run (see `running`); missing weights are an error."""
     check_dtype(dtype)
     try:
         import torch
-        from transformers import AutoModel
+        from transformers import AutoModel, AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError:
         raise missing_extra("transformers", "torch", "running a model") from None
@@ -269,7 +274,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
         logging.set_verbosity_error()  # missing weights are reported below, as one error
         try:
             with quick_gguf(), _no_gguf_bar(), _read_not_mapped() as unmapped:
-                model, info = AutoModel.from_pretrained(
+                model, info = (AutoModelForCausalLM if logits else AutoModel).from_pretrained(
                     **where,
                     dtype="auto" if dtype == "stored" else getattr(torch, dtype),
                     attn_implementation="eager",  # a config can name a hub kernel, which is code
@@ -289,7 +294,7 @@ def load(ref: str | os.PathLike[str], *, device: str | None = None, dtype: str =
             if bars:
                 logging.enable_progress_bar()
         source.check_unchanged()  # the model that runs is the one that was hashed
-    _check_complete(reference, info)
+    _check_complete(reference, info, logits=logits)
     try:
         model = model.to(device or "cpu")
     except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
@@ -376,9 +381,10 @@ def _where(ref: str | os.PathLike[str], source: TensorSource) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(first.parent), "gguf_file": first.name, "local_files_only": True}
 
 
-def _check_complete(reference: str, info: dict[str, Any]) -> None:
+def _check_complete(reference: str, info: dict[str, Any], *, logits: bool) -> None:
     """Refuse a checkpoint with missing weights, which transformers would fill with random numbers."""
-    missing = [name for name in info["missing_keys"] if not any(part in name for part in _UNUSED)]
+    unused = [part for part in _UNUSED if not (logits and part == "lm_head")]
+    missing = [name for name in info["missing_keys"] if not any(part in name for part in unused)]
     missing.sort(key=lambda name: (name.count("."), name))  # the embedding first, then the layers
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

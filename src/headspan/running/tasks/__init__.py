@@ -1,0 +1,1 @@
+"""Which edges of a model carry a task: prompts, attribution, exact values and circuits."""
