@@ -22,7 +22,7 @@ from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.running.opening import RunningModel
 from headspan.running.port_inputs import Inlet, Receiver
 from headspan.running.replay import Replayer
-from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first
+from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first, without_cache
 from headspan.running.tasks.stream_readers import MlpReader, mlp_reader, per_head, whole_inlets
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
@@ -138,9 +138,8 @@ class GraphModel:
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         """The logits at the last token, (B, vocabulary)."""
         model = self.model.model
-        known = inspect.signature(model.forward).parameters
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-        if "logits_to_keep" in known:
+        options = without_cache(model)
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
             options["logits_to_keep"] = 1
         try:
             out = model(input_ids=ids.to(model.device), return_dict=True, **options)
@@ -254,6 +253,7 @@ class GraphModel:
         if seen is not None:
             for receiver, _ in inlets:
                 seen(Group(n, receiver), out)
+            return out.clone()  # some models clip it in place, and its own gradient is needed
         return out
 
     @staticmethod
