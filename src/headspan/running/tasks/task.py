@@ -20,7 +20,6 @@ from headspan.results.identity import identity, same_model
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.edge_table import EdgeTable
-from headspan.results.tasks.given_circuits import edges_kept
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS
@@ -95,7 +94,7 @@ def task(
     ) as ready:
         graph = GraphModel(ready)
         check_same_heads(graph.weights.ports, scores, ready.reference)
-        kept = edges_kept(circuit, graph.table, graph.weights.ports) if _is_given(circuit) else None
+        kept = _edges_kept(circuit, graph) if _is_given(circuit) else None
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
         similarities = _similarities(model, graph, ready, scores, stats)
         found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
@@ -234,6 +233,10 @@ def _check(method: str, k: int, objective: str, circuit: Any, prompts: int | Non
 def _is_given(circuit: Any) -> bool:
     """Whether a circuit is given, rather than its size."""
     return circuit is not None and not isinstance(circuit, int) and circuit != AUTO
+
+
+def _edges_kept(circuit: Any, graph: GraphModel) -> np.ndarray:
+    raise NotImplementedError
 
 
 def _similarities(
