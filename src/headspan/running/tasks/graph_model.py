@@ -302,11 +302,11 @@ class GraphModel:
     # -- what nodes write ------------------------------------------------------------------------------------
 
     def written(self, layer: int, z: torch.Tensor) -> torch.Tensor:
-        """What the heads of a layer write, (B, heads, T, d), for z or a difference of z (B, T, heads, m)."""
+        """What the heads of a layer write, (heads, B, T, d), for z or a difference of z (B, T, heads, m)."""
         import torch
 
         weight = self.replayer._output_weight(layer)
-        found = torch.einsum("bthm,hdm->bhtd", z.to(weight.dtype), weight)
+        found = torch.einsum("bthm,hdm->hbtd", z.to(weight.dtype), weight)
         return self.replayer.gained(self.replayer.layers[layer], found)
 
     def attention_output(self, layer: int, z: torch.Tensor) -> torch.Tensor:
@@ -329,22 +329,6 @@ class GraphModel:
         found = apart @ self.replayer._output_weight(n)[head].T.to(apart)
         return self.replayer.gained(self.replayer.layers[n], found)
 
-    def writers_by_layer(self, before: int) -> Iterator[slice]:
-        """The first ``before`` writers: the embedding, the heads of a layer, an MLP …"""
-        row = 0
-        while row < before:
-            port = self.table.writers[row]
-            count = len(self.weights.heads_in(Role.O, port.head.layer)) if port.role is Role.O else 1
-            yield slice(row, row + count)
-            row += count
-
-    def deltas(self, rows: slice, one: Run, other: Run) -> torch.Tensor:
-        """`delta` of the writers of one layer, (B, writers, T, d)."""
-        port = self.table.writers[rows.start]
-        if port.role is Role.O:
-            return self.written(port.head.layer, one.z[port.head.layer] - other.z[port.head.layer])
-        return self.delta(rows.start, one, other)[:, None]
-
     def check(self, clean: torch.Tensor, corrupted: torch.Tensor) -> None:
         """Refuse a model in which something else reads the stream: with every reader given the corrupted stream, the
         logits must be those of the corrupted run."""
@@ -360,3 +344,45 @@ class GraphModel:
             raise self.replayer.refusal(
                 "something besides the queries, keys and values of its heads, its MLPs and its logits reads the stream"
             )
+
+
+class Changes:
+    """What every writer wrote in one pass less what it wrote in another, (writers, B, T, d).
+
+    They are computed in order, once the pass has come that far, and kept if there is memory for all of them.
+    """
+
+    def __init__(self, graph: GraphModel, one: Run, other: Run, memory: int) -> None:
+        x = other.streams[0]
+        self.graph, self.one, self.other = graph, one, other
+        fits = len(graph.table.writers) * x.numel() * x.element_size() <= memory
+        self._kept = x.new_empty(len(graph.table.writers), *x.shape) if fits else None
+        self._filled = 0
+
+    def before(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The first ``count`` writers, all at once or layer by layer."""
+        if self._kept is None:
+            yield from ((rows, self._of(rows)) for rows in self._layers(0, count))
+            return
+        for rows in self._layers(self._filled, count):
+            self._kept[rows] = self._of(rows)
+            self._filled = rows.stop
+        yield slice(0, count), self._kept[:count]
+
+    def _layers(self, row: int, stop: int) -> Iterator[slice]:
+        """The embedding, the heads of a layer, an MLP …"""
+        while row < stop:
+            port = self.graph.table.writers[row]
+            count = len(self.graph.weights.heads_in(Role.O, port.head.layer)) if port.role is Role.O else 1
+            yield slice(row, row + count)
+            row += count
+
+    def _of(self, rows: slice) -> torch.Tensor:
+        import torch
+
+        port, graph = self.graph.table.writers[rows.start], self.graph
+        with torch.no_grad():
+            if port.role is not Role.O:
+                return graph.delta(rows.start, self.one, self.other)[None]
+            n = port.head.layer
+            return graph.written(n, self.one.z[n] - self.other.z[n])

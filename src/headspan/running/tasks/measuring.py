@@ -91,10 +91,11 @@ class Faithfulness:
     def of(self, kept: np.ndarray) -> float:
         """(M(circuit) − M(nothing)) / (M(everything) − M(nothing)); NaN if corrupting changes nothing."""
         graph, goal = self.measuring.graph, self.measuring.goal
-        found = np.concatenate([circuit_values(graph, batch, goal, kept, *runs) for batch, runs in self._batches])
+        memory = self.measuring.memory // 2
+        each = [circuit_values(graph, batch, goal, kept, *runs, memory) for batch, runs in self._batches]
         self.measuring.tick("circuits")
         apart = self.values["clean"] - self.values["corrupted"]
-        return float((found.mean() - self.values["corrupted"]) / apart) if apart else float("nan")
+        return float((np.concatenate(each).mean() - self.values["corrupted"]) / apart) if apart else float("nan")
 
     def point(self, attribution: np.ndarray, edges: int, share: float | None = None) -> CurvePoint:
         """The circuit of the largest attributions."""
