@@ -11,7 +11,7 @@ import pytest
 
 import headspan as hs
 from headspan.cli import _run
-from headspan.graphs.circuit import CircuitEdge
+from headspan.results.tasks.circuit import CircuitEdge
 from notices import noticed
 
 GOOD: dict[str, Any] = {

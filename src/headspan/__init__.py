@@ -54,7 +54,7 @@ _EXPORTS = {
     "observe": "running.observe",
     "Statistics": "results.observations",
     "paths": "graphs.paths",
-    "Circuit": "graphs.circuit",
+    "Circuit": "results.tasks.circuit",
     "wiring": "plotting.drawn_wiring",
     "figures": "plotting.figures",
     "nodes": "reading.node_overlaps",
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from headspan.checkpoints.hub.chunk_room import cache
     from headspan.explorer.report import report
     from headspan.explorer.site import site
-    from headspan.graphs.circuit import Circuit
     from headspan.graphs.paths import paths
     from headspan.graphs.strongest import around, top
     from headspan.models.adapters import adapt
@@ -97,6 +96,7 @@ if TYPE_CHECKING:
     from headspan.results.observations import Statistics
     from headspan.results.saving import load
     from headspan.results.scores import Scores
+    from headspan.results.tasks.circuit import Circuit
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
     from headspan.running.effects_curve import effects_curve

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from headspan.graphs.circuit import Circuit, edges_of, given_circuit
 from headspan.graphs.graph import Wiring, WiringNode
 from headspan.results.choices import given_labels, given_pairings
 from headspan.results.effects import compared_effects
 from headspan.results.matrix import Edge, Edges, ScoreMatrix
 from headspan.results.scores import Scores
+from headspan.results.tasks.circuit import Circuit, edges_of, given_circuit
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
@@ -67,7 +67,7 @@ def wiring(
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
     circuit
-        A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
+        A circuit or its JSON file (:mod:`headspan.results.tasks.circuit`): its edges, whatever their scores, in place of
         those of a rule.
     """
     metric = one_metric(metric)
