@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headspan.cli.common import Bos, Dtype, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.results.tasks.task_result import Task
 
 _STOPPED = 130
-_WIDEST = 3  # similarities with a rank that fit a table of 80 columns
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,8 @@ def task(
         Path | None, typer.Option(help="Statistics from headspan observe: list the influence of every edge.")
     ] = None,
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts for attribution, and as many held out. [default: 48, or a file's]")
+        int | None,
+        typer.Option(min=1, help="Prompts for attribution, and as many held out. [default: 48, or a file's]"),
     ] = None,
     objective: Annotated[
         str, typer.Option(help="What is measured: logit-difference, log-probability or kl.")
@@ -86,6 +87,8 @@ def task(
     from headspan.running.tasks.task import task as run
     from headspan.system.outputs import check_output
 
+    if circuit is None:
+        refuse_ignored("without --circuit", circuit_out=circuit_out)
     inputs = [model, task, scores, stats, circuit]
     for path, kind, endings in ((circuit_out, "circuit", ".json"), (graph_out, "graph", None)):
         if path is not None:
@@ -113,8 +116,8 @@ def task(
             progress=update,
         )
     if circuit_out is not None:
-        found.save_circuit(circuit_out, force=force)
-        note(f"{circuit_out}: circuit of {int(found.edges_kept.sum())} edges")
+        found.to_circuit().save(circuit_out, force=force)
+        note(f"{circuit_out}: circuit of {int(found.edges_kept.sum()):,} edges")
     if graph_out is not None:
         found.save_graph(graph_out, force=force)
         note(f"{graph_out}: graph of {found.table.n_edges} edges")

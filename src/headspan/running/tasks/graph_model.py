@@ -64,7 +64,11 @@ class Run:
 
     def stream(self, group: Group) -> torch.Tensor:
         """What the readers of a group read in this pass."""
-        return self.middle[group.block] if group.receiver is None and group.block in self.middle else self.streams[group.block]
+        return (
+            self.middle[group.block]
+            if group.receiver is None and group.block in self.middle
+            else self.streams[group.block]
+        )
 
 
 class GraphModel:
@@ -75,7 +79,9 @@ class GraphModel:
         self.replayer = replayer = Replayer(model, WHAT)
         self.weights = replayer.weights
         if model.model.get_output_embeddings() is None:
-            raise replayer.refusal("it has no output head, so it gives no logits. Give a model for causal language modelling")
+            raise replayer.refusal(
+                "it has no output head, so it gives no logits. Give a model for causal language modelling"
+            )
         if any(len(layers) > 1 for _, layers in replayer.blocks):
             raise replayer.refusal("its blocks have two attention layers each")
         self.blocks = [block for block, _ in replayer.blocks]
