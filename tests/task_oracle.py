@@ -1,4 +1,4 @@
-"""Edges of a model by explicit hooks: every reader gets a leaf of its own, and autograd goes through the model's code."""
+"""Edges of a model by explicit hooks: every reader has its own leaf, and autograd goes through the model's code."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def task(
     if out is not None:
         note(f"{out}: {found.name} with {found.table.n_edges:,} edges")
     rows = found.rows()
-    formats = {"attribution": "+.3f", "exact": "+.3f", "freq": ".2f"}
+    formats = {"estimate": "+.3f", "exact": "+.3f", "freq": ".2f"}
     formats |= {name: ".3f" for name in found.similarities if not name.endswith(" rank")}
     title = f"{found.name} in {model}: the {len(rows)} edges with the largest estimates"
     return Listing(
@@ -136,10 +136,12 @@ def task(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row narrow enough for a terminal."""
-    short = {"frequency": "freq", "in_circuit": "kept"}
-    shown = {short.get(name, name.replace(" rank", "_#")): value for name, value in row.items()}
-    return {name: value for name, value in shown.items() if name != "kept" or value is not None}
+    """A row narrow enough for a terminal: of more than two similarities the ranks alone."""
+    short = {"attribution": "estimate", "frequency": "freq", "in_circuit": "kept"}
+    ranks = [name for name in row if name.endswith(" rank")]
+    left_out = {name.removesuffix(" rank") for name in ranks} if len(ranks) > 2 else set()
+    left_out |= {"in_circuit"} if row["in_circuit"] is None else set()
+    return {short.get(n, n.replace(" rank", "_#")): value for n, value in row.items() if n not in left_out}
 
 
 def _facts(found: Task) -> list[str]:

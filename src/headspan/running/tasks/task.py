@@ -1,8 +1,8 @@
 """Which edges of a model carry a task (the command ``headspan task``).
 
-Attributions of all edges on some prompts, exact values of the best, overlap and influence of the same edges, and a
-circuit with its faithfulness on other prompts. How attributions are computed: :mod:`headspan.running.tasks.attribution`;
-exact values and circuits: :mod:`headspan.running.tasks.patching`.
+Attributions of all edges on some prompts (:mod:`headspan.running.tasks.attribution`), exact values of the best, overlap
+and influence of the same edges, and a circuit with its faithfulness on other prompts
+(:mod:`headspan.running.tasks.patching`).
 """
 
 from __future__ import annotations
