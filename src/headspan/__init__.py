@@ -53,6 +53,8 @@ _EXPORTS = {
     "effects_curve": "running.effects_curve",
     "observe": "running.observe",
     "Statistics": "results.observations",
+    "task": "running.tasks.task",
+    "Task": "results.tasks.task_result",
     "paths": "graphs.paths",
     "Circuit": "results.tasks.circuit",
     "wiring": "plotting.drawn_wiring",
@@ -97,11 +99,13 @@ if TYPE_CHECKING:
     from headspan.results.saving import load
     from headspan.results.scores import Scores
     from headspan.results.tasks.circuit import Circuit
+    from headspan.results.tasks.task_result import Task
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects
     from headspan.running.effects_curve import effects_curve
     from headspan.running.effects_summary import effects_summary
     from headspan.running.observe import observe
+    from headspan.running.tasks.task import task
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
     from headspan.statistics.hubs import hubs
@@ -124,6 +128,7 @@ __all__ = [
     "Scores",
     "Series",
     "Statistics",
+    "Task",
     "adapt",
     "around",
     "baseline",
@@ -153,6 +158,7 @@ __all__ = [
     "significance",
     "site",
     "subspace",
+    "task",
     "tokens",
     "top",
     "track",

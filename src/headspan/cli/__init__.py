@@ -32,6 +32,7 @@ _MODULES = {
     "behaviour": ["behaviour"],
     "effects": ["effects"],
     "observe": ["observe"],
+    "task": ["task"],
     "pictures": ["wiring", "figures"],
     "report": ["report", "site"],
     "cache": ["cache"],

@@ -38,6 +38,7 @@ KINDS = {
     "around": "results.strongest:Around",
     "effects": "results.effects:Effects",
     "statistics": "results.observations:Statistics",
+    "task": "results.tasks.task_result:Task",
     "effects summary": "running.effects_summary:EffectsSummary",
     "effect curve": "running.effects_curve:EffectCurve",
     "hubs": "statistics.hubs:Hubs",

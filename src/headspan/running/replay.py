@@ -10,7 +10,6 @@ soft caps, windows, sinks, ALiBi and masks are therefore the model's own, in eve
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from headspan.running.swapped_modules import (
     standing_in,
     submodule,
     widened,
+    without_cache,
 )
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
@@ -232,10 +232,8 @@ class Replayer:
 
     def _call(self, ids: torch.Tensor) -> None:
         model = self.model.model
-        known = inspect.signature(model.forward).parameters
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
         try:
-            model(input_ids=ids.to(model.device), output_attentions=True, return_dict=True, **options)
+            model(input_ids=ids.to(model.device), output_attentions=True, return_dict=True, **without_cache(model))
         except (MemoryError, HeadspanError):
             raise
         except Exception as error:

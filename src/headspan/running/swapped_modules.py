@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,13 @@ def with_first(
 
 def stream_of(out: Any) -> torch.Tensor:
     return out[0] if isinstance(out, tuple) else out
+
+
+def without_cache(model: Any) -> dict[str, Any]:
+    """The option by which a model keeps no keys and values; some pass it to their body unnamed."""
+    bodies = (model, getattr(model, "base_model", model))
+    known = any("use_cache" in inspect.signature(body.forward).parameters for body in bodies)
+    return {"use_cache": False} if known else {}
 
 
 def growing(once: Any, twice: Any) -> list[int | None]:

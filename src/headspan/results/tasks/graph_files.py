@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable
 from headspan.results.tasks.graph_names import Layout
-from headspan.system.inputs import input_file, read_text, reason
+from headspan.system.inputs import input_file, mode_of, read_text, reason
 from headspan.system.outputs import GENERATOR, writing
 from headspan.system.torch_pickle import load_plain
 from headspan.vocabulary.errors import HeadspanError, missing_extra, warn
@@ -26,6 +27,7 @@ from headspan.vocabulary.errors import HeadspanError, missing_extra, warn
 SUFFIXES = (".json", ".pt")
 _WHAT = "graph file"
 _ROOM, _PER_EDGE = 4 * 2**20, 300  # bytes of a file: a fixed part, and for each cell of the matrix of edges
+_BEGINNING = 4096  # bytes that show what a file is
 _LARGEST = 1e300  # of scores
 _NEURONS = ("neurons", "neurons_scores", "neurons_in_graph")
 
@@ -81,6 +83,27 @@ def read_graph(path: str | os.PathLike[str], table: EdgeTable) -> tuple[np.ndarr
             "kept for all"
         )
     return layout.merged(scores), count > 0
+
+
+def given_edges(circuit: Circuit | str | os.PathLike[str], table: EdgeTable) -> np.ndarray:
+    """The edges of a circuit: given, or in a file of headspan, EAP-IG or MIB, (writers, readers)."""
+    if isinstance(circuit, Circuit):
+        return circuit.kept(table)
+    path = Path(circuit)
+    if path.suffix.lower() != ".pt" and not _is_graph(path):
+        return Circuit.load(path).kept(table)
+    kept = read_graph(path, table)[1]
+    if not kept.any():
+        raise HeadspanError(f"{path} has no edges in its circuit. Choose some with EAP-IG, or give another file")
+    return kept
+
+
+def _is_graph(path: Path) -> bool:
+    """Whether a file begins as a graph of EAP-IG does, which has a config."""
+    if mode_of(path) is None:
+        return False
+    with open(input_file(path, ""), "rb") as file:
+        return b'"cfg"' in file.read(_BEGINNING)
 
 
 def _most(layout: Layout) -> int:

@@ -1,1 +1,1 @@
-"""Which edges of a model carry a task: prompts, attribution, exact values and circuits."""
+"""Tasks: prompts in pairs, and the edges of a model that carry a task."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.running.edge_effects import stream_norm
-from headspan.running.tasks.graph_model import GraphModel, Group, Run
+from headspan.running.tasks.graph_model import Changes, GraphModel, Group, Run
 from headspan.running.tasks.objectives import Batch, objective
 from headspan.running.tasks.stream_readers import pulled_back, through_norm
 
@@ -35,9 +35,7 @@ class Attribution:
         self.graph, self.batch, self.goal = graph, batch, goal
         with torch.no_grad():
             self.clean, self.corrupted = graph.run(batch.clean), graph.run(batch.corrupted)
-        everything = slice(0, len(graph.table.writers))
-        size = batch.clean.numel() * everything.stop * graph.weights.d_model * one_number(self.clean)
-        self._changes = self._changed(everything) if size <= memory // 2 else None  # of all writers, if they fit
+        self._changes = Changes(graph, self.corrupted, self.clean, memory // 2)
         self.values = np.zeros((len(batch.prompts), *graph.table.mask.shape))
 
     def add(self, share: float, weight: float) -> None:
@@ -100,24 +98,10 @@ class Attribution:
         first, last = int(used[0]), int(used[-1]) + 1
         together = together[:, :, first:last].flatten(2)
         before = int(self.graph.table.before[columns[0]])
-        parts = [slice(0, before)] if self._changes is not None else self.graph.writers_by_layer(before)
-        for rows in parts:
-            changes = self._changed(rows) if self._changes is None else self._changes[:, rows]
-            found = torch.bmm(changes[:, :, first:last].flatten(2), together.transpose(1, 2))
+        for rows, changes in self._changes.before(before):
+            changes = changes[:, :, first:last].flatten(2).transpose(0, 1)
+            found = torch.bmm(changes, together.transpose(1, 2))
             self.values[:, rows.start : rows.stop, columns] += weight * found.double().cpu().numpy()
-
-    def _changed(self, rows: slice) -> torch.Tensor:
-        """Corrupted less clean output of some writers, (B, writers, T, d)."""
-        import torch
-
-        layers = [part for part in self.graph.writers_by_layer(rows.stop) if part.start >= rows.start]
-        with torch.no_grad():
-            return torch.cat([self.graph.deltas(part, self.corrupted, self.clean) for part in layers], 1)
-
-
-def one_number(run: Run) -> int:
-    """Bytes of one number of a stream."""
-    return run.streams[0].element_size()
 
 
 def attribute(

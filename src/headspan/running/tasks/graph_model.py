@@ -22,7 +22,7 @@ from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.running.opening import RunningModel
 from headspan.running.port_inputs import Inlet, Receiver
 from headspan.running.replay import Replayer
-from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first
+from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first, without_cache
 from headspan.running.tasks.stream_readers import MlpReader, mlp_reader, per_head, whole_inlets
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Role
@@ -64,7 +64,11 @@ class Run:
 
     def stream(self, group: Group) -> torch.Tensor:
         """What the readers of a group read in this pass."""
-        return self.middle[group.block] if group.receiver is None and group.block in self.middle else self.streams[group.block]
+        return (
+            self.middle[group.block]
+            if group.receiver is None and group.block in self.middle
+            else self.streams[group.block]
+        )
 
 
 class GraphModel:
@@ -75,7 +79,9 @@ class GraphModel:
         self.replayer = replayer = Replayer(model, WHAT)
         self.weights = replayer.weights
         if model.model.get_output_embeddings() is None:
-            raise replayer.refusal("it has no output head, so it gives no logits. Give a model for causal language modelling")
+            raise replayer.refusal(
+                "it has no output head, so it gives no logits. Give a model for causal language modelling"
+            )
         if any(len(layers) > 1 for _, layers in replayer.blocks):
             raise replayer.refusal("its blocks have two attention layers each")
         self.blocks = [block for block, _ in replayer.blocks]
@@ -138,9 +144,8 @@ class GraphModel:
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         """The logits at the last token, (B, vocabulary)."""
         model = self.model.model
-        known = inspect.signature(model.forward).parameters
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-        if "logits_to_keep" in known:
+        options = without_cache(model)
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
             options["logits_to_keep"] = 1
         try:
             out = model(input_ids=ids.to(model.device), return_dict=True, **options)
@@ -254,6 +259,7 @@ class GraphModel:
         if seen is not None:
             for receiver, _ in inlets:
                 seen(Group(n, receiver), out)
+            return out.clone()  # some models clip it in place, and its own gradient is needed
         return out
 
     @staticmethod
@@ -302,11 +308,11 @@ class GraphModel:
     # -- what nodes write ------------------------------------------------------------------------------------
 
     def written(self, layer: int, z: torch.Tensor) -> torch.Tensor:
-        """What the heads of a layer write, (B, heads, T, d), for z or a difference of z (B, T, heads, m)."""
+        """What the heads of a layer write, (heads, B, T, d), for z or a difference of z (B, T, heads, m)."""
         import torch
 
         weight = self.replayer._output_weight(layer)
-        found = torch.einsum("bthm,hdm->bhtd", z.to(weight.dtype), weight)
+        found = torch.einsum("bthm,hdm->hbtd", z.to(weight.dtype), weight)
         return self.replayer.gained(self.replayer.layers[layer], found)
 
     def attention_output(self, layer: int, z: torch.Tensor) -> torch.Tensor:
@@ -329,22 +335,6 @@ class GraphModel:
         found = apart @ self.replayer._output_weight(n)[head].T.to(apart)
         return self.replayer.gained(self.replayer.layers[n], found)
 
-    def writers_by_layer(self, before: int) -> Iterator[slice]:
-        """The first ``before`` writers: the embedding, the heads of a layer, an MLP …"""
-        row = 0
-        while row < before:
-            port = self.table.writers[row]
-            count = len(self.weights.heads_in(Role.O, port.head.layer)) if port.role is Role.O else 1
-            yield slice(row, row + count)
-            row += count
-
-    def deltas(self, rows: slice, one: Run, other: Run) -> torch.Tensor:
-        """`delta` of the writers of one layer, (B, writers, T, d)."""
-        port = self.table.writers[rows.start]
-        if port.role is Role.O:
-            return self.written(port.head.layer, one.z[port.head.layer] - other.z[port.head.layer])
-        return self.delta(rows.start, one, other)[:, None]
-
     def check(self, clean: torch.Tensor, corrupted: torch.Tensor) -> None:
         """Refuse a model in which something else reads the stream: with every reader given the corrupted stream, the
         logits must be those of the corrupted run."""
@@ -360,3 +350,45 @@ class GraphModel:
             raise self.replayer.refusal(
                 "something besides the queries, keys and values of its heads, its MLPs and its logits reads the stream"
             )
+
+
+class Changes:
+    """What every writer wrote in one pass less what it wrote in another, (writers, B, T, d).
+
+    They are computed in order, once the pass has come that far, and kept if there is memory for all of them.
+    """
+
+    def __init__(self, graph: GraphModel, one: Run, other: Run, memory: int) -> None:
+        x = other.streams[0]
+        self.graph, self.one, self.other = graph, one, other
+        fits = len(graph.table.writers) * x.numel() * x.element_size() <= memory
+        self._kept = x.new_empty(len(graph.table.writers), *x.shape) if fits else None
+        self._filled = 0
+
+    def before(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The first ``count`` writers, all at once or layer by layer."""
+        if self._kept is None:
+            yield from ((rows, self._of(rows)) for rows in self._layers(0, count))
+            return
+        for rows in self._layers(self._filled, count):
+            self._kept[rows] = self._of(rows)
+            self._filled = rows.stop
+        yield slice(0, count), self._kept[:count]
+
+    def _layers(self, row: int, stop: int) -> Iterator[slice]:
+        """The embedding, the heads of a layer, an MLP …"""
+        while row < stop:
+            port = self.graph.table.writers[row]
+            count = len(self.graph.weights.heads_in(Role.O, port.head.layer)) if port.role is Role.O else 1
+            yield slice(row, row + count)
+            row += count
+
+    def _of(self, rows: slice) -> torch.Tensor:
+        import torch
+
+        port, graph = self.graph.table.writers[rows.start], self.graph
+        with torch.no_grad():
+            if port.role is not Role.O:
+                return graph.delta(rows.start, self.one, self.other)[None]
+            n = port.head.layer
+            return graph.written(n, self.one.z[n] - self.other.z[n])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headspan.running.tasks.prompts import Prompt
+from headspan.running.tasks.pairs import Prompt
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headspan.running.tasks.graph_model import GraphModel, Group, Read, Run
+from headspan.running.tasks.graph_model import Changes, GraphModel, Group, Read, Run
 from headspan.running.tasks.objectives import Batch, objective
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class CircuitReads:
     """What readers read if only some edges are kept: the live outputs along those, the corrupted ones along others."""
 
-    def __init__(self, graph: GraphModel, kept: np.ndarray, corrupted: Run) -> None:
-        self.graph, self.kept, self.corrupted = graph, kept & graph.table.mask, corrupted
+    def __init__(self, graph: GraphModel, kept: np.ndarray, corrupted: Run, memory: int) -> None:
+        self.graph, self.kept, self.corrupted, self.memory = graph, kept & graph.table.mask, corrupted, memory
+        self._changes: Changes | None = None
 
     def __call__(self, group: Group, run: Run) -> Read | None:
         import torch
@@ -37,24 +38,29 @@ class CircuitReads:
         else:
             stream, chosen, sign = live, ~kept, -1.0
         stream = stream.repeat(len(heads), 1, 1, 1)
-        for rows in self.graph.writers_by_layer(before):
-            if chosen[:, rows].any():
-                share = torch.from_numpy(sign * chosen[:, rows].astype(np.float64)).to(stream)
-                stream += torch.einsum("hs,bstd->hbtd", share, self.graph.deltas(rows, run, self.corrupted).to(stream))
+        if self._changes is None:
+            self._changes = Changes(self.graph, run, self.corrupted, self.memory)
+        for rows, changes in self._changes.before(before):
+            share = torch.from_numpy(sign * chosen[:, rows].astype(np.float64)).to(stream)
+            stream += (share @ changes.flatten(1)).reshape(stream.shape)
         return Read(stream, heads)
 
 
-def circuit_values(graph: GraphModel, batch: Batch, goal: str, kept: np.ndarray, clean: Run, corrupted: Run) -> np.ndarray:
+def circuit_values(
+    graph: GraphModel, batch: Batch, goal: str, kept: np.ndarray, clean: Run, corrupted: Run, memory: int = 10**9
+) -> np.ndarray:
     """The task's value of every prompt with these edges kept and all others corrupted."""
     import torch
 
     with torch.no_grad():
-        found = graph.run(batch.clean, CircuitReads(graph, kept, corrupted))
+        found = graph.run(batch.clean, CircuitReads(graph, kept, corrupted, memory))
         assert found.logits is not None and clean.logits is not None
         return objective(goal, batch, found.logits, clean.logits).double().cpu().numpy()
 
 
-def exact_values(graph: GraphModel, batch: Batch, goal: str, row: int, column: int, clean: Run, corrupted: Run) -> np.ndarray:
+def exact_values(
+    graph: GraphModel, batch: Batch, goal: str, row: int, column: int, clean: Run, corrupted: Run
+) -> np.ndarray:
     """The change of the task's value of every prompt if this edge alone carries the corrupted output."""
     import torch
 
@@ -69,5 +75,5 @@ def exact_values(graph: GraphModel, batch: Batch, goal: str, row: int, column: i
     with torch.no_grad():
         found = graph.run(batch.clean, reads, after=(group.block, clean))
         assert found.logits is not None and clean.logits is not None
-        changed, before = (objective(goal, batch, run.logits, clean.logits) for run in (found, clean) if run.logits is not None)
+        changed, before = (objective(goal, batch, logits, clean.logits) for logits in (found.logits, clean.logits))
         return (changed - before).double().cpu().numpy()

@@ -1,0 +1,151 @@
+"""A task on many prompts: attributions, exact values and the faithfulness of circuits, batch by batch.
+
+Prompts of one length run together, as many as fit the memory. Ctrl-C ends a step: what is complete is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headspan.results.tasks.task_result import FAITHFUL, SHARES, CurvePoint, Values
+from headspan.running.tasks.attribution import STEPS, attribute
+from headspan.running.tasks.graph_model import GraphModel, Run
+from headspan.running.tasks.objectives import Batch, batches, objective
+from headspan.running.tasks.pairs import Prompt
+from headspan.running.tasks.patching import circuit_values, exact_values
+
+_MOST_TOKENS = 1024  # of a batch: more are not faster, and progress should move
+_ACTIVATIONS = 40  # numbers of d_model per token and layer that a pass with gradients keeps, about
+RESAMPLES = 200
+_AT_ONCE = 20  # resamples in one product
+
+
+class Measuring:
+    """A model, what is measured, and the memory for it."""
+
+    def __init__(self, graph: GraphModel, goal: str, method: str, memory: int, tick: Callable[[str], Any]) -> None:
+        self.graph, self.goal, self.method, self.memory, self.tick = graph, goal, method, memory, tick
+
+    def batches(self, prompts: Sequence[Prompt]) -> list[tuple[list[int], Batch]]:
+        longest = max(len(prompt.clean) for prompt in prompts)
+        weights = self.graph.weights
+        numbers = len(self.graph.blocks) * (_ACTIVATIONS * weights.d_model + 4 * weights.n_heads * longest)
+        return batches(prompts, min(_MOST_TOKENS, max(1, self.memory // (2 * 4 * numbers))))
+
+    def values(self, batch: Batch, run: Run, clean: Run) -> np.ndarray:
+        """The task's value of every prompt in a pass."""
+        assert run.logits is not None and clean.logits is not None
+        return objective(self.goal, batch, run.logits, clean.logits).detach().double().cpu().numpy()
+
+    def attributions(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of every edge and prompt, (prompts, writers, readers); the values of clean and corrupted prompts.
+
+        After Ctrl-C the prompts that are complete; none is an interruption.
+        """
+        found: list[np.ndarray] = []
+        clean: list[np.ndarray] = []
+        corrupted: list[np.ndarray] = []
+        try:
+            for _, batch in self.batches(prompts):
+                one = attribute(self.graph, batch, self.goal, self.method, self.memory, tick=lambda: self.tick("edges"))
+                found.append(one.values.astype(np.float32))
+                clean.append(self.values(batch, one.clean, one.clean))
+                corrupted.append(self.values(batch, one.corrupted, one.clean))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+        return np.concatenate(found), np.concatenate(clean), np.concatenate(corrupted)
+
+    def exact(self, prompts: Sequence[Prompt], edges: np.ndarray) -> np.ndarray:
+        """The exact value of some edges (flat indices), mean over prompts."""
+        total = np.zeros(len(edges))
+        for _, batch in self.batches(prompts):
+            runs = self.runs(batch)
+            for i, place in enumerate(edges):
+                row, column = divmod(int(place), len(self.graph.table.readers))
+                total[i] += exact_values(self.graph, batch, self.goal, row, column, *runs).sum()
+                self.tick("exact")
+        return total / len(prompts)
+
+    def runs(self, batch: Batch) -> tuple[Run, Run]:
+        """The clean and the corrupted pass over a batch."""
+        import torch
+
+        with torch.no_grad():
+            return self.graph.run(batch.clean), self.graph.run(batch.corrupted)
+
+
+class Faithfulness:
+    """How much of a task's value circuits keep on some prompts."""
+
+    def __init__(self, measuring: Measuring, prompts: Sequence[Prompt]) -> None:
+        self.measuring, self.table = measuring, measuring.graph.table
+        self._batches = [(batch, measuring.runs(batch)) for _, batch in measuring.batches(prompts)]
+        each = [[measuring.values(batch, run, runs[0]) for run in runs] for batch, runs in self._batches]
+        clean, corrupted = (np.concatenate(part) for part in zip(*each, strict=True))
+        self.values = summary(clean, corrupted)
+
+    def of(self, kept: np.ndarray) -> float:
+        """(M(circuit) − M(nothing)) / (M(everything) − M(nothing)); NaN if corrupting changes nothing."""
+        graph, goal = self.measuring.graph, self.measuring.goal
+        memory = self.measuring.memory // 2
+        each = [circuit_values(graph, batch, goal, kept, *runs, memory) for batch, runs in self._batches]
+        self.measuring.tick("circuits")
+        apart = self.values["clean"] - self.values["corrupted"]
+        return float((np.concatenate(each).mean() - self.values["corrupted"]) / apart) if apart else float("nan")
+
+    def point(self, attribution: np.ndarray, edges: int, share: float | None = None) -> CurvePoint:
+        """The circuit of the largest attributions."""
+        kept = self.table.circuit(attribution, edges)
+        share = edges / self.table.n_edges if share is None else share
+        return {"edges": edges, "share": share, "faithfulness": self.of(kept)}
+
+    def curve(self, attribution: np.ndarray) -> list[CurvePoint]:
+        """At the shares of the MIB benchmark."""
+        return [self.point(attribution, max(1, round(s * self.table.n_edges)), s) for s in SHARES]
+
+    def smallest(self, attribution: np.ndarray, curve: Sequence[CurvePoint]) -> CurvePoint:
+        """The smallest circuit with a faithfulness of at least 0.8, by halving between points of the curve."""
+        first = next(i for i, point in enumerate(curve) if point["faithfulness"] >= FAITHFUL or point["share"] == 1.0)
+        low, best = curve[first - 1]["edges"] if first else 0, curve[first]
+        while best["edges"] - low > 1:
+            tried = self.point(attribution, (low + best["edges"]) // 2)
+            if tried["faithfulness"] >= FAITHFUL:
+                best = tried
+            else:
+                low = tried["edges"]
+        return best
+
+
+def summary(clean: np.ndarray, corrupted: np.ndarray) -> Values:
+    """Mean values of a task, and the share of prompts with a positive one."""
+    return {
+        "prompts": len(clean),
+        "clean": float(clean.mean()),
+        "corrupted": float(corrupted.mean()),
+        "solved": float((clean > 0).mean()),
+    }
+
+
+def inclusion(values: np.ndarray, mask: np.ndarray, k: int, seed: int) -> np.ndarray:
+    """The share of bootstrap resamples of prompts in which each edge is among the k largest, (writers, readers)."""
+    n, edges = len(values), np.flatnonzero(mask)
+    flat = values.reshape(n, -1)[:, edges]
+    counts = np.zeros(len(edges))
+    rng = np.random.default_rng(seed)
+    k = min(k, len(edges))
+    for start in range(0, RESAMPLES, _AT_ONCE):
+        draws = min(_AT_ONCE, RESAMPLES - start)
+        weights = rng.multinomial(n, np.full(n, 1 / n), size=draws).astype(np.float32) / n
+        largest = np.argpartition(-np.abs(weights @ flat), k - 1, axis=1)[:, :k]
+        np.add.at(counts, largest.ravel(), 1)
+    found = np.zeros(mask.size, dtype=np.float32)
+    found[edges] = counts / RESAMPLES
+    return found.reshape(mask.shape)
+
+
+def steps_of(method: str) -> int:
+    return STEPS if method == "ig" else 1
