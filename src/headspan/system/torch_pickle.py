@@ -48,9 +48,9 @@ def _check_zip(path: Path) -> bool:
 
     torch stores its entries uncompressed, so their declared sizes cannot exceed the size of the file.
     """
-    if not zipfile.is_zipfile(path):
-        return False
     try:
+        if not zipfile.is_zipfile(path):
+            return False
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
         size = path.stat().st_size
