@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 import headspan as hs
-from headspan.results.tasks.task_result import SHARES
+from headspan.results.tasks.task_result import SHARES, on_edges
 from headspan.running.opening import running
 from headspan.running.tasks.graph_model import GraphModel
 from headspan.running.tasks.measuring import Faithfulness, Measuring
 from headspan.running.tasks.prompts import task_prompts
-from headspan.running.tasks.task import _on_edges
 from headspan.vocabulary.heads import layers_of
 
 GOAL = "logit-difference"
@@ -111,9 +110,9 @@ def run(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
         print(json.dumps(found["all edges"]), flush=True)
         stats = hs.observe(ready)
         scores = hs.score(model, ["pk", "cs"], "flow")
-        of = {name: _on_edges(scores, name, graph.table, graph.weights.ports)[name] for name in ("pk", "cs")}
+        of = {name: on_edges(scores, name, graph.table)[name] for name in ("pk", "cs")}
         influence = hs.score(model, "influence", "flow", stats=stats)
-        of["influence"] = _on_edges(influence, "influence", graph.table, graph.weights.ports)["influence"]
+        of["influence"] = on_edges(influence, "influence", graph.table)["influence"]
         of = {name: np.nan_to_num(values) for name, values in of.items()}
         heads = Heads(held, graph)
         found["without edges between heads"] = heads.nothing

@@ -25,7 +25,7 @@ import headspan as hs
 
 ROOT = Path(__file__).parent.parent
 # The order of pages: questions, concepts, reference. Any other page comes between the two lists.
-FIRST = ("cookbook", "reading-heads", "nodes", "paths", "influence", "effects", "change", "report", "gallery",
+FIRST = ("cookbook", "reading-heads", "nodes", "paths", "influence", "effects", "tasks", "change", "report", "gallery",
          "concepts", "statistics", "evidence")  # fmt: skip
 LAST = ("special-cases", "models", "demo-model", "cli", "architecture", "trust")
 MODELS = {"GPT-2 small": "HEADSPAN_GPT2_DIR", "SmolLM2-135M": "HEADSPAN_SMOLLM2_GGUF"}

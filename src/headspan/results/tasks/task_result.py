@@ -15,12 +15,13 @@ from headspan.results.checks import check_heads, damaged
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.metadata import IDENTITY, check_fields, optional, text
+from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.results.tasks.graph_files import write_graph
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import Head
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Head
 from headspan.vocabulary.ports import PortTable
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of edges kept, as in the MIB benchmark
@@ -200,6 +201,24 @@ class Task(Tabular):
             f"{name} rank" not in self.similarities for name in self.similarities if not name.endswith(" rank")
         ):
             raise damaged(path, "it contains values that no run can have")
+
+
+def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndarray]:
+    """One similarity on the edges of a model, and its rank among the forward pairs of the pairing."""
+    values = np.full(table.mask.shape, np.nan, dtype=np.float32)
+    ranks = values.copy()
+    rows = np.array([isinstance(port.head, Head) for port in table.writers])
+    for pairing in FLOW_PAIRINGS:
+        if (metric, pairing) not in scores:
+            continue
+        matrix = scores[metric, pairing].forward()
+        columns = np.array([port.role is pairing.target for port in table.readers])
+        order = np.full(matrix.values.size, np.nan)
+        present = np.flatnonzero(~np.isnan(matrix.values.ravel()))
+        order[present[np.argsort(-matrix.values.ravel()[present], kind="stable")]] = np.arange(1, len(present) + 1)
+        values[np.ix_(rows, columns)] = matrix.values
+        ranks[np.ix_(rows, columns)] = order.reshape(matrix.values.shape)
+    return {metric: values, f"{metric} rank": ranks}
 
 
 def _number(value: Any) -> float | None:

@@ -20,9 +20,8 @@ from headspan.results.identity import identity, same_model
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
-from headspan.results.tasks.edge_table import EdgeTable
 from headspan.results.tasks.graph_files import given_edges
-from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values
+from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS
 from headspan.running.tasks.graph_model import GraphModel
@@ -37,8 +36,6 @@ from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, warn
-from headspan.vocabulary.heads import FLOW_PAIRINGS, Head
-from headspan.vocabulary.ports import PortTable
 
 K = 40
 AUTO = "auto"
@@ -258,26 +255,8 @@ def _similarities(
     values: dict[str, np.ndarray] = {}
     for result in found:
         for metric in result.metrics:
-            values |= _on_edges(result, metric, graph.table, graph.weights.ports)
+            values |= on_edges(result, metric, graph.table)
     return values
-
-
-def _on_edges(scores: Scores, metric: str, table: EdgeTable, ports: PortTable) -> dict[str, np.ndarray]:
-    """One similarity on the edges of a model, and its rank among the forward pairs of the pairing."""
-    values = np.full(table.mask.shape, np.nan, dtype=np.float32)
-    ranks = values.copy()
-    rows = np.array([isinstance(port.head, Head) for port in table.writers])
-    for pairing in FLOW_PAIRINGS:
-        if (metric, pairing) not in scores:
-            continue
-        matrix = scores[metric, pairing].forward()
-        columns = np.array([port.role is pairing.target for port in table.readers])
-        order = np.full(matrix.values.size, np.nan)
-        present = np.flatnonzero(~np.isnan(matrix.values.ravel()))
-        order[present[np.argsort(-matrix.values.ravel()[present], kind="stable")]] = np.arange(1, len(present) + 1)
-        values[np.ix_(rows, columns)] = matrix.values
-        ranks[np.ix_(rows, columns)] = order.reshape(matrix.values.shape)
-    return {metric: values, f"{metric} rank": ranks}
 
 
 def _dtype(model: RunningModel) -> str:
