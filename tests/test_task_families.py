@@ -32,7 +32,11 @@ PROMPTS = [
 GOAL = "logit-difference"
 TWO_ATTENTIONS = {"latent longcat_flash", "latent longcat_flash-two"}
 EVERY = test_effects_families.CASES | {f"latent {name}": one for name, one in test_effects_latent.CASES.items()}
-CASES: dict[str, Family] = {name: family for name, family in EVERY.items() if name not in TWO_ATTENTIONS}
+# Separate gates of heads, an indexer that chooses keys, Mamba beside attention: they read the stream too.
+OTHER_READERS = {
+    "afmoe", "falcon_h1", "lfm3", "latent bailing_hybrid", "latent deepseek_v32-chosen", "latent glm_moe_dsa-chosen",
+}  # fmt: skip
+CASES: dict[str, Family] = {n: family for n, family in EVERY.items() if n not in TWO_ATTENTIONS | OTHER_READERS}
 SINGLE = {"xglm"}  # its mask overflows in float64
 KINDS = ["gpt2", "llama", "gemma2", "phi", "olmo2", "jamba", "latent deepseek_v3"]
 
@@ -139,6 +143,13 @@ def test_a_circuit_of_all_edges_but_one_is_that_edge_corrupted(name: str) -> Non
 def test_blocks_with_two_attentions_are_refused(name: str) -> None:
     with pytest.raises(HeadspanError, match="two attention layers"), graph_of(name):
         pass
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_READERS))
+def test_other_readers_of_the_stream_are_noticed(name: str) -> None:
+    batch = Batch.of(PROMPTS)
+    with graph_of(name) as graph, pytest.raises(HeadspanError, match=r"no task circuits for .* reads the stream"):
+        graph.check(batch.clean, batch.corrupted)
 
 
 @pytest.mark.parametrize("name", ["bert", "gemma3n", "openai-gpt"])

@@ -90,9 +90,10 @@ def task(
     if circuit is None:
         refuse_ignored("without --circuit", circuit_out=circuit_out)
     inputs = [model, task, scores, stats, circuit]
-    for path, kind, endings in ((circuit_out, "circuit", ".json"), (graph_out, "graph", None)):
-        if path is not None:
-            check_output(path, kind, inputs=inputs, force=force, ending=endings)
+    if circuit_out is not None:
+        check_output(circuit_out, "json", inputs=inputs, force=force, ending=".json")
+    if graph_out is not None:
+        check_output(graph_out, "pt" if graph_out.suffix == ".pt" else "json", inputs=inputs, force=force)
     check_dtype(dtype)
     with progress("tracing edges") as update:
         found = run(
@@ -157,7 +158,7 @@ def _facts(found: Task) -> list[str]:
             f"{row['similarity']}: {row['in_top_1%']} of {row['edges']} verified edges between heads are in its top "
             f"1 % (by chance {row['by_chance']:.1f})."
         )
-    if found.circuit is not None and found.faithfulness is not None:
+    if found.circuit is not None and found.faithfulness is not None and found.held_out is not None:
         lines.append(
             f"Circuit: {int(found.circuit.sum()):,} of {found.table.n_edges:,} edges, faithfulness "
             f"{found.faithfulness:.2f} on {found.held_out['prompts']} held-out prompts (of which "

@@ -274,7 +274,8 @@ def load(
         logging.set_verbosity_error()  # missing weights are reported below, as one error
         try:
             with quick_gguf(), _no_gguf_bar(), _read_not_mapped() as unmapped:
-                model, info = (AutoModelForCausalLM if logits else AutoModel).from_pretrained(
+                kind: Any = AutoModelForCausalLM if logits else AutoModel
+                model, info = kind.from_pretrained(
                     **where,
                     dtype="auto" if dtype == "stored" else getattr(torch, dtype),
                     attn_implementation="eager",  # a config can name a hub kernel, which is code

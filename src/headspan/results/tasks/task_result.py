@@ -66,7 +66,7 @@ class Task(Tabular):
     frequency: np.ndarray
     k: int
     values: Values
-    held_out: Values
+    held_out: Values | None = None
     circuit: np.ndarray | None = None
     faithfulness: float | None = None
     curve: list[CurvePoint] = field(default_factory=list[CurvePoint])

@@ -235,7 +235,7 @@ class GraphModel:
         self, n: int, inlets: Sequence[tuple[Receiver, Inlet]], found: Run, reads: Any, seen: Any,
         module: Any, args: Any, out: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Exchange what the heads of one projection compute."""
+        """Give heads of one projection the outputs for what they read instead."""
         import torch
 
         if self._computing:  # called for a latent below
@@ -271,7 +271,7 @@ class GraphModel:
         return out if inlet.rows is None else out[..., inlet.rows]
 
     def _mlp_input(self, n: int, found: Run, reads: Any, seen: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Exchange what an MLP reads."""
+        """Give an MLP what it reads instead."""
         reader, given = self.mlps[n], first((args, kwargs))
         x = found.streams[n] if reader.norm is not None else given.reshape(found.streams[n].shape)
         found.middle[n] = x

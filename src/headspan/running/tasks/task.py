@@ -20,6 +20,7 @@ from headspan.results.identity import identity, same_model
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
+from headspan.results.tasks.edge_table import EdgeTable
 from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
 from headspan.running.opening import RunningModel, running
@@ -95,15 +96,15 @@ def task(
     ):
         graph = GraphModel(ready)
         check_same_heads(graph.weights.ports, scores, ready.reference)
-        kept = given_edges(circuit, graph.table) if _is_given(circuit) else None
+        wanted = _wanted(circuit, graph.table)
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
         similarities = _similarities(model, graph, ready, scores, stats)
         found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
         found.attribute()
         if verify:
             found.verify()
-        if circuit is not None:
-            found.find_circuit(kept if kept is not None else circuit)
+        if wanted is not None:
+            found.find_circuit(wanted)
         result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": _dtype(ready)})
         if out is not None:
             result.save(out, force=force)
@@ -127,6 +128,7 @@ class _Run:
         self.measuring = Measuring(graph, self.goal, self.method, memory, self._tick)
         shape = graph.table.mask.shape
         self.exact = np.full(shape, np.nan, dtype=np.float32)
+        self.held_out: Values | None = None
         self.circuit: np.ndarray | None = None
         self.faithfulness: float | None = None
         self.curve: list[CurvePoint] = []
@@ -162,7 +164,7 @@ class _Run:
         except KeyboardInterrupt:
             self._stopped("no edge was measured exactly")
 
-    def find_circuit(self, wanted: Any) -> None:
+    def find_circuit(self, wanted: int | str | np.ndarray) -> None:
         """A circuit of so many edges, the smallest faithful one, or a given one, on held-out prompts."""
         if self.interrupted:
             return
@@ -173,13 +175,12 @@ class _Run:
                 self.circuit, self.faithfulness = wanted, faithfulness.of(wanted)
                 return
             self.curve = faithfulness.curve(self.attribution)
-            count = wanted
-            if wanted == AUTO:
+            if isinstance(wanted, int):
+                best = faithfulness.point(self.attribution, wanted)
+            else:
                 best = faithfulness.smallest(self.attribution, self.curve)
-                count, self.faithfulness = best["edges"], best["faithfulness"]
-            self.circuit = self.graph.table.circuit(self.attribution, int(count))
-            if wanted != AUTO:
-                self.faithfulness = faithfulness.of(self.circuit)
+            self.circuit = self.graph.table.circuit(self.attribution, best["edges"])
+            self.faithfulness = best["faithfulness"]
         except KeyboardInterrupt:
             self._stopped("there is no circuit")
 
@@ -199,7 +200,7 @@ class _Run:
             self.frequency,
             min(self.k, table.n_edges),
             self.values,
-            getattr(self, "held_out", {"prompts": 0, "clean": 0.0, "corrupted": 0.0, "solved": 0.0}),
+            self.held_out,
             self.circuit,
             self.faithfulness,
             self.curve,
@@ -230,13 +231,15 @@ def _check(method: str, k: int, objective: str, circuit: Any, prompts: int | Non
         raise HeadspanError(f"prompts is {prompts}. Give 1 or more")
     if isinstance(circuit, int) and circuit < 1:
         raise HeadspanError(f"a circuit of {circuit} edges cannot be made. Give 1 or more, or auto")
-    if _is_given(circuit) and not isinstance(circuit, Circuit) and mode_of(Path(circuit)) is None:
+    if isinstance(circuit, (str, os.PathLike)) and circuit != AUTO and mode_of(Path(circuit)) is None:
         raise HeadspanError(f"there is no file {circuit}. Give a number of edges, auto, or the file of a circuit")
 
 
-def _is_given(circuit: Any) -> bool:
-    """Whether a circuit is given, rather than its size."""
-    return circuit is not None and not isinstance(circuit, int) and circuit != AUTO
+def _wanted(circuit: int | str | os.PathLike[str] | Circuit | None, table: EdgeTable) -> int | str | np.ndarray | None:
+    """The size of a circuit to make, ``"auto"``, or the edges of a given one."""
+    if circuit is None or isinstance(circuit, int) or circuit == AUTO:
+        return circuit  # pyright: ignore[reportReturnType] (only "auto" is a text here)
+    return given_edges(circuit, table)
 
 
 def _similarities(
