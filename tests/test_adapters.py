@@ -192,6 +192,11 @@ def test_an_adapter_alone_is_not_taken_for_a_model(llama: tuple[Path, ...]) -> N
         hs.open(llama[1])
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\0b", "a" * 5000, 3, None])
+def test_what_cannot_be_a_directory_is_not_an_adapter(name: Any) -> None:
+    assert not is_adapter(name)
+
+
 def test_a_base_of_another_name_is_noted(llama: tuple[Path, ...]) -> None:
     base, adapter, _ = llama
     config_of(adapter, base_model_name_or_path="someone/else")

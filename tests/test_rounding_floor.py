@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy.stats import gamma
 
 import headspan as hs
 from headspan.change.diff import Diff
+from headspan.change.rounding import Expected, PortNoise, StoredPort, rounding_floor
+from headspan.models.folding import fold as folded
 from headspan.models.rounded import narrowest, round_to
-from headspan.vocabulary.heads import ROLES
+from headspan.vocabulary.heads import ROLES, Role
 from test_drift import random_model, with_norm
 
 Arrays = dict[str, Any]
@@ -125,6 +129,81 @@ def test_gains_that_both_models_share_do_not_hide_a_change() -> None:
     other = each(base, lambda value: value.copy())
     other["V"] *= 1 + 1e-5 * np.random.default_rng(7).normal(size=other["V"].shape)
     assert {str(line.role) for line in hs.diff(base, other, fold=True).drift if line.moved} == {"V"}
+
+
+def numbers_of_one_step(rng: np.random.Generator, *shape: int, bits: int = 7) -> np.ndarray:
+    """Numbers between 1 and 2, or -1 and -2, where those of bfloat16 (7 bits) or float32 (23) are equally spaced."""
+    numbers = rng.uniform(1, 2, size=shape) * rng.choice([-1, 1], size=shape)
+    return (np.trunc(numbers * 2**bits) / 2**bits).astype(np.float32)
+
+
+def moved_by_noise(weights: np.ndarray, noisy: np.ndarray) -> np.ndarray:
+    """Rank times drift, m − ‖UᵀU'‖², of (n, d, m) weights and (draws, n, d, m) of them with noise."""
+    bases, turned = np.linalg.qr(weights)[0], np.linalg.qr(noisy)[0]
+    return weights.shape[-1] - np.square(np.swapaxes(bases, -1, -2) @ turned).sum(axis=(-1, -2))
+
+
+def assert_as_drawn(expected: Expected, drawn: np.ndarray) -> None:
+    assert expected.mean == pytest.approx(drawn.mean(axis=0), rel=0.03)
+    assert expected.variance == pytest.approx(drawn.var(axis=0), rel=0.2)
+
+
+@pytest.mark.parametrize("gains", ["none", "shared", "rounded"])
+def test_the_estimated_mean_and_variance_are_those_of_random_noise(gains: str) -> None:
+    rng, sd = np.random.default_rng(1), 2.0**-7 / math.sqrt(12)
+    arrays: Arrays = {role: numbers_of_one_step(rng, 1, 2, 64, 2) for role in "QKVO"}
+    arrays |= {"norm": "rms", "gain": np.abs(numbers_of_one_step(rng, 1, 64))}
+    arrays["gain"][0, 5] = 0
+    keys, gain = arrays["K"][0].astype(np.float64), arrays["gain"][0].astype(np.float64)
+    weights = hs.open(arrays)
+    port = StoredPort(weights if gains == "none" else folded(weights), Role.K, 0)
+    noisy = keys + sd * rng.normal(size=(4000, *keys.shape))
+    if gains != "none":
+        keys = keys * gain[:, None]
+        noise = sd * rng.normal(size=(4000, 1, 64)) * (gain > 0) * (gains == "rounded")
+        noisy *= (gain + noise)[..., None]
+    assert_as_drawn(PortNoise(port).expected(gains == "shared"), moved_by_noise(keys, noisy))
+
+
+@pytest.mark.parametrize("coarse", ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"])
+def test_the_same_for_each_factor_of_a_latent(coarse: str) -> None:
+    """Values are products of three tensors. One is stored in bfloat16, so the rounding of the others hardly counts."""
+    from families import MLA
+
+    n, d, r, m = 2, 64, 24, 3
+    rng, sd = np.random.default_rng(2), 2.0**-7 / math.sqrt(12)
+    config = MLA | {"model_type": "deepseek_v3", "hidden_size": d, "num_attention_heads": n, "num_key_value_heads": n,
+                    "q_lora_rank": None, "kv_lora_rank": r, "qk_nope_head_dim": m, "qk_rope_head_dim": 2,
+                    "v_head_dim": m, "num_hidden_layers": 1}  # fmt: skip
+    shapes = {"q_proj": (n * (m + 2), d), "kv_a_proj_with_mqa": (r + 2, d), "kv_a_layernorm": (r,),
+              "kv_b_proj": (n * 2 * m, r), "o_proj": (d, n * m)}  # fmt: skip
+    tensors = {
+        name: numbers_of_one_step(rng, *shape, bits=7 if name == coarse else 23) for name, shape in shapes.items()
+    }
+    gain = np.abs(numbers_of_one_step(rng, d))
+    state = {f"model.layers.0.self_attn.{name}.weight": tensor for name, tensor in tensors.items()}
+    weights = folded(hs.open((state | {"model.layers.0.input_layernorm.weight": gain}, config)))
+
+    def values(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        stored, gains, heads = (tensors[name] for name in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"))
+        heads = heads.reshape(*heads.shape[:-2], n, 2 * m, r)[..., m:, :] * gains[..., None, None, :]
+        return gain[:, None] * np.swapaxes(heads @ stored[..., None, :r, :], -1, -2)
+
+    exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    noisy = exact | {coarse: exact[coarse] + sd * rng.normal(size=(2000, *shapes[coarse]))}
+    expected = PortNoise(StoredPort(weights, Role.V, 0)).expected(True)
+    assert_as_drawn(expected, moved_by_noise(values(exact), values(noisy)))
+
+
+@pytest.mark.parametrize("d", [4, 96], ids=["few-numbers", "many"])
+def test_the_floor_of_stored_numbers_is_twice_the_mean_or_what_one_weight_in_a_million_exceeds(d: int) -> None:
+    weights = hs.open(random_model(layers=1, d=d, m=2))
+    ports = [StoredPort(weights, Role.O, 0) for _ in range(2)]
+    mean, variance = (2 * one for one in ports[0].expected(ports[1]))
+    rare = gamma.isf(1e-6, mean**2 / variance, scale=variance / mean)
+    assert (rare > 2 * mean).all() if d == 4 else (rare > mean).all()
+    floor = rounding_floor(ports[0], ports[1], np.zeros(len(mean)))
+    assert floor == pytest.approx(np.maximum(rare, 2 * mean) / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize("exponent", [-310, -200, 200, 300])
