@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.node_kinds.node_sets import stream_places
 from headspan.node_kinds.opening import node_sets
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Head, Role, forward_mask
@@ -74,8 +76,8 @@ def test_plain_numpy_file(weights, tmp_path: Path, order) -> None:
     (nodes,) = node_sets(weights, tmp_path / "probe.npy")
     np.testing.assert_array_equal(read(nodes)[:, :, 0], vectors.astype(np.float32))
     assert nodes.name(2) == "probe[2]" and any("without a layer" in note for note in nodes.notes)
-    np.save(tmp_path / "whole.npy", np.arange(D))  # whole numbers are numbers too
-    (nodes,) = node_sets(weights, f"{tmp_path / 'whole.npy'}@0")
+    np.save(tmp_path / " whole .npy", np.arange(D))  # whole numbers are numbers too
+    (nodes,) = node_sets(weights, f"{tmp_path / ' whole .npy'}@0")
     assert nodes.name(0) == "whole" and read(nodes)[0, 3, 0] == 3
 
 
@@ -115,8 +117,7 @@ def test_positions_of_a_direction_at_a_layer(weights, layer: int) -> None:
 
 def test_positions_without_a_layer(weights) -> None:
     (nodes,) = node_sets(weights, hs.Node(np.ones(D), "u"))
-    assert nodes.places[Role.R].position == UNEMBEDDING_POSITION
-    assert nodes.places[Role.W].position == EMBEDDING_POSITION
+    assert nodes.places == {Role.R: (UNEMBEDDING_POSITION, 5), Role.W: (EMBEDDING_POSITION, -1)}
     heads = [Head(i, 0) for i in range(5)]
     assert forward_mask(heads, nodes.nodes(Role.R)).all() and forward_mask(nodes.nodes(Role.W), heads).all()
 
@@ -128,13 +129,22 @@ def test_nodes_made_in_python(weights) -> None:
     np.testing.assert_array_equal(read(first), read(second))
     assert first.kind == "basis" and first.width(Role.R) == 2 and not first.nodes(Role.W)
     assert list(first.blocks(Role.W, 5)) == []
+    rows = first.nodes(Role.R)[0], second.nodes(Role.R)[0], second.nodes(Role.W)[0]
+    assert [(row.name, row.reads, row.writes) for row in rows] == [
+        ("b", True, False),
+        ("c", True, True),
+        ("c", True, True),
+    ]
 
 
-def test_numbers_too_large_or_small_for_float32_keep_their_direction(weights) -> None:
+def test_numbers_too_large_or_small_for_float32_keep_their_direction(weights, tmp_path: Path) -> None:
     direction = np.random.default_rng(0).normal(size=D)
     for scale in (1e-200, 1e-30, 1e30, 1e200):
         (nodes,) = node_sets(weights, hs.Node(direction * scale, "u", 1))
         found = read(nodes)[0, :, 0].astype(np.float64)
+        np.testing.assert_allclose(found / np.linalg.norm(found), direction / np.linalg.norm(direction), rtol=1e-6)
+    np.save(tmp_path / "v.npy", np.outer([1e-200, 1, 1e200], direction))  # beside others of a usual size too
+    for found in read(node_sets(weights, tmp_path / "v.npy")[0])[:, :, 0].astype(np.float64):
         np.testing.assert_allclose(found / np.linalg.norm(found), direction / np.linalg.norm(direction), rtol=1e-6)
 
 
@@ -210,6 +220,13 @@ def test_missing_files_names_and_layers(weights, tmp_path: Path) -> None:
         node_sets(weights, [f"{tmp_path}/v.npz", hs.Node(np.ones(D), "A", 1)])
     with pytest.raises(HeadspanError, match="is not a node"):
         node_sets(weights, [np.ones(D)])
+
+
+@pytest.mark.parametrize("layer", [True, False, 1.5, 2.0, "1", -1, 6])
+def test_layers_that_a_model_does_not_have(weights, layer: Any) -> None:
+    with pytest.raises(HeadspanError, match="layers 0 to 4"):
+        stream_places(layer, weights)
+    assert stream_places(np.int64(5), weights)[Role.R].layer == 5  # after the last
 
 
 def test_wrong_nodes_in_python() -> None:

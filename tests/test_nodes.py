@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.node_kinds.adapters import adapter_sets
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import Search
 from headspan.reading.node_overlaps import NodeReport
@@ -654,6 +655,62 @@ def test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own(tm
     check_lora(
         hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
     )
+
+
+def lora_of(tensors: dict[str, np.ndarray], modules: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Random factors of rank 2 that fit some modules of a model."""
+    rng = np.random.default_rng(1)
+    shapes = {module: tensors[f"{module}.weight"].shape for module in modules}
+    return {name: (rng.normal(size=(2, inputs)), rng.normal(size=(outputs, 2)))
+            for name, (outputs, inputs) in shapes.items()}  # fmt: skip
+
+
+def test_modules_of_an_adapter_on_one_expert(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    shapes = {"model.embed_tokens.weight": (30, 16)}
+    for at in (f"model.layers.{i}." for i in range(3)):
+        shapes |= {f"{at}self_attn.{n}_proj.weight": (16, 16) for n in "qkvo"}
+        shapes |= {f"{at}mlp.experts.{j}.{n}_proj.weight": (8, 16) for j in range(3) for n in ("gate", "up")}
+        shapes |= {f"{at}mlp.experts.{j}.down_proj.weight": (16, 8) for j in range(3)}
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    config = {"model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "vocab_size": 30, "num_experts": 3, "head_dim": 4, "num_key_value_heads": 4}  # fmt: skip
+    weights = hs.open((tensors, config))
+    factors = lora_of(tensors, [f"model.layers.0.mlp.experts.2.{n}_proj" for n in ("up", "down")])
+    folder = write_lora(tmp_path / "lora", factors)
+    assert [found.width(role) for found in adapter_sets(weights, folder) for role in found.places] == [2, 2]
+    report = hs.nodes(weights, adapter=folder, k=100)
+    vectors = {}
+    for module, role, layers in (("up", "R", {"L0"}), ("down", "W", {"L1", "L2"})):
+        name, (a, b) = f"lora/L0.mlp.experts.2.{module}_proj", factors[f"model.layers.0.mlp.experts.2.{module}_proj"]
+        vectors[name, role] = a.T if role == "R" else b
+        assert {row["partner"][:2] for row in report.of(name)} == layers
+    assert check_against_formula(weights, report, vectors) == 4 + 2 * 3 * 4
+    assert not any("inside" in note for note in report.notes)
+
+
+def test_modules_of_an_adapter_behind_a_latent(tmp_path: Path) -> None:
+    """The maps into a latent read the stream. Those from a latent to the heads lie inside their block."""
+    pytest.importorskip("transformers")
+    from families import LATENT, build
+
+    model = build(LATENT["youtu"])
+    tensors = {name: value.numpy() for name, value in model.state_dict().items()}
+    start = "model.layers.1.self_attn."
+    inside = ["q_b_proj", "kv_b_proj"]
+    factors = lora_of(tensors, [start + module for module in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj", *inside)])
+    weights, folder = hs.open((tensors, model.config.to_dict())), write_lora(tmp_path / "lora", factors)
+    report = hs.nodes(weights, adapter=folder, k=100)
+    reads = {
+        (f"lora/L1.self_attn.{name}", "R"): factors[start + name][0].T for name in ("q_a_proj", "kv_a_proj_with_mqa")
+    }
+    assert {row["node"] for row in report.rows()} == {name for name, _ in reads}  # nothing reads after the last layer
+    assert check_against_formula(weights, report, reads) == 2 * 4
+    note = next(note for note in report.notes if "inside" in note)
+    assert note.startswith("2 modules of lora") and any(f"{start}{module}.weight" in note for module in inside)
+    only = write_lora(tmp_path / "only", {name: pair for name, pair in factors.items() if name.endswith("b_proj")})
+    with pytest.raises(HeadspanError, match="only has no LoRA"):
+        hs.nodes(weights, adapter=only)
 
 
 def test_an_adapter_of_another_model_is_refused(gpt2: Path, tmp_path: Path) -> None:
