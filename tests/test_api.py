@@ -138,7 +138,7 @@ def test_notes_about_a_model_reach_python_and_the_command(tmp_path: Path, capsys
     model = tmp_path / "model"
     shutil.copytree(SOURCE / "data" / "demo", model)
     (model / "pytorch_model.bin").touch()
-    with pytest.warns(HeadspanWarning, match="pytorch_model.bin in the same directory was not read"):
+    with pytest.warns(HeadspanWarning, match=r"pytorch_model\.bin .*not read"):
         hs.score(model, "pk", "OK")
     for _ in range(2):  # Python's filter shows a warning once per line; a command shows it every time, once
         assert _run(["score", str(model), "--out", str(tmp_path / "r.safetensors"), "-m", "pk", "-p", "OK"]) == 0
@@ -204,7 +204,8 @@ def test_python_and_the_command_line_speak_their_own_language(
         hs.score("demo", "pk", screen=3, route="gram")
     line = f"score demo --out {tmp_path / 'r.safetensors'} --screen 3 --route gram"
     assert _run(line.split()) == 2
-    assert capsys.readouterr().err == "headspan: screening has no route. Leave out --route\n"
+    said = capsys.readouterr().err
+    assert said.startswith("headspan: ") and said.endswith("--route\n") and said.count("\n") == 1
     assert in_options("a file named `x`y") != "" and in_options("`1 +` and `import os`") == "`1 +` and `import os`"
 
 

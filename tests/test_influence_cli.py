@@ -30,7 +30,7 @@ pytest.importorskip("transformers")
 Run = Callable[..., tuple[int, str, str]]
 QUICK = ["--random", "--sequences", "4", "--length", "12"]
 IDS = [[5, 10, 15, 20, 9], [7, 3, 44, 3, 2], [9, 21, 33, 8, 1]]
-FOLDS = "influence folds the norms into the weights"
+FOLDS = "influence folds the norms"
 
 
 @pytest.fixture
@@ -205,8 +205,8 @@ def test_score_may_observe_by_itself(run: Run, tmp_path: Path, monkeypatch: pyte
     ("words", "said"),
     [
         ("--metric influence --stats {stats} --observe", "--stats and --observe exclude each other"),
-        ("--metric pk --stats {stats}", "pk use no statistics. Add influence to --metric, or leave out --stats"),
-        ("--metric pk,cs --observe", "pk, cs use no statistics. Add influence to --metric, or leave out --observe"),
+        ("--metric pk --stats {stats}", "leave out --stats"),
+        ("--metric pk,cs --observe", "leave out --observe"),
         ("--metric influence", "influence needs statistics of a run"),
         ("--metric influence --stats {folder}/none.safetensors", "there is no file"),
         ("--metric influence --stats {folder}/r.safetensors", "r.safetensors"),
@@ -301,9 +301,9 @@ def test_the_summary_compares_influence_on_two_inputs(run: Run, folder: Path, mo
     assert [row["pairing"] for row in influence] == ["OQ", "OK", "OV"]
     assert all(-1 <= row["spec"] <= 1 and row["spec_low"] <= row["spec_high"] for row in influence)
     text = run(*words)[1]
-    assert "influence on two inputs: rank correlation over all edges" in text
-    assert "influence (random): statistics of 96 tokens of random sequences" in text
-    assert "influence (tokens): statistics of 15 tokens of the given sequences" in text
+    assert "influence on two inputs" in text
+    assert "influence (random): statistics of 96 tokens" in text
+    assert "influence (tokens): statistics of 15 tokens" in text
     scores = [
         hs.score("demo", "influence", "OK", stats=folder / f"{name}.safetensors") for name in ("random", "tokens")
     ]
@@ -396,7 +396,7 @@ def test_figures_of_a_result_with_influence_alone(stats: Statistics, tmp_path: P
     found = hs.figures(scores, tmp_path / "made", "wiring,grid,scatter", dpi=20, k=10)
     names = sorted(path.name for path in (tmp_path / "made").iterdir())
     assert "wiring.png" in names and "grid-influence-top10.png" in names and not any("pk" in name for name in names)
-    assert found.skipped == {"scatter": "it needs pk and cs scores, which this result lacks"}
+    assert list(found.skipped) == ["scatter"] and "pk and cs" in found.skipped["scatter"]
 
 
 # -- pages --------------------------------------------------------------------------------------------------------
@@ -458,8 +458,8 @@ def test_what_a_node_writes_needs_its_variance(stats: Statistics) -> None:
     with noticed() as said:
         scores = hs.score("demo", "influence", "WK,OR", stats=stats, nodes=[node])
     assert [str(pairing) for _, pairing in scores.arrays] == ["OR"]
-    assert any("WK" in text and "the variance of what steering writes is unknown" in text for text in said)
-    with pytest.raises(HeadspanError, match="WK, WQ, WV: the variance of what steering"):
+    assert any("WK" in text and "variance of what steering writes" in text for text in said)
+    with pytest.raises(HeadspanError, match=r"WK, WQ, WV: .*variance of what steering"):
         hs.score("demo", "influence", "WK", stats=stats, nodes=[hs.Node(VECTOR, "steering", layer=1, reads=False)])
 
 
@@ -481,12 +481,12 @@ def test_influence_of_what_a_node_writes(stats: Statistics) -> None:
 
 @pytest.mark.parametrize("variance", [0, -1.0, float("nan"), float("inf"), "4", True, [4.0]])
 def test_impossible_variances_are_refused(variance: Any) -> None:
-    with pytest.raises(HeadspanError, match="variance of x must be a number"):
+    with pytest.raises(HeadspanError, match="variance of x"):
         hs.Node(VECTOR, "x", variance=variance)
 
 
 def test_a_node_that_only_reads_has_no_variance() -> None:
-    with pytest.raises(HeadspanError, match="x does not write, so it has no variance"):
+    with pytest.raises(HeadspanError, match="x does not write"):
         hs.Node(VECTOR, "x", writes=False, variance=1.0)
 
 
@@ -505,7 +505,7 @@ def without(tensors: dict[str, np.ndarray], name: str) -> None:
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]] = {
-    "missing": (lambda t: without(t, "size/influence/K"), "influence/OK without the sizes of its heads"),
+    "missing": (lambda t: without(t, "size/influence/K"), "influence/OK without the sizes"),
     "negative": (lambda t: t["size/influence/K"].__setitem__(3, -1), "negative or missing sizes"),
     "nan": (lambda t: t["size/influence/O"].__setitem__(0, np.nan), "size/influence/O"),
     "short": (lambda t: t.update({"size/influence/O": t["size/influence/O"][:-1].copy()}), "size/influence/O"),
@@ -531,5 +531,5 @@ def test_an_edited_size_is_reported(folder: Path, tmp_path: Path) -> None:
     tensors = {name: np.array(values) for name, values in tensors.items()}
     tensors["size/influence/K"] *= 2
     write_safetensors(tmp_path / "r.safetensors", tensors, {KEY: json.dumps(head)})
-    with pytest.warns(HeadspanWarning, match="its hash does not match its content"):
+    with pytest.warns(HeadspanWarning, match="its hash"):
         assert hs.load(tmp_path / "r.safetensors").provenance["altered"]

@@ -94,7 +94,7 @@ def test_one_tensor_alone_a_list_and_layer_numbers(weights, tmp_path: Path) -> N
 def test_square_matrices_are_noted(weights, tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.random.default_rng(0).normal(size=(D, D)))
     (nodes,) = node_sets(weights, tmp_path / "square.npy")
-    assert "12 rows of 12, though it could be columns" in nodes.notes[0]
+    assert "12 rows of 12" in nodes.notes[0] and "could be columns" in nodes.notes[0]
 
 
 def test_file_names_with_marks_in_them(weights, tmp_path: Path) -> None:

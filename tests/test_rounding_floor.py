@@ -13,7 +13,8 @@ from scipy.stats import gamma
 
 import headspan as hs
 from headspan.change.diff import Diff
-from headspan.change.rounding import Expected, PortNoise, StoredPort, rounding_floor
+from headspan.change.rounding import Expected, LatentNoise, PortNoise, StoredPort, rounding_floor
+from headspan.models.families.latent_attention import LatentFactors
 from headspan.models.folding import fold as folded
 from headspan.models.rounded import narrowest, round_to
 from headspan.vocabulary.heads import ROLES, Role
@@ -200,6 +201,15 @@ def test_the_same_for_each_factor_of_a_latent(coarse: str) -> None:
     noisy = exact | {coarse: exact[coarse] + sd * rng.normal(size=(2000, *shapes[coarse]))}
     expected = PortNoise(StoredPort(weights, Role.V, 0)).expected(True)
     assert_as_drawn(expected, moved_by_noise(values(exact), values(noisy)))
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 2], ids=["map", "heads", "gains"])
+def test_one_factor_of_an_unknown_format_is_enough_to_have_no_estimate(unknown: int) -> None:
+    rng = np.random.default_rng(3)
+    kinds = tuple("IQ2_XS" if i == unknown else "float32" for i in range(3))
+    factors = LatentFactors(rng.normal(size=(16, 6)), rng.normal(size=(2, 3, 6)), np.ones(6), 1.0, kinds)
+    assert not LatentNoise(factors, kinds, np.ones(16)).known
+    assert LatentNoise(factors, ("float32",) * 3, np.ones(16)).known
 
 
 @pytest.mark.parametrize("d", [4, 96], ids=["few-numbers", "many"])
