@@ -64,7 +64,8 @@ def test_named_tensors_of_all_shapes(weights, tmp_path: Path, kind: str, dtype: 
         assert sets[name].kind == ("basis" if array.shape[2] > 1 else "direction")
     assert [str(node) for node in sets["columns"].nodes(Role.R)] == [f"columns[{i}]" for i in range(5)]
     (note,) = (note for found in sets.values() for note in found.notes)  # one for the file
-    assert "5 columns of 12" in note and "7 rows of 12" in note
+    assert all(fact in note for fact in ("5 columns of 12", "7 rows of 12", "4 bases of 2 columns of 12"))
+    assert "bases of 7" not in note
     (alone,) = node_sets(weights, f"{path}:rows@3")
     assert len(alone) == 7 and alone.find("ROWS[6]") == 6 and alone.find("rows[7]") is None
 

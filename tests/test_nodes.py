@@ -671,7 +671,9 @@ def test_modules_of_an_adapter_on_one_expert(tmp_path: Path) -> None:
     for at in (f"model.layers.{i}." for i in range(3)):
         shapes |= {f"{at}self_attn.{n}_proj.weight": (16, 16) for n in "qkvo"}
         shapes |= {f"{at}mlp.experts.{j}.{n}_proj.weight": (8, 16) for j in range(3) for n in ("gate", "up")}
-        shapes |= {f"{at}mlp.experts.{j}.down_proj.weight": (16, 8) for j in range(3)}
+        shapes |= {f"{at}mlp.experts.{j}.down_proj.weight": (16, 8) for j in range(3)} | {
+            f"{at}mlp.gate.weight": (3, 16)
+        }
     tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     config = {"model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
               "vocab_size": 30, "num_experts": 3, "head_dim": 4, "num_key_value_heads": 4}  # fmt: skip
@@ -687,6 +689,9 @@ def test_modules_of_an_adapter_on_one_expert(tmp_path: Path) -> None:
         assert {row["partner"][:2] for row in report.of(name)} == layers
     assert check_against_formula(weights, report, vectors) == 4 + 2 * 3 * 4
     assert not any("inside" in note for note in report.notes)
+    routed = write_lora(tmp_path / "routed", factors | lora_of(tensors, ["model.layers.0.mlp.gate"]))
+    notes = hs.nodes(weights, adapter=routed, k=1).notes
+    assert any(note.startswith("1 modules of routed") and "layers.0.mlp.gate.weight" in note for note in notes)
 
 
 def test_modules_of_an_adapter_behind_a_latent(tmp_path: Path) -> None:
