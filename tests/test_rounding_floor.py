@@ -175,32 +175,53 @@ def test_the_estimated_mean_and_variance_are_those_of_random_noise(coarse: str, 
 
 @pytest.mark.parametrize("coarse", ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"])
 def test_the_same_for_each_factor_of_a_latent(coarse: str) -> None:
-    """Values are products of three tensors. One is stored in bfloat16, so the rounding of the others hardly counts."""
+    """Heads are products of three tensors. One is stored in bfloat16, so the rounding of the others hardly counts."""
     from families import MLA
 
-    n, d, r, m = 2, 64, 24, 3
+    n, d, r, m, rotary = 2, 64, 24, 3, 5
     rng, sd = np.random.default_rng(2), 2.0**-7 / math.sqrt(12)
     config = MLA | {"model_type": "deepseek_v3", "hidden_size": d, "num_attention_heads": n, "num_key_value_heads": n,
-                    "q_lora_rank": None, "kv_lora_rank": r, "qk_nope_head_dim": m, "qk_rope_head_dim": 2,
+                    "q_lora_rank": None, "kv_lora_rank": r, "qk_nope_head_dim": m, "qk_rope_head_dim": rotary,
                     "v_head_dim": m, "num_hidden_layers": 1}  # fmt: skip
-    shapes = {"q_proj": (n * (m + 2), d), "kv_a_proj_with_mqa": (r + 2, d), "kv_a_layernorm": (r,),
+    shapes = {"q_proj": (n * (m + rotary), d), "kv_a_proj_with_mqa": (r + rotary, d), "kv_a_layernorm": (r,),
               "kv_b_proj": (n * 2 * m, r), "o_proj": (d, n * m)}  # fmt: skip
+    # Most dimensions of the latent are small.
+    scales = {"kv_a_layernorm": np.where(np.arange(r) < 6, 1, 2.0**-5).astype(np.float32)}
     tensors = {
-        name: numbers_of_one_step(rng, *shape, bits=7 if name == coarse else 23) for name, shape in shapes.items()
+        name: numbers_of_one_step(rng, *shape, bits=7 if name == coarse else 23) * scales.get(name, 1)
+        for name, shape in shapes.items()
     }
     gain = np.abs(numbers_of_one_step(rng, d))
     state = {f"model.layers.0.self_attn.{name}.weight": tensor for name, tensor in tensors.items()}
     weights = folded(hs.open((state | {"model.layers.0.input_layernorm.weight": gain}, config)))
 
-    def values(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    def products(tensors: Mapping[str, np.ndarray], rows: slice) -> np.ndarray:
         stored, gains, heads = (tensors[name] for name in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"))
-        heads = heads.reshape(*heads.shape[:-2], n, 2 * m, r)[..., m:, :] * gains[..., None, None, :]
+        heads = heads.reshape(*heads.shape[:-2], n, 2 * m, r)[..., rows, :] * gains[..., None, None, :]
         return gain[:, None] * np.swapaxes(heads @ stored[..., None, :r, :], -1, -2)
 
     exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
-    noisy = exact | {coarse: exact[coarse] + sd * rng.normal(size=(2000, *shapes[coarse]))}
-    expected = PortNoise(StoredPort(weights, Role.V, 0)).expected(True)
-    assert_as_drawn(expected, moved_by_noise(values(exact), values(noisy)))
+    draws = 8000 if coarse == "kv_a_layernorm" else 2000  # a few gains cause most of the noise
+    noisy = exact | {coarse: exact[coarse] + sd * scales.get(coarse, 1) * rng.normal(size=(draws, *shapes[coarse]))}
+    keys, values = (PortNoise(StoredPort(weights, role, 0)).expected(True) for role in (Role.K, Role.V))
+    assert_as_drawn(values, moved_by_noise(products(exact, np.s_[m:]), products(noisy, np.s_[m:])))
+    heads = Expected(keys.mean[:n], keys.variance[:n])  # they are narrower than the rotary key
+    assert_as_drawn(heads, moved_by_noise(products(exact, np.s_[:m]), products(noisy, np.s_[:m])))
+    if coarse == "kv_a_proj_with_mqa":  # which holds the rotary key itself
+        drawn = [gain[:, None] * np.swapaxes(one[coarse][..., None, r:, :], -1, -2) for one in (exact, noisy)]
+        assert_as_drawn(Expected(keys.mean[n:], keys.variance[n:]), moved_by_noise(*drawn))
+
+
+def test_the_same_for_a_direction_that_the_noise_nearly_hides() -> None:
+    """Two columns that differ by two steps: the estimate is not only that of first order."""
+    rng = np.random.default_rng(4)
+    keys = np.clip(np.abs(numbers_of_one_step(rng, 1, 2, 64, 2)), 1.125, 1.875)
+    keys[..., 1] = keys[..., 0] + rng.choice([-1, 1], size=keys.shape[:-1]) * np.float32(2.0**-6)
+    expected = PortNoise(StoredPort(hs.open(dict.fromkeys("QKVO", keys)), Role.K, 0)).expected(True)
+    exact = keys[0].astype(np.float64)
+    noisy = exact + 2.0**-7 / math.sqrt(12) * rng.normal(size=(4000, *exact.shape))
+    assert (expected.mean > 0.03).all()
+    assert_as_drawn(expected, moved_by_noise(exact, noisy))
 
 
 @pytest.mark.parametrize("unknown", [0, 1, 2], ids=["map", "heads", "gains"])
