@@ -572,7 +572,7 @@ def write_lora(folder: Path, factors: dict[str, tuple[np.ndarray, np.ndarray]], 
     tensors = {}
     for module, (a, b) in factors.items():
         stem = f"base_model.model.{module}.lora_"
-        embedding = module.endswith(("wte", "embed_tokens"))
+        embedding = module.endswith(("wte", "wpe", "embed_tokens"))
         names = ("embedding_A", "embedding_B") if embedding else ("A.weight", "B.weight")
         tensors |= {f"{stem}{name}": value.astype(np.float32) for name, value in zip(names, (a, b), strict=True)}
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -622,6 +622,11 @@ def test_modules_of_an_adapter_behind_layer_norms(gpt2: Path, tmp_path: Path, fo
         hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
     )
     assert not any("inside" in note for note in plain) and any("scales B·A by 1," in note for note in plain)
+    rng = np.random.default_rng(0)
+    shapes = {f"{start}attn.c_attn": (32, 96), "transformer.wpe": (source.read("transformer.wpe.weight").shape[0], 32)}
+    factors = {name: (rng.normal(size=(2, i)), rng.normal(size=(o, 2))) for name, (i, o) in shapes.items()}
+    report = hs.nodes(weights, adapter=write_lora(tmp_path / "positions", factors), k=1)
+    assert report.count == 1 and any(note.startswith("1 modules") and "wpe.weight" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("fold", [False, True])
@@ -689,6 +694,8 @@ def test_modules_of_an_adapter_on_one_expert(tmp_path: Path) -> None:
         assert {row["partner"][:2] for row in report.of(name)} == layers
     assert check_against_formula(weights, report, vectors) == 4 + 2 * 3 * 4
     assert not any("inside" in note for note in report.notes)
+    alone = hs.nodes(weights, adapter=write_lora(tmp_path / "one", dict([*factors.items()][:1])), k=1)
+    assert alone.count == 1 and any("one scales B·A by 1," in note for note in alone.notes)
     routed = write_lora(tmp_path / "routed", factors | lora_of(tensors, ["model.layers.0.mlp.gate"]))
     notes = hs.nodes(weights, adapter=routed, k=1).notes
     assert any(note.startswith("1 modules of routed") and "layers.0.mlp.gate.weight" in note for note in notes)

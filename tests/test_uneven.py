@@ -172,14 +172,20 @@ def test_an_adapter_of_a_mixture_with_its_own_norms(tmp_path: Path) -> None:
     mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
     family = replace(FAMILIES["gemma4"], config=FAMILIES["gemma4"].config | mixture)
     build(family).save_pretrained(tmp_path / "base")
-    for name, modules in (("heads", ["q_proj"]), ("both", ["q_proj", "up_proj"]), ("mlp", ["up_proj"])):
+    for name, modules in (
+        ("heads", ["q_proj", "per_layer_input_gate"]),
+        ("both", ["q_proj", "up_proj"]),
+        ("mlp", ["up_proj"]),
+    ):
         tuned = peft.get_peft_model(
             build(family), peft.LoraConfig(r=2, target_modules=modules, init_lora_weights=False)
         )
         tuned.save_pretrained(tmp_path / name)
     base = str(tmp_path / "base")
     report = hs.nodes(base, adapter=tmp_path / "heads", k=3)
-    assert report.count == 3 and not any("not read" in note for note in report.notes)
+    assert report.count == 3
+    (inside,) = (note for note in report.notes if "are not nodes" in note)
+    assert inside.startswith("3 modules of heads") and "per_layer_input_gate" in inside and "MLP" not in inside
     weights = hs.open(base)
     first = next(row for row in report.rows() if "L1.self_attn.q_proj" in str(row["node"]))
     assert first["kind"] == "adapter" and weights.architecture == "gemma4"
