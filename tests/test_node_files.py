@@ -96,6 +96,11 @@ def test_square_matrices_are_noted(weights, tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.random.default_rng(0).normal(size=(D, D)))
     (nodes,) = node_sets(weights, tmp_path / "square.npy")
     assert "12 rows of 12" in nodes.notes[0] and "could be columns" in nodes.notes[0]
+    bases = np.random.default_rng(0).normal(size=(2, D, D)).astype(np.float32)
+    np.save(tmp_path / "bases.npy", bases)
+    (nodes,) = node_sets(weights, tmp_path / "bases.npy")
+    assert "2 bases of 12 columns of 12" in nodes.notes[0] and "could be rows" in nodes.notes[0]
+    np.testing.assert_array_equal(read(nodes), bases)
 
 
 def test_file_names_with_marks_in_them(weights, tmp_path: Path) -> None:
@@ -114,6 +119,16 @@ def test_positions_of_a_direction_at_a_layer(weights, layer: int) -> None:
     readers = forward_mask(nodes.nodes(Role.W), heads)[0]
     assert writers.tolist() == [i < layer for i in range(5)]
     assert readers.tolist() == [i >= layer for i in range(5)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 100])
+def test_blocks_of_any_size_hold_every_node_once(weights, tmp_path: Path, size: int) -> None:
+    vectors = np.random.default_rng(3).normal(size=(5, D)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    blocks = list(node_sets(weights, f"{tmp_path}/v.npy@1")[0].blocks(Role.W, size))
+    assert [i for part, _ in blocks for i in range(5)[part]] == [0, 1, 2, 3, 4]
+    assert max(len(block) for _, block in blocks) == min(max(size, 1), 5)
+    np.testing.assert_array_equal(np.concatenate([block for _, block in blocks])[:, :, 0], vectors)
 
 
 def test_positions_without_a_layer(weights) -> None:
@@ -165,6 +180,7 @@ WRONG = {
     "zero": (np.zeros(D), "is zero"),
     "one zero": (np.vstack([np.ones((4, D)), np.zeros((1, D))]), r"one zero\[4\].*is zero"),
     "nan": (np.full(D, np.nan), "NaN or infinite"),
+    "one nan": (np.vstack([np.ones((4, D)), np.full((1, D), np.nan)]), r"one nan\[4\].*NaN or infinite"),
     "infinite": (np.full((2, D), np.inf), "NaN or infinite"),
     "text": (np.array(["a"] * D), "not real numbers"),
     "complex": (np.ones(D, complex), "not real numbers"),
