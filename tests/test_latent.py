@@ -446,6 +446,7 @@ def test_sizes_as_published_and_the_largest() -> None:
     config = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     shape = LatentShape.of(config | {"q_lora_rank": 1536}, 7168, 128, "deepseek")
     assert (shape.kv_rank, shape.free, shape.rotary, shape.value, shape.q_rank) == (512, 128, 64, 128, 1536)
+    assert LatentShape.of(config | {"v_head_dim": None}, 7168, 128, "without it").value == 56  # as MiniCPM3
     assert LatentShape.of(config | {"kv_lora_rank": 2**20}, 7168, 128, "deepseek").kv_rank == 2**20
     with pytest.raises(hs.HeadspanError, match="kv_lora_rank = 1048577"):
         LatentShape.of(config | {"kv_lora_rank": 2**20 + 1}, 7168, 128, "deepseek")
