@@ -98,7 +98,7 @@ def score(
     import numpy as np
 
     from headspan.scoring.run import score as run
-    from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
+    from headspan.subspaces.metrics import DEFAULT_METRICS, OBSERVED_METRICS, PK, check_statistics, parse_metrics
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
@@ -110,8 +110,7 @@ def score(
     usual = (PK,) if screen else DEFAULT_METRICS
     usual = (*usual, *OBSERVED_METRICS) if stats is not None or observe else usual
     names = parse_metrics(metric or usual, observed=stats is not None or observe)
-    if observe and not any(METRICS[name].observed for name in names):
-        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to --metric, or leave out --observe")
+    check_statistics(names, stats is not None or observe, "observe" if observe else "stats")
     weights = open_model(model, fold, download=download)
     statistics: Any = _observed(model) if observe else stats
     with progress("scoring") as update:

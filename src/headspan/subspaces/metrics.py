@@ -30,7 +30,7 @@ Fisher information of the attention pattern, for V the inverse variance of the v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -222,6 +222,29 @@ def parse_metrics(names: str | Iterable[str], observed: bool = False) -> tuple[s
             raise HeadspanError(f"unknown similarity {part[:80]!r}: choose from {', '.join(METRICS)} or all")
     everything = [*METRICS] if observed else WEIGHT_METRICS
     return tuple(name for name in METRICS if name in parts or ("all" in parts and name in everything))
+
+
+def check_statistics(
+    names: Sequence[str], given: bool, argument: str = "stats", function: str = "score(model, metric='influence'"
+) -> list[str]:
+    """Those of the similarities that need statistics of a run, which must be given for them and for no others.
+
+    argument, function: what gives statistics and what takes them, for the message.
+
+    >>> check_statistics(["pk", "influence"], given=True)
+    ['influence']
+    """
+    needed = [name for name in names if METRICS[name].observed]
+    if needed and not given:
+        raise HeadspanError(
+            f"{needed[0]} needs statistics of a run: make them with `hs.observe(model, out='stats.safetensors')`. "
+            f"Then run `hs.{function}, stats='stats.safetensors')`"
+        )
+    if given and not needed:
+        raise HeadspanError(
+            f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `{argument}`"
+        )
+    return needed
 
 
 def one_metric(names: str | Iterable[str]) -> str:

@@ -50,6 +50,16 @@ def places(values: np.ndarray) -> np.ndarray:
     return ranks.reshape(values.shape)
 
 
+def groups(keys: np.ndarray) -> list[np.ndarray]:
+    """The indices of the items of each key, keys in ascending order.
+
+    >>> [members.tolist() for members in groups(np.array([4, 2, 4, 4, 2]))]
+    [[1, 4], [0, 2, 3]]
+    """
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+
+
 def occurrence(items: np.ndarray) -> np.ndarray:
     """How often each item has been seen before it.
 
