@@ -110,7 +110,7 @@ def score(
     usual = (PK,) if screen else DEFAULT_METRICS
     usual = (*usual, *OBSERVED_METRICS) if stats is not None or observe else usual
     names = parse_metrics(metric or usual, observed=stats is not None or observe)
-    check_statistics(names, stats is not None or observe, "observe" if observe else "stats")
+    check_statistics(names, stats is not None or observe, argument="observe" if observe else "stats")
     weights = open_model(model, fold, download=download)
     statistics: Any = _observed(model) if observe else stats
     with progress("scoring") as update:

@@ -151,7 +151,7 @@ def effects_summary(
         observed = _by_input(stats)
         usual = (*DEFAULT_METRICS, *OBSERVED_METRICS) if observed else DEFAULT_METRICS
         names = parse_metrics(metric or usual, bool(observed))
-        check_statistics(names, bool(observed), function="effects_summary(model, effects")
+        check_statistics(names, bool(observed), then="give them as `stats`")
         predictors = predictors_of(weights, names, effects.pairings, observed)
     found = summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed)
     inputs = {name: one.input for name, one in observed.items()}

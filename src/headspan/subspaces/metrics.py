@@ -225,11 +225,15 @@ def parse_metrics(names: str | Iterable[str], observed: bool = False) -> tuple[s
 
 
 def check_statistics(
-    names: Sequence[str], given: bool, argument: str = "stats", function: str = "score(model, metric='influence'"
+    names: Sequence[str],
+    given: bool,
+    *,
+    argument: str = "stats",
+    then: str = "run `hs.score(model, metric='influence', stats='stats.safetensors')`",
 ) -> list[str]:
     """Those of the similarities that need statistics of a run, which must be given for them and for no others.
 
-    argument, function: what gives statistics and what takes them, for the message.
+    argument: what gave statistics. then: what to do with statistics once they are made.
 
     >>> check_statistics(["pk", "influence"], given=True)
     ['influence']
@@ -238,7 +242,7 @@ def check_statistics(
     if needed and not given:
         raise HeadspanError(
             f"{needed[0]} needs statistics of a run: make them with `hs.observe(model, out='stats.safetensors')`. "
-            f"Then run `hs.{function}, stats='stats.safetensors')`"
+            f"Then {then}"
         )
     if given and not needed:
         raise HeadspanError(
