@@ -1,4 +1,4 @@
-"""Stable sorting of large arrays, faster than numpy's."""
+"""Stable sorting of large arrays, faster than numpy's, and ranks."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
     from scipy.stats import rankdata
 
     return np.asarray(rankdata(values), dtype=np.float64)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's ρ with mean ranks for ties; NaN for fewer than two values or a constant.
+
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    1.0
+    """
+    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])
 
 
 def places(values: np.ndarray) -> np.ndarray:
