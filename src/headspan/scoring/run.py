@@ -101,7 +101,9 @@ def score(
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
     names = parse_metrics(metric, observed=stats is not None)
-    weights = _with_statistics(weights, names, stats)
+    observed = check_statistics(names, stats is not None)
+    if stats is not None:
+        weights = _with_statistics(weights, stats)
     if nodes is not None:
         if screen is not None:
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use `hs.nodes(model)` for them")
@@ -123,6 +125,8 @@ def score(
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # raises if the model does not fit
     for sentence in plan.remarks():
         warn(sentence)
+    if observed and weights.folding == "none":
+        inform(f"{observed[0]} folds the norms into the weights; other similarities use them as they are stored")
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     if (minutes := _minutes(plan)) > _LONG:
         inform(
@@ -151,15 +155,9 @@ def score(
     return scores
 
 
-def _with_statistics(weights: AttentionWeights, names: Sequence[str], stats: StatisticsLike | None) -> AttentionWeights:
-    """The weights with the statistics that some similarity needs; statistics that none needs are an error."""
-    needed = check_statistics(names, stats is not None)
-    if stats is None:
-        return weights
+def _with_statistics(weights: AttentionWeights, stats: StatisticsLike) -> AttentionWeights:
     from headspan.models.observed import observed_weights
 
-    if weights.folding == "none":
-        inform(f"{needed[0]} folds the norms into the weights; other similarities use them as they are stored")
     return observed_weights(weights, given_statistics(stats))
 
 
