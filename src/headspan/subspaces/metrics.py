@@ -156,20 +156,14 @@ class Metric:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
 
-    def strength(
-        self,
-        values: np.ndarray,
-        d: ArrayLike,
-        ranks: np.ndarray,
-        other_ranks: np.ndarray,
-        sizes: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
 
-        The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
-        lines by their width. 0 where there is no score.
-        """
-        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks, sizes)))
+def drawing_strength(excess: np.ndarray) -> np.ndarray:
+    """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+
+    The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
+    lines by their width. 0 where there is no score.
+    """
+    return np.sqrt(np.nan_to_num(excess))
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
