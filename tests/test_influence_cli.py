@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -223,7 +224,7 @@ def test_other_pairings_are_refused_with_the_reason(run: Run, folder: Path, tmp_
     words = ["--metric", "influence", "--pairing", "QK", "--stats", folder / "random.safetensors"]
     code, _, err = run("score", "demo", *words, "--out", tmp_path / "r.safetensors")
     assert code == 2 and list(tmp_path.iterdir()) == []
-    assert err.splitlines()[-1].startswith("headspan: influence is not defined for QK: ")
+    assert err.count("\n") == 1 and err.startswith("headspan: influence is not defined for QK: ")
     assert err.endswith("Choose from OQ, OK, OV\n")
 
 
@@ -278,6 +279,38 @@ def test_the_table_of_influence_fits_80_columns(run: Run, folder: Path, monkeypa
     assert lines[1].split() == ["pairing", "rank", "source", "target", "score", "expected", "ratio", "amount", "unit"]
     assert len(lines) > 12 and lines[12].startswith("Influence on 96 tokens of random sequences.")
     assert "Influence on" not in run("top", folder / "r.safetensors", "-k", 3)[1]
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result with effects."""
+    path = tmp_path_factory.mktemp("measured") / "r.safetensors"
+    path.write_bytes((folder / "r.safetensors").read_bytes())
+    with noticed():
+        hs.effects("demo", pairing="flow", random=True, sequences=2, length=8, into=path)
+    return path
+
+
+@pytest.mark.parametrize("more", [[], ["--head", "L0H3"], ["--labels", "{labels}"], ["--layer", "1"]], ids=" ".join)
+def test_tables_of_several_similarities_fit_80_columns(
+    run: Run, folder: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """Each has its own table with its own columns; if effects make it too wide, it says what is left out."""
+    (tmp_path / "l.csv").write_text("head,label\nL0H3,hub\nL1H0,ind\n")
+    words = ["--metric", "pk,influence", "-k", 2, *(word.format(labels=tmp_path / "l.csv") for word in more)]
+    for path in (folder / "r.safetensors", measured):
+        monkeypatch.setenv("COLUMNS", "80")
+        code, out, err = run("top", path, *words)
+        assert code == 0 and max(map(len, out.splitlines())) <= 80 and "…" not in out, err
+        assert out.startswith("largest pk scores") and "\n\nlargest influence scores" in out
+        pk, influence = out.split("\n\n")
+        assert " z" in pk and "ratio" not in pk and "ratio" in influence and " z " not in influence
+        rows = json.loads(run("top", path, *words, "--json")[1])
+        assert all(re.search(rf"\s{row['score']:.4f}\s", out) for row in rows)
+        monkeypatch.setenv("COLUMNS", "200")
+        wide = run("top", path, *words)[1]
+        assert "Too narrow" not in wide and "expected" in wide and ("effect unit" in wide) == (path == measured)
+        assert ("Too narrow for effect_unit" in out) == (path == measured)
 
 
 # -- headspan effects --summary -----------------------------------------------------------------------------------
@@ -397,6 +430,17 @@ def test_figures_of_a_result_with_influence_alone(stats: Statistics, tmp_path: P
     names = sorted(path.name for path in (tmp_path / "made").iterdir())
     assert "wiring.png" in names and "grid-influence-top10.png" in names and not any("pk" in name for name in names)
     assert list(found.skipped) == ["scatter"] and "pk and cs" in found.skipped["scatter"]
+    with pytest.raises(HeadspanError) as caught:
+        hs.figures(scores, tmp_path / "none", "two-layer,folded-wiring", model="demo")
+    why = str(caught.value)
+    assert "random weights" in why and "always uses folded" in why
+
+
+def test_figures_that_influence_cannot_be_in_are_drawn_without_it(stats: Statistics, tmp_path: Path) -> None:
+    scores = hs.score("demo", "linear_cka,influence", "flow", stats=stats)
+    found = hs.figures(scores, tmp_path / "made", "two-layer,folded-wiring", model="demo", dpi=20)
+    assert sorted(path.name for path in found.files) == ["folded-wiring-linear_cka.png", "two-layer.png"]
+    assert sum("without influence" in note for note in found.notes) == 2
 
 
 # -- pages --------------------------------------------------------------------------------------------------------
