@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_models import complete_gpt2, random_llama
 
 from headspan.results.scores import Scores
 
@@ -30,7 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 
 
-def child(code: str, *arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+def child(code: str, *arguments: str) -> dict[str, Any]:
     """Run Python code in a separate process; return its wall seconds, CPU seconds and peak memory in MB."""
     probe = (
         "import json, resource, sys, time; started = time.time()\n"
@@ -45,7 +46,7 @@ def child(code: str, *arguments: str, environment: dict[str, str] | None = None)
         [sys.executable, "-c", probe, *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"} | (environment or {}),
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     wall = time.perf_counter() - started
     if run.returncode != 0:
@@ -70,62 +71,7 @@ def sgemm_rate(size: int = 3000, times: int = 5) -> float:
     return 2 * size**3 / min(seconds)
 
 
-# ------------------------------------------------------------------------------------------------ models
-
-
-def complete_gpt2(folder: Path) -> Path:
-    """GPT-2 small as a complete checkpoint: real attention weights if available, the rest random."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config())
-    real = os.environ.get("HEADSPAN_GPT2_DIR")
-    if real:
-        from safetensors.torch import load_file
-
-        tensors = load_file(Path(real) / "model.safetensors")
-        named = {k if k.startswith("transformer.") else f"transformer.{k}": v for k, v in tensors.items()}
-        model.load_state_dict(named, strict=False)
-    model.save_pretrained(folder)
-    return folder
-
-
-def random_llama(folder: Path, layers: int, heads: int, d_model: int, d_head: int, dtype: str) -> Path:
-    """Random attention tensors of a Llama-shaped model, one shard per layer."""
-    import ml_dtypes
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
-    where = {}
-    for layer in range(layers):
-        tensors = {}
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            shape = (d_model, heads * d_head) if name == "o_proj" else (heads * d_head, d_model)
-            tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = (
-                rng.standard_normal(shape, dtype=np.float32) * 0.02
-            ).astype(kind)
-        tensors[f"model.layers.{layer}.input_layernorm.weight"] = np.ones(d_model, kind)
-        shard = f"model-{layer + 1:05d}-of-{layers:05d}.safetensors"
-        save_file(tensors, folder / shard)
-        where |= dict.fromkeys(tensors, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    config = {
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "hidden_size": d_model,
-        "head_dim": d_head,
-        "intermediate_size": 4 * d_model,
-        "vocab_size": 32000,
-        "torch_dtype": dtype,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
+# ------------------------------------------------------------------------------------------------ children
 
 OURS = """
 import headspan as hs
@@ -135,50 +81,10 @@ SCREEN = """
 import headspan as hs
 hs.score(hs.open(sys.argv[1]), "pk", sys.argv[2], screen=int(sys.argv[3]), out=sys.argv[4], memory=sys.argv[5])
 """
-# A model whose weights are generated on each read, in which some heads write what later heads read.
 SEEDED = """
-import numpy as np
 import headspan as hs
-from headspan.vocabulary.heads import Role
-from headspan.models.weights import AttentionWeights
-from headspan.vocabulary.ports import PortTable
-
-class Seeded(AttentionWeights):
-    architecture, reference, norm_kind, norm_place = "seeded", "seeded", "none", "none"
-    not_foldable_reason, vocab_size, tied_embedding = "it has no norm", None, None
-    value_bias_is_constant, notes, folding = True, [], "none"
-
-    def __init__(self, layers, heads, kv, d_model, d_head):
-        self.n_layers, self.n_heads, self.n_kv_heads, self.d_model, self._d_head = layers, heads, kv, d_model, d_head
-        self.layers, self.ports = tuple(range(layers)), PortTable.regular(range(layers), heads, kv)
-
-    def d_head(self, role):
-        return self._d_head
-
-    def read(self, role, layer):
-        role = Role(role)
-        count = self.n_kv_heads if role.shared else self.n_heads
-        rng = np.random.default_rng([layer, "QKVO".index(role.value)])
-        weights = rng.standard_normal((count, self.d_model, self._d_head), dtype=np.float32)
-        if role is Role.K and layer % 8 == 7:  # the first key head reads what a head four layers before it writes
-            weights[0] += 2 * np.random.default_rng([layer - 4, 3]).standard_normal(
-                (1, self.d_model, self._d_head), dtype=np.float32
-            )[0]
-        return weights
-
-    def bias(self, role, layer): return None
-    def storage_dtype(self, role, layer): return "float32"
-    def tensors(self): return {}
-    def total_bytes(self): return 0
-    def norm(self, layer): return None
-    def __getattr__(self, name): raise AttributeError(name)
-    @property
-    def provenance(self): return {"reference": "seeded", "attention_hash": "0" * 64}
-    def check_unchanged(self): pass
-
-Seeded.__abstractmethods__ = frozenset()
-weights = Seeded(*map(int, sys.argv[1].split(",")))
-scores = hs.score(weights, "pk", "flow", screen=int(sys.argv[2]), memory=sys.argv[3])
+from bench_models import Seeded
+scores = hs.score(Seeded(*map(int, sys.argv[1].split(","))), "pk", "flow", screen=int(sys.argv[2]), memory=sys.argv[3])
 print(json.dumps(scores.provenance["screen"]), file=sys.stderr)
 """
 LENS = """

@@ -80,6 +80,24 @@ def paper_dir() -> Path:
     return _real("HEADSPAN_PAPER_DIR", "a folder with the source of the paper (paper.tex)")
 
 
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with random weights."""
+    from families import FAMILIES, build
+
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    build(FAMILIES["llama"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_stats(llama_folder: Path) -> hs.Statistics:
+    """What `observe` finds on a few sequences; no test changes it."""
+    from observation_oracle import MORE_TOKENS
+
+    return hs.observe(llama_folder, tokens=MORE_TOKENS)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real Chromium."""

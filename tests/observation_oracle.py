@@ -21,6 +21,7 @@ from headspan.vocabulary.heads import Role
 observing = sys.modules["headspan.running.observe"]  # the module, whose name is also that of the function
 
 TOKENS = [[5, 10, 15, 20, 25], [7, 3, 44], [9, 21, 33]]
+MORE_TOKENS = [*TOKENS, [1, 2], [8, 9, 10, 11, 12, 13], [30, 29, 28, 27]]  # those of the fixture llama_stats
 SINK = 1e-3  # more than this missing from a row of attention went to a sink
 
 

@@ -286,7 +286,7 @@ def test_nulls_say_why_they_cannot_be_used() -> None:
     with pytest.raises(HeadspanError, match="for pk only, not for cs"):
         significance(scores, "OK", metric="cs")
     assert significance(scores, "OV", metric="cs", null="reversed").p.shape == (6, 6)
-    with pytest.raises(HeadspanError, match="null must be one of random, reversed, within"):
+    with pytest.raises(HeadspanError, match=r"null.*random, reversed, within"):
         significance(scores, "OK", null="other")  # type: ignore[arg-type]
     with pytest.raises(HeadspanError, match="at least two layers"):
         significance(random_scores(0, ("OV", "VO"), layers=1, heads=3), "OV", null="reversed")

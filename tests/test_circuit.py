@@ -55,7 +55,7 @@ def test_the_wiring_of_a_circuit(tmp_path: Path, scores: hs.Scores) -> None:
     assert "L0H3" in (found._repr_svg_() or "")
     with noticed() as said:
         hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [edges[0] | {"score": 3}]}))
-    assert "may have been made from another model" in said[0]
+    assert "another model" in said[0]
     assert hs.wiring("demo", circuit=path, metric="cs").edges[0].metric == "cs"
     assert hs.wiring(scores, circuit=path, large_effect=False, labels=None).nodes
 
@@ -79,7 +79,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "many edges": (GOOD | {"edges": GOOD["edges"] * 20_001}, "at most 20,000"),
     "an edge of no object": (GOOD | {"edges": ["L0H3"]}, "must be an object"),
     "an edge without a target": (GOOD | {"edges": [{"source": "L0H3.O"}]}, "must be a port"),
-    "an edge without roles": (GOOD | {"edges": [{"source": "L0H3", "target": "L1H2"}]}, "is not a head with a role"),
+    "an edge without roles": (GOOD | {"edges": [{"source": "L0H3", "target": "L1H2"}]}, "head with a role"),
     "an edge from keys": (GOOD | {"edges": [{"source": "L0H3.K", "target": "L1H2.K"}]}, "goes from O"),
     "backwards": (GOOD | {"edges": [{"source": "L1H3.O", "target": "L0H2.K"}]}, "later layer to an earlier"),
     "an unknown head": (GOOD | {"edges": [{"source": "L0H99.O", "target": "L1H2.K"}]}, "there is no head L0H99"),

@@ -198,10 +198,10 @@ def test_two_pairs_are_enough_to_agree_or_not() -> None:
     }
     assert metric_agreement(make_scores(arrays, layers=2, heads=2, kv_heads=1), "OK")[0] == pytest.approx(-1)
     one = {("pk", "OK"): np.eye(2), ("cs", "OK"): np.eye(2)}
-    with pytest.raises(HeadspanError, match="cannot correlate pk with cs over 1 pairs"):
+    with pytest.raises(HeadspanError, match="pk with cs over 1 pairs"):
         metric_agreement(make_scores(one, layers=2, heads=1), "OK")
     arrays["cs", "OK"] = np.array([[0, 5], [0, np.nan], [0, 0], [0, 0]])
-    with pytest.raises(HeadspanError, match="cannot correlate pk with cs over 1 pairs"):
+    with pytest.raises(HeadspanError, match="pk with cs over 1 pairs"):
         metric_agreement(make_scores(arrays, layers=2, heads=2, kv_heads=1), "OK")
 
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_evaluated_is_reported() -> None:
         classification(scores, LABELS, classes=["none"])
     with pytest.raises(HeadspanError, match="at least one class"):
         classification(scores, Labels({}))
-    with pytest.raises(HeadspanError, match="QQ, KK, VV or OO, not OK"):
+    with pytest.raises(HeadspanError, match="not OK"):
         classification(scores, LABELS, classes=["a"], pairing=["OK"])
     with pytest.raises(HeadspanError, match="nothing to classify"):
         classification(scores, Labels.from_pairs([(h, "all") for h in scores.heads("Q")]))
@@ -338,7 +338,7 @@ def test_what_cannot_be_evaluated_is_reported() -> None:
 def test_classes_without_pairs_are_left_out_with_a_word() -> None:
     with noticed() as said:
         result = evaluate(random_scores(10, FLOW + SAME, layers=4, heads=3), LABELS)
-    assert said == ["left out of classification, with fewer than two heads: lone"]
+    assert len(said) == 1 and "fewer than two heads: lone" in said[0]
     assert list(result.classification["pk"].by_class["pr_auc"]) == ["a", "b", "average"]
     assert result.spearman == {}
 

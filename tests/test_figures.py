@@ -429,7 +429,7 @@ def test_the_command_draws_and_reports(context: Context, tmp_path: Path) -> None
     run = CliRunner().invoke(app, command)
     assert run.exit_code == 0, run.output
     assert {p.name for p in out.iterdir()} == {"wiring.svg", "wiring.pdf", "kl.svg", "kl.pdf"}
-    assert "norms was not drawn: the weights are needed" in run.stderr
+    assert "norms was not drawn" in run.stderr and "weights" in run.stderr
     run = CliRunner().invoke(app, [*command[:5], "norms"])
     assert isinstance(run.exception, HeadspanError)
     run = CliRunner().invoke(app, [*command[:4], "--labels", "behaviour", "--only", "wiring"])

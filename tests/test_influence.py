@@ -131,86 +131,79 @@ def test_influence_on_values_is_a_share_of_their_variance(name: str) -> None:
 # -- score ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("observed") / "model"
-    build(FAMILIES["llama"]).save_pretrained(found)
-    return found
-
-
-@pytest.fixture(scope="module")
-def stats(folder: Path) -> Statistics:
-    return observe(folder, tokens=TOKENS)
-
-
 def times(stats: Statistics, name: str, factor: float) -> Statistics:
     """The same with one array multiplied."""
     arrays = stats.arrays | {name: (stats.arrays[name] * np.float32(factor))}
     return Statistics(stats.ports, arrays, stats.counts, stats.inputs, stats.model, stats.protocol)
 
 
-def test_other_pairings_are_left_out_with_the_reason(folder: Path, stats: Statistics) -> None:
+def test_other_pairings_are_left_out_with_the_reason(llama_folder: Path, llama_stats: Statistics) -> None:
     with noticed() as said:
-        scores = hs.score(folder, "pk,influence", "all", stats=stats)
+        scores = hs.score(llama_folder, "pk,influence", "all", stats=llama_stats)
     assert {str(p) for m, p in scores.arrays if m == "influence"} == {"OQ", "OK", "OV"}
     assert len([p for m, p in scores.arrays if m == "pk"]) == 16
     (sentence,) = [s for s in said if s.startswith("influence is left out for ")]
     assert "QQ" in sentence and "OO" in sentence and "OQ" not in sentence and ": " in sentence
     with pytest.raises(HeadspanError, match=r"not defined for QK: .* OQ, OK, OV"):
-        hs.score(folder, "influence", "QK", stats=stats)
+        hs.score(llama_folder, "influence", "QK", stats=llama_stats)
     with pytest.raises(HeadspanError, match="influence is not defined for QK"):
-        hs.score(folder, "pk,influence", "QK", stats=stats)
+        hs.score(llama_folder, "pk,influence", "QK", stats=llama_stats)
 
 
-def test_statistics_and_influence_need_each_other(folder: Path, stats: Statistics) -> None:
+def test_statistics_and_influence_need_each_other(llama_folder: Path, llama_stats: Statistics) -> None:
     with pytest.raises(HeadspanError, match=r"influence needs statistics of a run.*hs\.observe"):
-        hs.score(folder, "pk,influence", "OK")
+        hs.score(llama_folder, "pk,influence", "OK")
     with pytest.raises(HeadspanError, match="pk, cs use no statistics"):
-        hs.score(folder, "pk,cs", "OK", stats=stats)
-    assert "influence" not in hs.score(folder, "all", "OK").metrics
-    assert "influence" in hs.score(folder, "all", "OK", stats=stats).metrics
+        hs.score(llama_folder, "pk,cs", "OK", stats=llama_stats)
+    assert "influence" not in hs.score(llama_folder, "all", "OK").metrics
+    assert "influence" in hs.score(llama_folder, "all", "OK", stats=llama_stats).metrics
 
 
-def test_statistics_of_another_model_are_refused(folder: Path, stats: Statistics) -> None:
+def test_statistics_of_another_model_are_refused(llama_folder: Path, llama_stats: Statistics) -> None:
     with pytest.raises(HeadspanError, match="the statistics are not those of"):
-        hs.score(build(FAMILIES["gpt2"]), "influence", "OK", stats=stats)
+        hs.score(build(FAMILIES["gpt2"]), "influence", "OK", stats=llama_stats)
     with pytest.raises(HeadspanError, match="different models"):
-        hs.score(build(FAMILIES["llama"], seed=1), "influence", "OK", stats=stats)
+        hs.score(build(FAMILIES["llama"], seed=1), "influence", "OK", stats=llama_stats)
 
 
-def test_a_model_with_other_norms_is_reported(stats: Statistics) -> None:
+def test_a_model_with_other_norms_is_reported(llama_stats: Statistics) -> None:
     other = build(FAMILIES["llama"])
     with torch.no_grad():
         other.model.layers[1].input_layernorm.weight.mul_(2)
     with pytest.warns(HeadspanWarning, match="norms differ"):
-        hs.score(other, "influence", "OK", stats=stats)
+        hs.score(other, "influence", "OK", stats=llama_stats)
     with pytest.warns(HeadspanWarning, match="norms differ"):
-        Statistics.merge(stats, observe(other, tokens=[[1, 2, 3], [3, 2, 1]]))
+        Statistics.merge(llama_stats, observe(other, tokens=[[1, 2, 3], [3, 2, 1]]))
 
 
-def test_pk_is_the_same_beside_influence(folder: Path, stats: Statistics) -> None:
-    alone, beside = hs.score(folder, "pk,cs", "flow"), hs.score(folder, "pk,cs,influence", "flow", stats=stats)
+def test_pk_is_the_same_beside_influence(llama_folder: Path, llama_stats: Statistics) -> None:
+    alone, beside = (
+        hs.score(llama_folder, "pk,cs", "flow"),
+        hs.score(llama_folder, "pk,cs,influence", "flow", stats=llama_stats),
+    )
     for key in alone.arrays:
         np.testing.assert_array_equal(alone[key].values, beside[key].values)
 
 
-def test_influence_is_of_folded_weights_in_either_case(folder: Path, stats: Statistics) -> None:
-    model = hs.open(folder)
-    first, second = (hs.score(w, "influence", "flow", stats=stats) for w in (model, hs.fold(model)))
+def test_influence_is_of_folded_weights_in_either_case(llama_folder: Path, llama_stats: Statistics) -> None:
+    model = hs.open(llama_folder)
+    first, second = (hs.score(w, "influence", "flow", stats=llama_stats) for w in (model, hs.fold(model)))
     for key in first.arrays:
         np.testing.assert_array_equal(first[key].values, second[key].values)
 
 
 @pytest.mark.parametrize("options", [{"route": "gram"}, {"route": "direct"}, {"device": "torch:cpu"}])
-def test_every_way_of_computing_gives_the_same(folder: Path, stats: Statistics, options: dict[str, Any]) -> None:
-    first, second = (hs.score(folder, "influence", "flow", stats=stats, **o) for o in ({}, options))
+def test_every_way_of_computing_gives_the_same(
+    llama_folder: Path, llama_stats: Statistics, options: dict[str, Any]
+) -> None:
+    first, second = (hs.score(llama_folder, "influence", "flow", stats=llama_stats, **o) for o in ({}, options))
     for key in first.arrays:
         np.testing.assert_allclose(first[key].values, second[key].values, rtol=1e-5)
 
 
-def test_influence_grows_with_both_ends(folder: Path, stats: Statistics, tmp_path: Path) -> None:
-    stats.save(place := tmp_path / "s.safetensors")
-    plain = hs.score(folder, "influence", "flow", stats=str(place))
+def test_influence_grows_with_both_ends(llama_folder: Path, llama_stats: Statistics, tmp_path: Path) -> None:
+    llama_stats.save(place := tmp_path / "s.safetensors")
+    plain = hs.score(llama_folder, "influence", "flow", stats=str(place))
     for name, factor, pairings in (
         ("spread/O", 2.0, ("OQ", "OK", "OV")),
         ("fisher/Q", 2.0, ("OQ",)),
@@ -220,7 +213,9 @@ def test_influence_grows_with_both_ends(folder: Path, stats: Statistics, tmp_pat
         ("scale/Q", 2.0, ()),  # the Fisher information includes it
         ("length/O", 2.0, ()),
     ):
-        changed = hs.score(folder, "influence", "flow", stats=times(stats, name, 4.0 if factor == 2.0 else 0.25))
+        changed = hs.score(
+            llama_folder, "influence", "flow", stats=times(llama_stats, name, 4.0 if factor == 2.0 else 0.25)
+        )
         for pairing in ("OQ", "OK", "OV"):
             by = (4.0 if name == "scale/V" else 2.0) if pairing in pairings else 1.0
             np.testing.assert_allclose(
@@ -228,16 +223,16 @@ def test_influence_grows_with_both_ends(folder: Path, stats: Statistics, tmp_pat
             )
 
 
-def test_ports_without_any_spread_have_no_influence(folder: Path, stats: Statistics) -> None:
+def test_ports_without_any_spread_have_no_influence(llama_folder: Path, llama_stats: Statistics) -> None:
     for name, pairings in (("spread/O", "OQ OK OV"), ("fisher/Q", "OQ"), ("variance/V", "OV")):
-        scores = hs.score(folder, "influence", "flow", stats=times(stats, name, 0.0))
+        scores = hs.score(llama_folder, "influence", "flow", stats=times(llama_stats, name, 0.0))
         for pairing in pairings.split():
             values = scores["influence", pairing].values
             assert np.nanmax(values) == 0 and np.isfinite(values).any()
 
 
 def test_tiles_of_other_statistics_are_not_mixed(
-    folder: Path, stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, llama_stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that stops when its tiles are done, and another one to the same file."""
     out, computed = tmp_path / "r.safetensors", []
@@ -249,7 +244,7 @@ def test_tiles_of_other_statistics_are_not_mixed(
 
     def scored(given: Statistics, **options: Any) -> Any:
         computed.clear()
-        return hs.score(folder, ["pk", "influence"], "flow", stats=given, force=True, **options)
+        return hs.score(llama_folder, ["pk", "influence"], "flow", stats=given, force=True, **options)
 
     def stop(assembly: Any) -> Any:
         raise KeyboardInterrupt
@@ -258,10 +253,10 @@ def test_tiles_of_other_statistics_are_not_mixed(
     with monkeypatch.context() as patch:
         patch.setattr(scoring.Assembly, "scores", stop)
         with pytest.raises(KeyboardInterrupt):
-            scored(stats, out=out)
+            scored(llama_stats, out=out)
     done = list(computed)
     assert len(list(cache.rglob("*.safetensors"))) == len(done) == 2
-    for given, left in ((times(stats, "spread/O", 4.0), done), (stats, [])):
+    for given, left in ((times(llama_stats, "spread/O", 4.0), done), (llama_stats, [])):
         found = scored(given, out=out)
         assert computed == left
         fresh = scored(given)
@@ -270,15 +265,17 @@ def test_tiles_of_other_statistics_are_not_mixed(
     assert not list(cache.rglob("*.safetensors"))
 
 
-def test_a_result_tells_its_statistics(folder: Path, stats: Statistics, tmp_path: Path) -> None:
-    hs.score(folder, "pk,influence", "flow", stats=stats, out=tmp_path / "r.safetensors")
+def test_a_result_tells_its_statistics(llama_folder: Path, llama_stats: Statistics, tmp_path: Path) -> None:
+    hs.score(llama_folder, "pk,influence", "flow", stats=llama_stats, out=tmp_path / "r.safetensors")
     found = hs.load(tmp_path / "r.safetensors").provenance["statistics"]
-    assert found["inputs"] == stats.inputs and found["hash"] == stats.about["hash"]
-    assert times(stats, "scale/V", 2).about["hash"] != stats.about["hash"]
+    assert found["inputs"] == llama_stats.inputs and found["hash"] == llama_stats.about["hash"]
+    assert times(llama_stats, "scale/V", 2).about["hash"] != llama_stats.about["hash"]
 
 
-def test_a_cluster_gives_the_same_numbers(folder: Path, stats: Statistics) -> None:
+def test_a_cluster_gives_the_same_numbers(llama_folder: Path, llama_stats: Statistics) -> None:
     pytest.importorskip("distributed")
-    first, second = (hs.score(folder, "pk,influence", "flow", stats=stats, dask=dask) for dask in (None, "local"))
+    first, second = (
+        hs.score(llama_folder, "pk,influence", "flow", stats=llama_stats, dask=dask) for dask in (None, "local")
+    )
     for key in first.arrays:
         np.testing.assert_array_equal(first[key].values, second[key].values)

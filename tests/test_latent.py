@@ -15,7 +15,7 @@ from families import LATENT, Family, build, close, normalise
 from families_around import LATENT_AROUND
 from headspan.checkpoints.opening import open_source
 from headspan.models.checkpoint import CheckpointWeights
-from headspan.models.families.latent_attention import latent_chance
+from headspan.models.families.latent_attention import LatentShape, latent_chance
 from headspan.models.families.lookup import find_architecture
 from headspan.models.folding import fold
 from headspan.node_kinds.neurons import neuron_sets
@@ -303,7 +303,7 @@ def test_tokens_info_and_drift(run: Run) -> None:
     assert "latent attention" in "\n".join(facts.lines())
     # Several streams, or a norm of the rotary key.
     refused = weights.architecture in ("hy_v4", "glm5_next_text", "dots3_note_text")
-    assert ("effects keep the divisors of these norms" in " ".join(" ".join(facts.lines()).split())) != refused
+    assert ("effects keep the divisors" in " ".join(" ".join(facts.lines()).split())) != refused
     same = hs.diff(weights, weights)
     assert max(line.drift for line in same.drift) < 1e-9 and not any(np.isnan(line.floor) for line in same.drift)
     assert not any(line.moved for line in same.drift)
@@ -439,6 +439,17 @@ def test_missing_sizes_are_refused(tmp_path: Path) -> None:
         hs.open(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
     assert hs.open(str(tmp_path)).architecture == "deepseek_v3"
+
+
+def test_sizes_as_published_and_the_largest() -> None:
+    """DeepSeek-V3 is far larger than the models of these tests."""
+    config = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    shape = LatentShape.of(config | {"q_lora_rank": 1536}, 7168, 128, "deepseek")
+    assert (shape.kv_rank, shape.free, shape.rotary, shape.value, shape.q_rank) == (512, 128, 64, 128, 1536)
+    assert LatentShape.of(config | {"v_head_dim": None}, 7168, 128, "without it").value == 56  # as MiniCPM3
+    assert LatentShape.of(config | {"kv_lora_rank": 2**20}, 7168, 128, "deepseek").kv_rank == 2**20
+    with pytest.raises(hs.HeadspanError, match="kv_lora_rank = 1048577"):
+        LatentShape.of(config | {"kv_lora_rank": 2**20 + 1}, 7168, 128, "deepseek")
 
 
 def test_the_rotary_key_has_a_name() -> None:

@@ -313,10 +313,10 @@ def test_compatibility_mode(bridges: Callable[..., Any]) -> None:
         getattr(bridge, rewrite)()
         assert hs.open(bridge).architecture == "transformer_lens", "its weights can be scored"
         for verb in (hs.effects, hs.behaviour, observe):
-            with pytest.raises(hs.HeadspanError, match=r"compatibility mode has rewritten the weights\. Boot it again"):
+            with pytest.raises(hs.HeadspanError, match=r"rewritten the weights.*Boot it again"):
                 verb(bridge)
     bridge.enable_compatibility_mode()
-    with pytest.raises(hs.HeadspanError, match="may have rewritten the weights of this GPT2LMHeadModel"):
+    with pytest.raises(hs.HeadspanError, match="rewritten the weights of this GPT2LMHeadModel"):
         hs.effects(wrapped)
 
 
@@ -361,11 +361,11 @@ class HookedTransformer(torch.nn.Module):
 @pytest.mark.parametrize(
     ("thing", "said"),
     [
-        (HookedTransformer(), "a HookedTransformer of TransformerLens 2 or 3 cannot be run. Load the model with"),
-        (torch.nn.Linear(2, 2), "an object of type Linear cannot be run. Give a transformers or PEFT model"),
-        ({"x": 3}, "an object of type dict cannot be run"),
-        (None, "an object of type NoneType cannot be run"),
-        (transformers.LlamaModel, "LlamaModel is a class, not a model: create an instance first"),
+        (HookedTransformer(), "a HookedTransformer of TransformerLens 2 or 3"),
+        (torch.nn.Linear(2, 2), "of type Linear cannot be run"),
+        ({"x": 3}, "of type dict cannot be run"),
+        (None, "of type NoneType cannot be run"),
+        (transformers.LlamaModel, "LlamaModel is a class"),
     ],
     ids=["hooked", "module", "dict", "none", "class"],
 )
@@ -373,7 +373,7 @@ def test_everything_else_is_refused(thing: Any, said: str) -> None:
     for verb in (hs.effects, hs.behaviour, observe):
         with pytest.raises(hs.HeadspanError) as refused:
             verb(thing)
-        assert str(refused.value).startswith(said)
+        assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.node_kinds.node_sets import stream_places
 from headspan.node_kinds.opening import node_sets
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, UNEMBEDDING_POSITION, Head, Role, forward_mask
@@ -62,7 +64,8 @@ def test_named_tensors_of_all_shapes(weights, tmp_path: Path, kind: str, dtype: 
         assert sets[name].kind == ("basis" if array.shape[2] > 1 else "direction")
     assert [str(node) for node in sets["columns"].nodes(Role.R)] == [f"columns[{i}]" for i in range(5)]
     (note,) = (note for found in sets.values() for note in found.notes)  # one for the file
-    assert "5 columns of 12" in note and "7 rows of 12" in note
+    assert all(fact in note for fact in ("5 columns of 12", "7 rows of 12", "4 bases of 2 columns of 12"))
+    assert "bases of 7" not in note
     (alone,) = node_sets(weights, f"{path}:rows@3")
     assert len(alone) == 7 and alone.find("ROWS[6]") == 6 and alone.find("rows[7]") is None
 
@@ -74,8 +77,8 @@ def test_plain_numpy_file(weights, tmp_path: Path, order) -> None:
     (nodes,) = node_sets(weights, tmp_path / "probe.npy")
     np.testing.assert_array_equal(read(nodes)[:, :, 0], vectors.astype(np.float32))
     assert nodes.name(2) == "probe[2]" and any("without a layer" in note for note in nodes.notes)
-    np.save(tmp_path / "whole.npy", np.arange(D))  # whole numbers are numbers too
-    (nodes,) = node_sets(weights, f"{tmp_path / 'whole.npy'}@0")
+    np.save(tmp_path / " whole .npy", np.arange(D))  # whole numbers are numbers too
+    (nodes,) = node_sets(weights, f"{tmp_path / ' whole .npy'}@0")
     assert nodes.name(0) == "whole" and read(nodes)[0, 3, 0] == 3
 
 
@@ -92,7 +95,12 @@ def test_one_tensor_alone_a_list_and_layer_numbers(weights, tmp_path: Path) -> N
 def test_square_matrices_are_noted(weights, tmp_path: Path) -> None:
     np.save(tmp_path / "square.npy", np.random.default_rng(0).normal(size=(D, D)))
     (nodes,) = node_sets(weights, tmp_path / "square.npy")
-    assert "12 rows of 12, though it could be columns" in nodes.notes[0]
+    assert "12 rows of 12" in nodes.notes[0] and "could be columns" in nodes.notes[0]
+    bases = np.random.default_rng(0).normal(size=(2, D, D)).astype(np.float32)
+    np.save(tmp_path / "bases.npy", bases)
+    (nodes,) = node_sets(weights, tmp_path / "bases.npy")
+    assert "2 bases of 12 columns of 12" in nodes.notes[0] and "could be rows" in nodes.notes[0]
+    np.testing.assert_array_equal(read(nodes), bases)
 
 
 def test_file_names_with_marks_in_them(weights, tmp_path: Path) -> None:
@@ -113,10 +121,19 @@ def test_positions_of_a_direction_at_a_layer(weights, layer: int) -> None:
     assert readers.tolist() == [i >= layer for i in range(5)]
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 100])
+def test_blocks_of_any_size_hold_every_node_once(weights, tmp_path: Path, size: int) -> None:
+    vectors = np.random.default_rng(3).normal(size=(5, D)).astype(np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    blocks = list(node_sets(weights, f"{tmp_path}/v.npy@1")[0].blocks(Role.W, size))
+    assert [i for part, _ in blocks for i in range(5)[part]] == [0, 1, 2, 3, 4]
+    assert max(len(block) for _, block in blocks) == min(max(size, 1), 5)
+    np.testing.assert_array_equal(np.concatenate([block for _, block in blocks])[:, :, 0], vectors)
+
+
 def test_positions_without_a_layer(weights) -> None:
     (nodes,) = node_sets(weights, hs.Node(np.ones(D), "u"))
-    assert nodes.places[Role.R].position == UNEMBEDDING_POSITION
-    assert nodes.places[Role.W].position == EMBEDDING_POSITION
+    assert nodes.places == {Role.R: (UNEMBEDDING_POSITION, 5), Role.W: (EMBEDDING_POSITION, -1)}
     heads = [Head(i, 0) for i in range(5)]
     assert forward_mask(heads, nodes.nodes(Role.R)).all() and forward_mask(nodes.nodes(Role.W), heads).all()
 
@@ -128,13 +145,22 @@ def test_nodes_made_in_python(weights) -> None:
     np.testing.assert_array_equal(read(first), read(second))
     assert first.kind == "basis" and first.width(Role.R) == 2 and not first.nodes(Role.W)
     assert list(first.blocks(Role.W, 5)) == []
+    rows = first.nodes(Role.R)[0], second.nodes(Role.R)[0], second.nodes(Role.W)[0]
+    assert [(row.name, row.reads, row.writes) for row in rows] == [
+        ("b", True, False),
+        ("c", True, True),
+        ("c", True, True),
+    ]
 
 
-def test_numbers_too_large_or_small_for_float32_keep_their_direction(weights) -> None:
+def test_numbers_too_large_or_small_for_float32_keep_their_direction(weights, tmp_path: Path) -> None:
     direction = np.random.default_rng(0).normal(size=D)
     for scale in (1e-200, 1e-30, 1e30, 1e200):
         (nodes,) = node_sets(weights, hs.Node(direction * scale, "u", 1))
         found = read(nodes)[0, :, 0].astype(np.float64)
+        np.testing.assert_allclose(found / np.linalg.norm(found), direction / np.linalg.norm(direction), rtol=1e-6)
+    np.save(tmp_path / "v.npy", np.outer([1e-200, 1, 1e200], direction))  # beside others of a usual size too
+    for found in read(node_sets(weights, tmp_path / "v.npy")[0])[:, :, 0].astype(np.float64):
         np.testing.assert_allclose(found / np.linalg.norm(found), direction / np.linalg.norm(direction), rtol=1e-6)
 
 
@@ -154,6 +180,7 @@ WRONG = {
     "zero": (np.zeros(D), "is zero"),
     "one zero": (np.vstack([np.ones((4, D)), np.zeros((1, D))]), r"one zero\[4\].*is zero"),
     "nan": (np.full(D, np.nan), "NaN or infinite"),
+    "one nan": (np.vstack([np.ones((4, D)), np.full((1, D), np.nan)]), r"one nan\[4\].*NaN or infinite"),
     "infinite": (np.full((2, D), np.inf), "NaN or infinite"),
     "text": (np.array(["a"] * D), "not real numbers"),
     "complex": (np.ones(D, complex), "not real numbers"),
@@ -210,6 +237,13 @@ def test_missing_files_names_and_layers(weights, tmp_path: Path) -> None:
         node_sets(weights, [f"{tmp_path}/v.npz", hs.Node(np.ones(D), "A", 1)])
     with pytest.raises(HeadspanError, match="is not a node"):
         node_sets(weights, [np.ones(D)])
+
+
+@pytest.mark.parametrize("layer", [True, False, 1.5, 2.0, "1", -1, 6])
+def test_layers_that_a_model_does_not_have(weights, layer: Any) -> None:
+    with pytest.raises(HeadspanError, match="layers 0 to 4"):
+        stream_places(layer, weights)
+    assert stream_places(np.int64(5), weights)[Role.R].layer == 5  # after the last
 
 
 def test_wrong_nodes_in_python() -> None:

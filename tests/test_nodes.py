@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from headspan.node_kinds.adapters import adapter_sets
 from headspan.node_kinds.opening import node_sets
 from headspan.node_kinds.search import Search
 from headspan.reading.node_overlaps import NodeReport
@@ -477,7 +478,7 @@ def test_experts_one_by_one(tmp_path: Path) -> None:
     assert {row["kind"] for row in report.of("L1E2N5")} == {"expert neuron"}
     sets = node_sets(weights, neurons="L1:*")
     assert [len(found) for found in sets] == [24, 10] and len(node_sets(weights, neurons="L1E1:*")[0]) == 8
-    with pytest.raises(HeadspanError, match="L1E0:17 for a neuron of an expert or L1S:17"):
+    with pytest.raises(HeadspanError, match=r"L1E0:17 .* L1S:17"):
         node_sets(weights, neurons="L1:3")
     with pytest.raises(HeadspanError, match="experts 0 to 2"):
         node_sets(weights, neurons="L1E3:0")
@@ -571,7 +572,7 @@ def write_lora(folder: Path, factors: dict[str, tuple[np.ndarray, np.ndarray]], 
     tensors = {}
     for module, (a, b) in factors.items():
         stem = f"base_model.model.{module}.lora_"
-        embedding = module.endswith(("wte", "embed_tokens"))
+        embedding = module.endswith(("wte", "wpe", "embed_tokens"))
         names = ("embedding_A", "embedding_B") if embedding else ("A.weight", "B.weight")
         tensors |= {f"{stem}{name}": value.astype(np.float32) for name, value in zip(names, (a, b), strict=True)}
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -621,6 +622,11 @@ def test_modules_of_an_adapter_behind_layer_norms(gpt2: Path, tmp_path: Path, fo
         hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
     )
     assert not any("inside" in note for note in plain) and any("scales B·A by 1," in note for note in plain)
+    rng = np.random.default_rng(0)
+    shapes = {f"{start}attn.c_attn": (32, 96), "transformer.wpe": (source.read("transformer.wpe.weight").shape[0], 32)}
+    factors = {name: (rng.normal(size=(2, i)), rng.normal(size=(o, 2))) for name, (i, o) in shapes.items()}
+    report = hs.nodes(weights, adapter=write_lora(tmp_path / "positions", factors), k=1)
+    assert report.count == 1 and any(note.startswith("1 modules") and "wpe.weight" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("fold", [False, True])
@@ -654,6 +660,69 @@ def test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own(tm
     check_lora(
         hs.fold(weights) if fold else weights, tmp_path / "lora", modules, sizes, seen if fold else lambda _, b: b
     )
+
+
+def lora_of(tensors: dict[str, np.ndarray], modules: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Random factors of rank 2 that fit some modules of a model."""
+    rng = np.random.default_rng(1)
+    shapes = {module: tensors[f"{module}.weight"].shape for module in modules}
+    return {name: (rng.normal(size=(2, inputs)), rng.normal(size=(outputs, 2)))
+            for name, (outputs, inputs) in shapes.items()}  # fmt: skip
+
+
+def test_modules_of_an_adapter_on_one_expert(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    shapes = {"model.embed_tokens.weight": (30, 16)}
+    for at in (f"model.layers.{i}." for i in range(3)):
+        shapes |= {f"{at}self_attn.{n}_proj.weight": (16, 16) for n in "qkvo"}
+        shapes |= {f"{at}mlp.experts.{j}.{n}_proj.weight": (8, 16) for j in range(3) for n in ("gate", "up")}
+        shapes |= {f"{at}mlp.experts.{j}.down_proj.weight": (16, 8) for j in range(3)} | {
+            f"{at}mlp.gate.weight": (3, 16)
+        }
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    config = {"model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "vocab_size": 30, "num_experts": 3, "head_dim": 4, "num_key_value_heads": 4}  # fmt: skip
+    weights = hs.open((tensors, config))
+    factors = lora_of(tensors, [f"model.layers.0.mlp.experts.2.{n}_proj" for n in ("up", "down")])
+    folder = write_lora(tmp_path / "lora", factors)
+    assert [found.width(role) for found in adapter_sets(weights, folder) for role in found.places] == [2, 2]
+    report = hs.nodes(weights, adapter=folder, k=100)
+    vectors = {}
+    for module, role, layers in (("up", "R", {"L0"}), ("down", "W", {"L1", "L2"})):
+        name, (a, b) = f"lora/L0.mlp.experts.2.{module}_proj", factors[f"model.layers.0.mlp.experts.2.{module}_proj"]
+        vectors[name, role] = a.T if role == "R" else b
+        assert {row["partner"][:2] for row in report.of(name)} == layers
+    assert check_against_formula(weights, report, vectors) == 4 + 2 * 3 * 4
+    assert not any("inside" in note for note in report.notes)
+    alone = hs.nodes(weights, adapter=write_lora(tmp_path / "one", dict([*factors.items()][:1])), k=1)
+    assert alone.count == 1 and any("one scales B·A by 1," in note for note in alone.notes)
+    routed = write_lora(tmp_path / "routed", factors | lora_of(tensors, ["model.layers.0.mlp.gate"]))
+    notes = hs.nodes(weights, adapter=routed, k=1).notes
+    assert any(note.startswith("1 modules of routed") and "layers.0.mlp.gate.weight" in note for note in notes)
+
+
+def test_modules_of_an_adapter_behind_a_latent(tmp_path: Path) -> None:
+    """The maps into a latent read the stream. Those from a latent to the heads lie inside their block."""
+    pytest.importorskip("transformers")
+    from families import LATENT, build
+
+    model = build(LATENT["youtu"])
+    tensors = {name: value.numpy() for name, value in model.state_dict().items()}
+    start = "model.layers.1.self_attn."
+    inside = ["q_b_proj", "kv_b_proj"]
+    factors = lora_of(tensors, [start + module for module in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj", *inside)])
+    weights, folder = hs.open((tensors, model.config.to_dict())), write_lora(tmp_path / "lora", factors)
+    report = hs.nodes(weights, adapter=folder, k=100)
+    reads = {
+        (f"lora/L1.self_attn.{name}", "R"): factors[start + name][0].T for name in ("q_a_proj", "kv_a_proj_with_mqa")
+    }
+    assert {row["node"] for row in report.rows()} == {name for name, _ in reads}  # nothing reads after the last layer
+    assert check_against_formula(weights, report, reads) == 2 * 4
+    note = next(note for note in report.notes if "inside" in note)
+    assert note.startswith("2 modules of lora") and any(f"{start}{module}.weight" in note for module in inside)
+    only = write_lora(tmp_path / "only", {name: pair for name, pair in factors.items() if name.endswith("b_proj")})
+    with pytest.raises(HeadspanError, match="only has no LoRA"):
+        hs.nodes(weights, adapter=only)
 
 
 def test_an_adapter_of_another_model_is_refused(gpt2: Path, tmp_path: Path) -> None:
@@ -847,4 +916,4 @@ def test_many_nodes_made_in_python_have_one_note() -> None:
     rng = np.random.default_rng(1)
     given = [hs.Node(rng.normal(size=D), f"n{i}") for i in range(50)]
     notes = hs.nodes(arrays(), given, k=1).notes
-    assert len(notes) == 2 and "n0 and 49 other nodes were given without a layer" in notes[0]
+    assert len(notes) == 2 and "n0 and 49 other nodes" in notes[0]

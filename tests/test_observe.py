@@ -22,29 +22,16 @@ from headspan.running.observe import observe
 from headspan.system.atomic import write_safetensors
 from headspan.system.sealed_file import KEY, content_hash
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
+from observation_oracle import MORE_TOKENS as TOKENS
 from observation_oracle import exact_statistics, in_float64, observing
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-TOKENS = [[5, 10, 15, 20, 25], [7, 3, 44], [9, 21, 33], [1, 2], [8, 9, 10, 11, 12, 13], [30, 29, 28, 27]]
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:
     return in_float64(FAMILIES["qwen3"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("observed") / "model"
-    build(FAMILIES["llama"]).save_pretrained(found)
-    return found
-
-
-@pytest.fixture(scope="module")
-def stats(folder: Path) -> Statistics:
-    return observe(folder, tokens=TOKENS)
 
 
 def same(a: Statistics, b: Statistics) -> None:
@@ -86,27 +73,27 @@ def test_the_error_falls_with_the_root_of_the_draws(model: Any) -> None:
     assert few / many == pytest.approx(8, rel=0.4) and many < 0.1
 
 
-def test_seeds_change_the_signs_and_nothing_else(stats: Statistics, folder: Path) -> None:
-    same(observe(folder, tokens=TOKENS), stats)
-    other = observe(folder, tokens=TOKENS, seed=1)
-    for name, values in stats.arrays.items():
+def test_seeds_change_the_signs_and_nothing_else(llama_stats: Statistics, llama_folder: Path) -> None:
+    same(observe(llama_folder, tokens=TOKENS), llama_stats)
+    other = observe(llama_folder, tokens=TOKENS, seed=1)
+    for name, values in llama_stats.arrays.items():
         assert np.array_equal(values, other.arrays[name]) != name.startswith("fisher/")
 
 
-def test_a_live_model_and_its_folder_give_the_same(folder: Path, stats: Statistics) -> None:
+def test_a_live_model_and_its_folder_give_the_same(llama_folder: Path, llama_stats: Statistics) -> None:
     live = observe(build(FAMILIES["llama"]), tokens=TOKENS)
-    for name, values in stats.arrays.items():
+    for name, values in llama_stats.arrays.items():
         np.testing.assert_allclose(live.arrays[name], values, rtol=1e-5, atol=1e-6 * np.abs(values).max())
-    assert live.model["attention_hash"] == stats.model["attention_hash"]
+    assert live.model["attention_hash"] == llama_stats.model["attention_hash"]
 
 
-def test_what_is_recorded(stats: Statistics, folder: Path) -> None:
-    assert stats.tokens == sum(map(len, TOKENS)) and stats.inputs[0]["kind"] == "tokens"
-    assert stats.counts.tolist() == [6, 6, 5, 3, 2, 1] and degrees(stats.counts) == 5 + 5 + 4 + 2 + 1
-    assert stats.protocol == {"seed": 0, "draws": 8, "bos": None, "dtype": "float32"}
-    assert stats.model["fingerprint"] == hs.open(folder).provenance["fingerprint"]
-    assert stats.to_dict()["headspan"] == hs.__version__
-    assert observe(folder, tokens=TOKENS[:5]).inputs[0]["sha256"] != stats.inputs[0]["sha256"]
+def test_what_is_recorded(llama_stats: Statistics, llama_folder: Path) -> None:
+    assert llama_stats.tokens == sum(map(len, TOKENS)) and llama_stats.inputs[0]["kind"] == "tokens"
+    assert llama_stats.counts.tolist() == [6, 6, 5, 3, 2, 1] and degrees(llama_stats.counts) == 5 + 5 + 4 + 2 + 1
+    assert llama_stats.protocol == {"seed": 0, "draws": 8, "bos": None, "dtype": "float32"}
+    assert llama_stats.model["fingerprint"] == hs.open(llama_folder).provenance["fingerprint"]
+    assert llama_stats.to_dict()["headspan"] == hs.__version__
+    assert observe(llama_folder, tokens=TOKENS[:5]).inputs[0]["sha256"] != llama_stats.inputs[0]["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -119,24 +106,24 @@ def test_what_is_recorded(stats: Statistics, folder: Path) -> None:
         ({"text": "some text"}, "no tokenizer"),
     ],
 )
-def test_odd_input_is_refused(folder: Path, options: dict[str, Any], reason: str) -> None:
+def test_odd_input_is_refused(llama_folder: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(HeadspanError, match=reason):
-        observe(folder, **options)
+        observe(llama_folder, **options)
 
 
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_statistics_are_equal(stats: Statistics, tmp_path: Path) -> None:
-    place = saved(stats, tmp_path / "s.safetensors")
+def test_saved_and_loaded_statistics_are_equal(llama_stats: Statistics, tmp_path: Path) -> None:
+    place = saved(llama_stats, tmp_path / "s.safetensors")
     found = Statistics.load(place)
-    assert found == stats == hs.load(place)
-    same(found, stats)
+    assert found == llama_stats == hs.load(place)
+    same(found, llama_stats)
     for name in ("inputs", "model", "protocol", "notes"):
-        assert getattr(found, name) == getattr(stats, name)
-    assert found.ports.same_heads(stats.ports) and found.ports.served_by == stats.ports.served_by
+        assert getattr(found, name) == getattr(llama_stats, name)
+    assert found.ports.same_heads(llama_stats.ports) and found.ports.served_by == llama_stats.ports.served_by
     for role in "QKVO":
-        np.testing.assert_array_equal(found.roots(role), stats.roots(role))
+        np.testing.assert_array_equal(found.roots(role), llama_stats.roots(role))
 
 
 def saved(stats: Statistics, place: Path) -> Path:
@@ -168,8 +155,8 @@ def rewritten(stats: Statistics, folder: Path, edit: Edit, *, seal: bool = True)
         lambda head, arrays: head["protocol"].update(seed=9),
     ],
 )
-def test_an_edited_file_is_reported(stats: Statistics, tmp_path: Path, edit: Edit) -> None:
-    place = rewritten(stats, tmp_path, edit, seal=False)
+def test_an_edited_file_is_reported(llama_stats: Statistics, tmp_path: Path, edit: Edit) -> None:
+    place = rewritten(llama_stats, tmp_path, edit, seal=False)
     with pytest.warns(HeadspanWarning, match="hash does not match"):
         found = Statistics.load(place)
     again = saved(found, tmp_path / "again.safetensors")
@@ -236,13 +223,13 @@ HOSTILE: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused(stats: Statistics, tmp_path: Path, name: str) -> None:
+def test_a_hostile_file_is_refused(llama_stats: Statistics, tmp_path: Path, name: str) -> None:
     with pytest.raises(HeadspanError):
-        Statistics.load(rewritten(stats, tmp_path, HOSTILE[name]))
+        Statistics.load(rewritten(llama_stats, tmp_path, HOSTILE[name]))
 
 
-def test_other_files_are_refused(stats: Statistics, folder: Path, tmp_path: Path) -> None:
-    place = saved(stats, tmp_path / "s.safetensors")
+def test_other_files_are_refused(llama_stats: Statistics, llama_folder: Path, tmp_path: Path) -> None:
+    place = saved(llama_stats, tmp_path / "s.safetensors")
     whole = place.read_bytes()
     for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         place.write_bytes(whole[:length])
@@ -252,14 +239,14 @@ def test_other_files_are_refused(stats: Statistics, folder: Path, tmp_path: Path
     with pytest.raises(HeadspanError, match="cannot be read"):
         Statistics.load(place)
     with pytest.raises(HeadspanError, match="not a headspan result"):
-        Statistics.load(folder / "model.safetensors")
+        Statistics.load(llama_folder / "model.safetensors")
     with pytest.raises(HeadspanError, match=r"missing\.safetensors.*hs\.observe"):
         given_statistics(tmp_path / "missing.safetensors")
     result = hs.score("demo", "pk", "OK", out=tmp_path / "result.safetensors") and tmp_path / "result.safetensors"
     with pytest.raises(HeadspanError, match="'statistics'"):
         Statistics.load(result)
     with pytest.raises(HeadspanError, match="'statistics'"):
-        hs.Scores.load(saved(stats, tmp_path / "t.safetensors"))
+        hs.Scores.load(saved(llama_stats, tmp_path / "t.safetensors"))
 
 
 # -- merging -------------------------------------------------------------------------------------------------
@@ -273,18 +260,18 @@ def about_equal(ours: Statistics, theirs: Statistics) -> None:
 
 
 @pytest.mark.parametrize("cut", [2, 3, 4])
-def test_merged_statistics_are_those_of_one_run(folder: Path, stats: Statistics, cut: int) -> None:
-    parts = [observe(folder, tokens=part) for part in (TOKENS[:cut], TOKENS[cut:])]
-    about_equal(Statistics.merge(*parts), stats)
-    about_equal(Statistics.merge(*reversed(parts)), stats)
+def test_merged_statistics_are_those_of_one_run(llama_folder: Path, llama_stats: Statistics, cut: int) -> None:
+    parts = [observe(llama_folder, tokens=part) for part in (TOKENS[:cut], TOKENS[cut:])]
+    about_equal(Statistics.merge(*parts), llama_stats)
+    about_equal(Statistics.merge(*reversed(parts)), llama_stats)
 
 
-def test_merging_is_associative(folder: Path, stats: Statistics, tmp_path: Path) -> None:
-    a, b, c = (observe(folder, tokens=TOKENS[i : i + 2]) for i in (0, 2, 4))
+def test_merging_is_associative(llama_folder: Path, llama_stats: Statistics, tmp_path: Path) -> None:
+    a, b, c = (observe(llama_folder, tokens=TOKENS[i : i + 2]) for i in (0, 2, 4))
     left = Statistics.merge(Statistics.merge(a, b), c)
     about_equal(left, Statistics.merge(a, Statistics.merge(b, c)))
     about_equal(left, Statistics.merge(a, b, c))
-    about_equal(left, stats)
+    about_equal(left, llama_stats)
     same(Statistics.load(saved(left, tmp_path / "s.safetensors")), left)
     same(Statistics.merge(a), a)
     assert [one["tokens"] for one in left.inputs] == [8, 5, 10] and left.model["fingerprint"] == a.model["fingerprint"]
@@ -292,16 +279,16 @@ def test_merging_is_associative(folder: Path, stats: Statistics, tmp_path: Path)
         Statistics.merge()
 
 
-def test_merging_refuses_the_same_input_and_other_models(folder: Path, stats: Statistics) -> None:
+def test_merging_refuses_the_same_input_and_other_models(llama_folder: Path, llama_stats: Statistics) -> None:
     with pytest.raises(HeadspanError, match="count twice"):
-        Statistics.merge(stats, stats)
+        Statistics.merge(llama_stats, llama_stats)
     rest = [[4, 5, 6], [6, 5, 4]]
     with pytest.raises(HeadspanError, match="count twice"):
-        Statistics.merge(stats, observe(folder, tokens=rest), stats)
+        Statistics.merge(llama_stats, observe(llama_folder, tokens=rest), llama_stats)
     with pytest.raises(HeadspanError, match="different models"):  # of the same shape
-        Statistics.merge(stats, observe(build(FAMILIES["llama"], seed=1), tokens=rest))
+        Statistics.merge(llama_stats, observe(build(FAMILIES["llama"], seed=1), tokens=rest))
     with pytest.raises(HeadspanError, match="different"):
-        Statistics.merge(stats, observe(build(FAMILIES["gpt2"]), tokens=rest))
+        Statistics.merge(llama_stats, observe(build(FAMILIES["gpt2"]), tokens=rest))
 
 
 # -- runs that end early -------------------------------------------------------------------------------------
@@ -331,16 +318,16 @@ def continued(folder: Path, out: Path) -> tuple[Statistics, list[int]]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kill -9 is of POSIX")
-def test_a_killed_run_continues(folder: Path, stats: Statistics, tmp_path: Path, cache: Path) -> None:
+def test_a_killed_run_continues(llama_folder: Path, llama_stats: Statistics, tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "s.safetensors"
-    process = run(folder, out, 4, signal.SIGKILL)
+    process = run(llama_folder, out, 4, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not out.exists() and len(list(cache.rglob("*.safetensors"))) == 1
-    found, seen = continued(folder, out)
+    found, seen = continued(llama_folder, out)
     assert seen == [3, 4, 5, 6]  # the fourth was finished but not yet saved
-    same(found, stats)
-    same(Statistics.load(out), stats)
+    same(found, llama_stats)
+    same(Statistics.load(out), llama_stats)
     assert not list(cache.rglob("*.safetensors")) and [p.name for p in tmp_path.iterdir()] == ["s.safetensors"]
 
 
@@ -358,34 +345,34 @@ def stopped(folder: Path, out: Path, at: int, monkeypatch: pytest.MonkeyPatch, *
 
 
 def test_a_stopped_run_continues(
-    folder: Path, stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, llama_stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "s.safetensors"
-    stopped(folder, out, 3, monkeypatch)
+    stopped(llama_folder, out, 3, monkeypatch)
     assert not out.exists()
-    found, seen = continued(folder, out)
+    found, seen = continued(llama_folder, out)
     assert seen == [2, 3, 4, 5, 6]
-    same(found, stats)
+    same(found, llama_stats)
     assert not list(cache.rglob("*.safetensors"))
 
 
 def test_only_the_same_run_is_continued(
-    folder: Path, stats: Statistics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, llama_stats: Statistics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "s.safetensors"
-    stopped(folder, out, 3, monkeypatch, seed=1)
-    stopped(folder, out, 3, monkeypatch, draws=2)
-    stopped(folder, out, 3, monkeypatch, tokens=[*TOKENS[:5], [1, 2, 3]])
+    stopped(llama_folder, out, 3, monkeypatch, seed=1)
+    stopped(llama_folder, out, 3, monkeypatch, draws=2)
+    stopped(llama_folder, out, 3, monkeypatch, tokens=[*TOKENS[:5], [1, 2, 3]])
     other = tmp_path / "other"
     build(FAMILIES["llama"], seed=1).save_pretrained(other)
     stopped(other, out, 3, monkeypatch)
-    found, seen = continued(folder, out)
+    found, seen = continued(llama_folder, out)
     assert seen == [0, 1, 2, 3, 4, 5, 6]
-    same(found, stats)
-    stopped(folder, tmp_path / "t.safetensors", 3, monkeypatch)
+    same(found, llama_stats)
+    stopped(llama_folder, tmp_path / "t.safetensors", 3, monkeypatch)
     fresh: list[int] = []
     observe(
-        folder, tokens=TOKENS, out=tmp_path / "t.safetensors", resume=False,
+        llama_folder, tokens=TOKENS, out=tmp_path / "t.safetensors", resume=False,
         progress=lambda done, total: fresh.append(done),
     )  # fmt: skip
     assert fresh[0] == 0
@@ -393,34 +380,34 @@ def test_only_the_same_run_is_continued(
 
 @pytest.mark.parametrize("bit", [1000, 30_001, 80_003])
 def test_damaged_work_is_not_continued(
-    folder: Path, stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, bit: int
+    llama_folder: Path, llama_stats: Statistics, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, bit: int
 ) -> None:
     out = tmp_path / "s.safetensors"
-    stopped(folder, out, 3, monkeypatch)
+    stopped(llama_folder, out, 3, monkeypatch)
     (state,) = cache.rglob("*.safetensors")
     content = bytearray(state.read_bytes())
     content[bit // 8 % len(content)] ^= 1 << bit % 8
     state.write_bytes(content)
     with pytest.warns(HeadspanWarning, match="content has changed"):
-        found, seen = continued(folder, out)
+        found, seen = continued(llama_folder, out)
     assert seen[0] == 0
-    same(found, stats)
+    same(found, llama_stats)
 
 
-def test_two_runs_to_one_file(folder: Path, stats: Statistics, tmp_path: Path, cache: Path) -> None:
+def test_two_runs_to_one_file(llama_folder: Path, llama_stats: Statistics, tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "s.safetensors"
-    both = [run(folder, out) for _ in range(2)]
+    both = [run(llama_folder, out) for _ in range(2)]
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
-    same(Statistics.load(out), stats)
+    same(Statistics.load(out), llama_stats)
     assert not list(cache.rglob("*.safetensors")) and os.listdir(tmp_path) == ["s.safetensors"]
 
 
-def test_outputs_are_protected(folder: Path, stats: Statistics, tmp_path: Path) -> None:
+def test_outputs_are_protected(llama_folder: Path, llama_stats: Statistics, tmp_path: Path) -> None:
     with pytest.raises(HeadspanError, match="one of the input files"):
-        observe(folder, tokens=TOKENS, out=folder / "model.safetensors")
+        observe(llama_folder, tokens=TOKENS, out=llama_folder / "model.safetensors")
     precious = tmp_path / "precious.safetensors"
     precious.write_bytes(b"mine")
     with pytest.raises(HeadspanError):
-        observe(folder, tokens=TOKENS, out=precious)
+        observe(llama_folder, tokens=TOKENS, out=precious)
     assert precious.read_bytes() == b"mine"

@@ -165,7 +165,7 @@ def test_methods(things: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_message_says_what_is_expected() -> None:
     for call, words in (
-        (lambda: hs.top("demo", k="many"), "k must be a whole number, not 'many'"),
+        (lambda: hs.top("demo", k="many"), "whole number, not 'many'"),
         (lambda: hs.wiring("demo", rule="best"), "rule must be one of top, top-per-target"),
         (lambda: hs.hubs("demo", [3]), "pairing must be"),
         (lambda: hs.hubs(3), "not a model reference"),

@@ -287,7 +287,7 @@ def test_folded_weights_and_results(tmp_path: File) -> None:
         with pytest.raises(hs.HeadspanError, match="`model`"):
             hs.paths(given, to="L1H2")
     hs.score("demo", ["pk"], "flow").save(file)
-    with pytest.raises(hs.HeadspanError, match="is not the model of this result"):
+    with pytest.raises(hs.HeadspanError, match="not the model of this"):
         hs.paths(file, to="L1H2", model=model())
 
 

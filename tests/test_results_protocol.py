@@ -284,9 +284,9 @@ def test_other_kinds_newer_versions_and_torn_files_are_one_sentence(
 
 def test_one_class_refuses_the_file_of_another(made: Callable[[str], Any], tmp_path: Path) -> None:
     path = saved(made("hubs"), tmp_path)
-    with pytest.raises(hs.HeadspanError, match="'hubs', not the scores of one model"):
+    with pytest.raises(hs.HeadspanError, match="'hubs', not the scores"):
         hs.Scores.load(path)
-    with pytest.raises(hs.HeadspanError, match="'hubs', not a result of the kind 'series'"):
+    with pytest.raises(hs.HeadspanError, match=r"'hubs', not .*'series'"):
         hs.Series.load(path)
     with pytest.raises(hs.HeadspanError, match="'hubs', not"):
         hs.Effects.load(path)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy.stats import gamma
 
 import headspan as hs
 from headspan.change.diff import Diff
+from headspan.change.rounding import Expected, LatentNoise, PortNoise, StoredPort, rounding_floor
+from headspan.models.families.latent_attention import LatentFactors
+from headspan.models.folding import fold as folded
 from headspan.models.rounded import narrowest, round_to
-from headspan.vocabulary.heads import ROLES
+from headspan.vocabulary.heads import ROLES, Role
 from test_drift import random_model, with_norm
 
 Arrays = dict[str, Any]
@@ -125,6 +130,118 @@ def test_gains_that_both_models_share_do_not_hide_a_change() -> None:
     other = each(base, lambda value: value.copy())
     other["V"] *= 1 + 1e-5 * np.random.default_rng(7).normal(size=other["V"].shape)
     assert {str(line.role) for line in hs.diff(base, other, fold=True).drift if line.moved} == {"V"}
+
+
+def numbers_of_one_step(rng: np.random.Generator, *shape: int, bits: int = 7) -> np.ndarray:
+    """Numbers between 1 and 2, or -1 and -2, where those of bfloat16 (7 bits) or float32 (23) are equally spaced."""
+    numbers = rng.uniform(1, 2, size=shape) * rng.choice([-1, 1], size=shape)
+    return (np.trunc(numbers * 2**bits) / 2**bits).astype(np.float32)
+
+
+def moved_by_noise(weights: np.ndarray, noisy: np.ndarray) -> np.ndarray:
+    """Rank times drift, m − ‖UᵀU'‖², of (n, d, m) weights and (draws, n, d, m) of them with noise."""
+    bases, turned = np.linalg.qr(weights)[0], np.linalg.qr(noisy)[0]
+    return weights.shape[-1] - np.square(np.swapaxes(bases, -1, -2) @ turned).sum(axis=(-1, -2))
+
+
+def assert_as_drawn(expected: Expected, drawn: np.ndarray) -> None:
+    np.testing.assert_allclose(expected.mean, drawn.mean(axis=0), rtol=0.03)
+    np.testing.assert_allclose(expected.variance, drawn.var(axis=0), rtol=0.2)
+
+
+@pytest.mark.parametrize(("coarse", "fold"), [("weights", False), ("weights", True), ("gains", True)])
+def test_the_estimated_mean_and_variance_are_those_of_random_noise(coarse: str, fold: bool) -> None:
+    """Weights or gains are stored in bfloat16, the others in float32, whose rounding hardly counts."""
+    rng, sd = np.random.default_rng(1), 2.0**-7 / math.sqrt(12)
+    bits = {"weights": (7, 23), "gains": (23, 7)}[coarse]
+    arrays: Arrays = {role: numbers_of_one_step(rng, 1, 2, 64, 2, bits=bits[0]) for role in "QKVO"}
+    arrays |= {"norm": "rms", "gain": np.abs(numbers_of_one_step(rng, 1, 64, bits=bits[1]))}
+    arrays["gain"][0, 5] = 0
+    keys, gain = arrays["K"][0].astype(np.float64), arrays["gain"][0].astype(np.float64)
+    weights = hs.open(arrays)
+    port = StoredPort(folded(weights) if fold else weights, Role.K, 0)
+    noisy, noisy_gain = keys, gain
+    if coarse == "weights":
+        noisy = keys + sd * rng.normal(size=(4000, *keys.shape))
+    else:
+        noisy_gain = gain + sd * rng.normal(size=(4000, 1, 64)) * (gain > 0)
+    if fold:
+        keys, noisy = keys * gain[:, None], noisy * noisy_gain[..., None]
+    noise = PortNoise(port)
+    assert_as_drawn(noise.expected(same_gains=coarse == "weights"), moved_by_noise(keys, noisy))
+    if coarse == "gains":  # equal gains move nothing
+        assert (noise.expected(same_gains=True).mean < 1e-6 * noise.expected(same_gains=False).mean).all()
+
+
+@pytest.mark.parametrize("coarse", ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"])
+def test_the_same_for_each_factor_of_a_latent(coarse: str) -> None:
+    """Heads are products of three tensors. One is stored in bfloat16, so the rounding of the others hardly counts."""
+    from families import MLA
+
+    n, d, r, m, rotary = 2, 64, 24, 3, 5
+    rng, sd = np.random.default_rng(2), 2.0**-7 / math.sqrt(12)
+    config = MLA | {"model_type": "deepseek_v3", "hidden_size": d, "num_attention_heads": n, "num_key_value_heads": n,
+                    "q_lora_rank": None, "kv_lora_rank": r, "qk_nope_head_dim": m, "qk_rope_head_dim": rotary,
+                    "v_head_dim": m, "num_hidden_layers": 1}  # fmt: skip
+    shapes = {"q_proj": (n * (m + rotary), d), "kv_a_proj_with_mqa": (r + rotary, d), "kv_a_layernorm": (r,),
+              "kv_b_proj": (n * 2 * m, r), "o_proj": (d, n * m)}  # fmt: skip
+    # Most dimensions of the latent are small.
+    scales = {"kv_a_layernorm": np.where(np.arange(r) < 6, 1, 2.0**-5).astype(np.float32)}
+    tensors = {
+        name: numbers_of_one_step(rng, *shape, bits=7 if name == coarse else 23) * scales.get(name, 1)
+        for name, shape in shapes.items()
+    }
+    gain = np.abs(numbers_of_one_step(rng, d))
+    state = {f"model.layers.0.self_attn.{name}.weight": tensor for name, tensor in tensors.items()}
+    weights = folded(hs.open((state | {"model.layers.0.input_layernorm.weight": gain}, config)))
+
+    def products(tensors: Mapping[str, np.ndarray], rows: slice) -> np.ndarray:
+        stored, gains, heads = (tensors[name] for name in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"))
+        heads = heads.reshape(*heads.shape[:-2], n, 2 * m, r)[..., rows, :] * gains[..., None, None, :]
+        return gain[:, None] * np.swapaxes(heads @ stored[..., None, :r, :], -1, -2)
+
+    exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    draws = 8000 if coarse == "kv_a_layernorm" else 2000  # a few gains cause most of the noise
+    noisy = exact | {coarse: exact[coarse] + sd * scales.get(coarse, 1) * rng.normal(size=(draws, *shapes[coarse]))}
+    keys, values = (PortNoise(StoredPort(weights, role, 0)).expected(True) for role in (Role.K, Role.V))
+    assert_as_drawn(values, moved_by_noise(products(exact, np.s_[m:]), products(noisy, np.s_[m:])))
+    heads = Expected(keys.mean[:n], keys.variance[:n])  # they are narrower than the rotary key
+    assert_as_drawn(heads, moved_by_noise(products(exact, np.s_[:m]), products(noisy, np.s_[:m])))
+    if coarse == "kv_a_proj_with_mqa":  # which holds the rotary key itself
+        drawn = [gain[:, None] * np.swapaxes(one[coarse][..., None, r:, :], -1, -2) for one in (exact, noisy)]
+        assert_as_drawn(Expected(keys.mean[n:], keys.variance[n:]), moved_by_noise(*drawn))
+
+
+def test_the_same_for_a_direction_that_the_noise_nearly_hides() -> None:
+    """Two columns that differ by two steps: the estimate is not only that of first order."""
+    rng = np.random.default_rng(4)
+    keys = np.clip(np.abs(numbers_of_one_step(rng, 1, 2, 64, 2)), 1.125, 1.875)
+    keys[..., 1] = keys[..., 0] + rng.choice([-1, 1], size=keys.shape[:-1]) * np.float32(2.0**-6)
+    expected = PortNoise(StoredPort(hs.open(dict.fromkeys("QKVO", keys)), Role.K, 0)).expected(True)
+    exact = keys[0].astype(np.float64)
+    noisy = exact + 2.0**-7 / math.sqrt(12) * rng.normal(size=(4000, *exact.shape))
+    assert (expected.mean > 0.03).all()
+    assert_as_drawn(expected, moved_by_noise(exact, noisy))
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 2], ids=["map", "heads", "gains"])
+def test_one_factor_of_an_unknown_format_is_enough_to_have_no_estimate(unknown: int) -> None:
+    rng = np.random.default_rng(3)
+    kinds = tuple("IQ2_XS" if i == unknown else "float32" for i in range(3))
+    factors = LatentFactors(rng.normal(size=(16, 6)), rng.normal(size=(2, 3, 6)), np.ones(6), 1.0, kinds)
+    assert not LatentNoise(factors, kinds, np.ones(16)).known
+    assert LatentNoise(factors, ("float32",) * 3, np.ones(16)).known
+
+
+@pytest.mark.parametrize("d", [4, 96], ids=["few-numbers", "many"])
+def test_the_floor_of_stored_numbers_is_twice_the_mean_or_what_one_weight_in_a_million_exceeds(d: int) -> None:
+    weights = hs.open(random_model(layers=1, d=d, m=2))
+    ports = [StoredPort(weights, Role.O, 0) for _ in range(2)]
+    mean, variance = (2 * one for one in ports[0].expected(ports[1]))
+    rare = gamma.isf(1e-6, mean**2 / variance, scale=variance / mean)
+    assert (rare > 2 * mean).all() if d == 4 else (rare > mean).all()
+    floor = rounding_floor(ports[0], ports[1], np.zeros(len(mean)))
+    np.testing.assert_allclose(floor, np.maximum(rare, 2 * mean) / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("exponent", [-310, -200, 200, 300])

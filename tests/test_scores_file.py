@@ -50,7 +50,7 @@ def test_top_and_rank_agree(scores: hs.Scores) -> None:
     assert matrix.top(0) == []
     with pytest.raises(hs.HeadspanError, match="not among the OK pairs"):
         matrix.rank_of("L2H0", "L1KV0")
-    with pytest.raises(hs.HeadspanError, match="no head L9H9 with the role O"):
+    with pytest.raises(hs.HeadspanError, match="no head L9H9"):
         matrix.rank_of("L9H9", "L1KV0")
 
 
@@ -87,7 +87,7 @@ def test_notebook_views_escape(scores: hs.Scores) -> None:
 
 
 def test_missing_scores_are_named(scores: hs.Scores) -> None:
-    with pytest.raises(hs.HeadspanError, match="no linear_cka scores for OK: it has pk, cs"):
+    with pytest.raises(hs.HeadspanError, match=r"no linear_cka scores for OK.*pk, cs"):
         scores["linear_cka", "OK"]
     assert ("pk", "OK") in scores and ("procrustes", "OK") not in scores
 

@@ -98,7 +98,7 @@ def test_weights_find_their_result(tmp_path: Path) -> None:
     pages = [(made.folder / page.file).read_text(encoding="utf-8") for page in made.pages]
     assert '"details":{}' not in pages[1].replace(" ", "") and len(pages[1]) > len(pages[0])
     other = hs.open({role: np.random.default_rng(9).normal(size=(2, 2, 16, 4)) for role in "QKVO"})
-    with pytest.raises(hs.HeadspanError, match="is not the model of any of these results"):
+    with pytest.raises(hs.HeadspanError, match="not the model of any"):
         hs.site(tmp_path / "other", [result], model=[other])
     with pytest.raises(hs.HeadspanError, match="at least one result"):
         hs.site(tmp_path / "other", [])

@@ -72,7 +72,7 @@ def test_the_cache_stays_under_its_limit(hub: Hub, home: Path) -> None:
     size = bytes_in(home / "ours")
     small = run(hub, home, HEADSPAN_CACHE_LIMIT="2MB", HEADSPAN_CACHE_DIR=str(home / "b"))
     assert small.returncode == 2 and "set HEADSPAN_CACHE_LIMIT to more" in small.stderr
-    assert re.search(r"take \d\.\d+ MB, but the cache is limited to 2 MB", small.stderr)
+    assert re.search(r"\d\.\d+ MB, .*limited to 2 MB", small.stderr)
     assert bytes_in(home / "b") <= 2_000_000
     hub.files = repository(seed=2)  # another content: the one that was not used for longest goes
     assert run(hub, home, HEADSPAN_CACHE_LIMIT=str(int(1.5 * size))).returncode == 0

@@ -38,3 +38,12 @@ def test_no_test_is_named_in_another_way() -> None:
     """A file without the name of a test, or ``::name`` alone, would not be looked for."""
     text = NAMED.sub("", PAGE.read_text(encoding="utf-8"))
     assert re.findall(r"`::\w+`|`test_\w+\.py`", text) == []
+
+
+def test_the_mutation_tool_names_tests_that_exist() -> None:
+    text = (TESTS / "mutation" / "mutate.py").read_text(encoding="utf-8")
+    named = re.findall(r'"(test_\w+\.py)(?:::(test_\w+))?', text)
+    assert len(named) > 30
+    assert [
+        (file, name) for file, name in named if f"def {name}" not in (TESTS / file).read_text(encoding="utf-8")
+    ] == []

@@ -93,6 +93,24 @@ def results(folder: Path) -> hs.Scores:
     return scores
 
 
+def by_keyword(scores: hs.Scores) -> None:
+    """Every argument has a name, the first one too."""
+    edges: Edges = hs.top(scores=scores, pairing="OK", k=3)
+    near: Around = hs.around(scores=scores, head="L1H2", k=2)
+    one: Hubs = hs.hubs(scores=scores, pairing="OK")
+    chance: Baseline = hs.baseline(scores=scores)
+    sure: Significance = hs.significance(scores=scores, pairing="OK")
+    graph: Wiring = hs.wiring(scores=scores, pairing="OK", k=5)
+    paths: Paths = hs.paths(scores="demo", to="L1H0.K", depth=1, k=3)
+    same: Comparison = hs.compare(first=scores, second=scores)
+    again: hs.Scores = hs.score(model="demo", metric="pk", pairing="OK")
+    pair: PairReport = hs.pair(model="demo", source="L0H3.O", target="L1H0.K", k=2)
+    tokens: TokenList = hs.tokens(model="demo", head="L1H2", role="O", k=3)
+    about: Info = hs.info(model="demo")
+    assert list(edges) == list(hs.top(scores, "OK", 3)) and near.rows() and one.rows() and chance.rows() and about
+    assert sure.rows(k=1) and graph.edges and paths.rows() and same.rows() and again and pair and len(tokens)
+
+
 def statistics(scores: hs.Scores) -> None:
     one: Hubs = hs.hubs(scores, "OK")
     inlet: HubScores = one.inlet
@@ -175,6 +193,7 @@ def live_model() -> ModelLike:
 def main(folder: Path) -> None:
     reading(folder)
     scores = results(folder)
+    by_keyword(scores)
     statistics(scores)
     change(folder)
     saving(scores, folder)

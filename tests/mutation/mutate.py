@@ -49,7 +49,10 @@ _ADAPTER_NODES = (
     "test_nodes.py::test_adapter_made_by_peft",
     "test_nodes.py::test_modules_of_an_adapter_behind_layer_norms",
     "test_nodes.py::test_modules_of_an_adapter_behind_rms_norms_and_an_unembedding_of_its_own",
-    "test_nodes.py::test_an_adapter_of_another_model_is_told",
+    "test_nodes.py::test_modules_of_an_adapter_on_one_expert",
+    "test_nodes.py::test_modules_of_an_adapter_behind_a_latent",
+    "test_nodes.py::test_an_adapter_of_another_model_is_refused",
+    "test_uneven.py::test_an_adapter_of_a_mixture_with_its_own_norms",
 )
 # Files or tests of each module; "not word" leaves out those with the word in their name, which have no part in it.
 TESTS = {
@@ -62,7 +65,12 @@ TESTS = {
     "statistics.hubs": ("test_hubs.py", "test_pair_sets.py"),
     "reading.node_overlaps": ("test_nodes.py", *_NO_MODELS),
     "node_kinds.search": ("test_nodes.py", *_NO_MODELS),
-    "node_kinds.node_sets": ("test_node_files.py", "test_nodes.py", *_NO_MODELS),
+    "node_kinds.node_sets": (
+        "test_node_files.py",
+        "test_nodes.py",
+        "../src/headspan/node_kinds/node_sets.py",
+        *_NO_MODELS,
+    ),
     "node_kinds.adapters": ("test_nodes_kinds.py::test_from_score_to_the_page[llama-adapter]", *_ADAPTER_NODES),
     "graphs.path_search": ("test_paths.py", "not simulation", "not random_weights"),
     "graphs.paths": ("test_paths.py", "not simulation", "not random_weights"),

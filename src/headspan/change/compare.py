@@ -15,7 +15,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
-from headspan.system.ordering import mean_ranks
+from headspan.system.ordering import spearman
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, parse_pairings
@@ -123,14 +123,3 @@ def _smaller_ranks(scores: Scores, pairing: Pairing) -> np.ndarray:
     """min(m, m') of each pair, which normalises PK."""
     ranks = np.minimum(scores.ranks(pairing.source)[:, None], scores.ranks(pairing.target)[None, :])
     return np.maximum(ranks, 1)
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's ρ with mean ranks for ties; NaN for fewer than two values or a constant.
-
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
-    1.0
-    """
-    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return float("nan")
-    return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])

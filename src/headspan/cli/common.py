@@ -168,6 +168,7 @@ class Listing:
     rows: flat records, for JSON, CSV and the table; ``columns`` are their names, needed if there may be no rows.
     shown: the columns of the table, if not all; formats: a format spec per column, for the table only.
     tables: tables (title, rows, formats) to print instead of the one made from ``rows``.
+    spare: columns that are left out of a table for which the terminal is too narrow, the first of them first.
     head, remarks: lines above and below the table; with --json and --csv remarks go to stderr.
     tail: lines about the table, below it; left out with --json and --csv.
     code: the exit code. written: everything went to files, so no table is printed.
@@ -179,6 +180,7 @@ class Listing:
     columns: Sequence[str] = ()
     shown: Sequence[str] = ()
     tables: Sequence[Table] = ()
+    spare: Sequence[str] = ()
     head: Sequence[str] = ()
     tail: Sequence[str] = ()
     remarks: Sequence[str] = ()
@@ -198,11 +200,14 @@ class Listing:
     def _print_tables(self) -> None:
         print_lines(self.head)
         shown = [{name: row[name] for name in self.shown or row} for row in self.rows]
+        left_out: dict[str, None] = {}
         for i, (title, rows, formats) in enumerate(self.tables or [(self.title, shown, self.formats)]):
             if i:
                 print()
-            print_table(rows, title, formats)
+            left_out |= dict.fromkeys(print_table(rows, title, formats, self.spare))
         print_lines(self.tail)
+        if left_out:
+            print_lines([f"Too narrow for {', '.join(left_out)}: a wider terminal or --csv shows them."])
 
 
 def with_options(

@@ -98,7 +98,7 @@ def score(
     import numpy as np
 
     from headspan.scoring.run import score as run
-    from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
+    from headspan.subspaces.metrics import DEFAULT_METRICS, OBSERVED_METRICS, PK, check_statistics, parse_metrics
     from headspan.system.outputs import check_output
 
     if route not in (None, "gram", "direct"):
@@ -110,8 +110,7 @@ def score(
     usual = (PK,) if screen else DEFAULT_METRICS
     usual = (*usual, *OBSERVED_METRICS) if stats is not None or observe else usual
     names = parse_metrics(metric or usual, observed=stats is not None or observe)
-    if observe and not any(METRICS[name].observed for name in names):
-        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to --metric, or leave out --observe")
+    check_statistics(names, stats is not None or observe, argument="observe" if observe else "stats")
     weights = open_model(model, fold, download=download)
     statistics: Any = _observed(model) if observe else stats
     with progress("scoring") as update:
@@ -186,25 +185,35 @@ def top(
     result = given_scores(scores, metric or PK, parse_pairings(pairing or "flow"))
     names = given_metrics(",".join(metric or [PK]).split(","), result)
     classes = given_labels(labels, result)
-    by = " and ".join(names)
     if head is not None:
         found = around(result, head, k, names, pairing)
         if found.note:
             note(found.note)
         rows = found.rows()
-        title = f"largest {by} scores of pairs with {head}"
+        where = f" of pairs with {head}"
     else:
         within = {} if label is None else {"label": label, "labels": classes}
         rows = [edge_row(e) for e in strongest(result, pairing or "flow", k, names, layer=layer, **within)]
         where = "" if layer is None else f" of pairs with a head of layer {layer}"
-        title = f"largest {by} scores{where if label is None else f'{where} of pairs with a head of class {label}'}"
+        where = where if label is None else f"{where} of pairs with a head of class {label}"
     rows = with_effects(with_units(_with_z(rows, result), result), result)
     if classes is not None and label is None:
         for row in rows:
             row |= {f"{end}_labels": classes.joined(row[end]) for end in ("source", "target")}
-    columns = [c for c in (rows[0] if rows else ()) if c != "metric" or len(names) > 1]
     formats = {"score": ".4f", "z": ".2f", "expected": ".4f", "ratio": ".1f", "amount": ".3g", "effect": ".4f"}
-    return Listing(rows, title, formats, shown=columns, tail=_about_influence(result, names))
+    tables = [(f"largest {name} scores{where}", _shown(rows, name), formats) for name in names]
+    spare = ("effect_unit", "unit", "expected", "amount")
+    return Listing(rows, tables=tables, spare=spare, tail=_about_influence(result, names))
+
+
+def _shown(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The rows of one similarity, without the columns that say something about others only."""
+    from headspan.statistics.influence_units import FIELDS
+    from headspan.subspaces.metrics import metric_of
+
+    metric = metric_of(name)
+    others = {"metric", *(() if metric.random_null else ("z",)), *(() if metric.observed else FIELDS)}
+    return [{key: value for key, value in row.items() if key not in others} for row in rows if row["metric"] == name]
 
 
 def _about_influence(scores: Scores, names: Sequence[str]) -> list[str]:

@@ -48,24 +48,28 @@ def print_lines(lines: Iterable[str], indent: int = 0) -> None:
         print("\n".join(parts) or whole)
 
 
-def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[str, str] | None = None) -> None:
+def print_table(
+    rows: Sequence[Row],
+    title: str | None = None,
+    formats: Mapping[str, str] | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
     """Print rows as a table; the columns are the keys of the first row, ``formats`` has a format spec per column.
 
-    Numbers and names are never cut. In a narrow terminal, headings wrap first, then long text; if that is not
-    enough, lines exceed the terminal's width.
+    Numbers and names are never cut. In a narrow terminal, headings wrap first, then long text; then columns of
+    ``spare`` are left out, one after the other, and returned. If that is not enough, lines exceed the terminal's width.
     """
     if title:
         print_lines([title])
     if not rows:
         print("nothing to show")
-        return
+        return []
     formats = formats or {}
     columns = list(rows[0])
     cells = {name: [_cell(row[name], formats.get(name, "")) for row in rows] for name in columns}
     widths = {name: max(map(_width, cells[name])) for name in columns}
     heads = {name: visible(name).replace("_", " ") for name in columns}
-    room = _columns() - _GAP * (len(columns) - 1)
-    if sum(max(widths[n], _width(heads[n])) for n in columns) > room:
+    if sum(max(widths[n], _width(heads[n])) for n in columns) > _room(columns):
         heads = {name: head.replace(" ", "\n") for name, head in heads.items()}
     needed = {name: max(widths[name], _width(heads[name])) for name in columns}
     right = {n for n in columns if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
@@ -73,13 +77,26 @@ def print_table(rows: Sequence[Row], title: str | None = None, formats: Mapping[
         name: needed[name] if widths[name] <= _WORD or name in right else max(_FOLDED, _width(heads[name]))
         for name in columns
     }
-    given = _shrunk(needed, least, room)
+    left_out: list[str] = []
+    for name in (name for name in spare if name in columns):
+        if sum(least[n] for n in columns) <= _room(columns):
+            break
+        columns.remove(name)
+        left_out.append(name)
+    heads = {name: heads[name] for name in columns}
+    given = _shrunk({name: needed[name] for name in columns}, least, _room(columns))
     tallest = max(head.count("\n") for head in heads.values())
     heads = {name: "\n" * (tallest - head.count("\n")) + head for name, head in heads.items()}
     print("\n".join(_table_row(heads, given, right)))
     print("─" * (sum(given.values()) + _GAP * (len(columns) - 1)))
     for i in range(len(rows)):
         print("\n".join(_table_row({name: cells[name][i] for name in columns}, given, right)))
+    return left_out
+
+
+def _room(columns: Sequence[str]) -> int:
+    """The width that is left for cells beside the gaps between them."""
+    return _columns() - _GAP * (len(columns) - 1)
 
 
 def _shrunk(needed: Mapping[str, int], least: Mapping[str, int], room: int) -> dict[str, int]:

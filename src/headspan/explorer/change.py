@@ -16,7 +16,7 @@ from headspan.explorer.page import STYLES, Report, render
 from headspan.results.head_scores import KIND_TITLES
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
-from headspan.subspaces.metrics import PK, metric_of
+from headspan.subspaces.metrics import PK, drawing_strength, metric_of
 from headspan.system.ordering import places
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.vocabulary.ports import PortTable
@@ -109,8 +109,8 @@ def _with_strengths(change: Diff, edges: list[dict[str, Any]]) -> list[dict[str,
         for name, scores in (("before", change.before), ("after", change.after)):
             if mine:
                 values = np.array([np.nan if edge[name] is None else edge[name] for edge in mine], dtype=np.float64)
-                drawn = metric_of(PK).strength(values, usual_dimension(scores, pairing), *_widest(scores, pairing))
-                for edge, strength in zip(mine, drawn, strict=True):
+                excess = metric_of(PK).excess(values, usual_dimension(scores, pairing), *_widest(scores, pairing))
+                for edge, strength in zip(mine, drawing_strength(excess), strict=True):
                     edge[f"{name}_strength"] = round(float(strength), 4)
     return edges
 
@@ -132,7 +132,7 @@ def _strengths(series: Series) -> str | None:
     }
     flags = [(centred[e.pairing.source][e.source], centred[e.pairing.target][e.target]) for e in series.edges]
     d = dimension_between(int(series.provenance["d_model"]), *np.array(flags).T)
-    return pack(metric_of(PK).strength(series.scores, d, ranks[:, 0], ranks[:, 1]), "f4")
+    return pack(drawing_strength(metric_of(PK).excess(series.scores, d, ranks[:, 0], ranks[:, 1])), "f4")
 
 
 def _served(series: Series) -> dict[str, str]:

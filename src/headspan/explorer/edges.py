@@ -13,7 +13,7 @@ from headspan.results.large_effects import LEAST_RATIO, SHORT_UNITS
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred, dimension_at, usual_dimension
 from headspan.statistics.significance import DISCOVERY_RATE, Significance, has_reverse, significance
-from headspan.subspaces.metrics import metric_of
+from headspan.subspaces.metrics import drawing_strength, metric_of
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing
 
 
@@ -54,7 +54,8 @@ def edges_of(
         ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
         values, d = scores[metric, pairing].values[rows, columns], dimension_at(scores, pairing, rows, columns)
         sizes = pair_sizes(scores.sizes, metric, pairing)
-        return metric_of(metric).strength(values, d, *ranks, None if sizes is None else sizes[rows, columns])
+        sizes = None if sizes is None else sizes[rows, columns]
+        return drawing_strength(metric_of(metric).excess(values, d, *ranks, sizes))
 
     return encode_edges(scores[metric, pairing], limits, statistics, also, strength)
 

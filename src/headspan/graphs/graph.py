@@ -21,7 +21,7 @@ from headspan.results.matrix import Edge, Edges, edge_row
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular, csv_text
 from headspan.statistics.dimension import centred, dimension_between
-from headspan.subspaces.metrics import metric_of
+from headspan.subspaces.metrics import drawing_strength, metric_of
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, writing
 from headspan.vocabulary.errors import HeadspanError
@@ -145,24 +145,22 @@ class Wiring(Tabular):
 
     def strengths(self) -> list[float]:
         """The drawing strength of every edge, from 0 to 1: the square root of its excess over chance."""
-        scores, known = self.scores, dict[Role, dict[Any, tuple[int, bool]]]()
+        scores, known = self.scores, dict[Role, dict[Any, tuple[float, ...]]]()
         for role in {role for edge in self.edges for role in edge.pairing}:
-            ranks, flags = scores.ranks(role).tolist(), centred(scores, role).tolist()
-            known[role] = dict(zip(scores.heads(role), zip(ranks, flags, strict=True), strict=True))
-        ends = [
+            ranks = scores.ranks(role)
+            sizes = scores.sizes.get((self.metric, role), np.ones(len(ranks)))
+            ends = zip(ranks.tolist(), centred(scores, role).tolist(), sizes.tolist(), strict=True)
+            known[role] = dict(zip(scores.heads(role), ends, strict=True))
+        edges = [
             (edge.score, *known[edge.pairing.source][edge.source], *known[edge.pairing.target][edge.target])
             for edge in self.edges
         ]
-        values, first, first_centred, second, second_centred = np.array(ends, dtype=np.float64).reshape(-1, 5).T
+        columns = np.array(edges, dtype=np.float64).reshape(-1, 7).T
+        values, first, first_centred, first_size, second, second_centred, second_size = columns
         d = dimension_between(scores.d_model, first_centred, second_centred)
-        sizes = np.array([self._size(edge) for edge in self.edges]) if metric_of(self.metric).observed else None
-        return metric_of(self.metric).strength(values, d, first, second, sizes).tolist()
-
-    def _size(self, edge: Edge) -> float:
-        ends = [(self.metric, role) for role in edge.pairing]
-        places = [self.scores.ports.find(end, role) for end, role in zip(edge[3:5], edge.pairing, strict=True)]
-        first, second = (self.scores.sizes[key][place] for key, place in zip(ends, places, strict=True))
-        return float(first) * float(second)
+        return drawing_strength(
+            metric_of(self.metric).excess(values, d, first, second, first_size * second_size)
+        ).tolist()
 
     # ---------------------------------------------------------------- exports
 

@@ -345,9 +345,9 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     right = np.column_stack([way.outer.centred[way.near[middle]], way.outer.centred[found.places[:, -1]]])
     d = dimension_between(stock.d_model, left, right)
     by_chance = chance(d, first, second, links.sizes[middle], links.fourths[middle])
-    listed = []
+    listed: list[Path] = []
     for rank, i in enumerate(order, start=1):
-        end, *via, other = found.places[i]
+        end, *via, other = map(int, found.places[i])
         ends = (way.ends, end), (way.outer, other)
         (sources, source), (targets, target) = ends if forward else ends[::-1]
         stations = [links.ports[link] for link in (via if forward else via[::-1])]

@@ -8,43 +8,47 @@ Head(layer=1, index=2, kind='H')
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+import os
+from collections.abc import Iterable
 
 from headspan.results import strongest
-from headspan.results.scores import Scores
+from headspan.results.labels import Labels
+from headspan.results.matrix import Edges
+from headspan.results.strongest import Around
 from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.subspaces.metrics import PK
+from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
-from headspan.vocabulary.heads import FLOW_PAIRINGS, parse_pairings
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadOrNode, Pairing, Port, parse_pairings
 
 
-def _of_anything(function: Callable[Concatenate[Scores, P], T]) -> Callable[Concatenate[ScoresLike, P], T]:
-    """The same function for a result file and for a model, of which it scores what is asked for."""
-    signature = inspect.signature(function)
-    own = signature.parameters["scores"]
-    signature = signature.replace(
-        parameters=[own.replace(annotation="ScoresLike"), *list(signature.parameters.values())[1:]]
-    )
-
-    @functools.wraps(function)
-    def call(scores: ScoresLike, *args: P.args, **kwargs: P.kwargs) -> T:
-        if isinstance(scores, Scores):
-            return function(scores, *args, **kwargs)
-        given = signature.bind(scores, *args, **kwargs)
-        given.apply_defaults()
-        metric, pairing = given.arguments["metric"], given.arguments["pairing"]
-        pairings = FLOW_PAIRINGS if pairing is None else parse_pairings(pairing)
-        given.arguments["scores"] = given_scores(scores, metric, pairings)
-        return function(*given.args, **given.kwargs)
-
-    call.__signature__ = signature  # type: ignore[attr-defined]
-    return renamed(pairings="pairing")(call)
+@renamed(pairings="pairing")
+@checked
+def top(
+    scores: ScoresLike,
+    pairing: str | Pairing | Iterable[str | Pairing] = "flow",
+    k: int = 20,
+    metric: str | Iterable[str] = PK,
+    *,
+    layer: int | None = None,
+    label: str | None = None,
+    labels: Labels | str | os.PathLike[str] | None = None,
+) -> Edges:
+    found = given_scores(scores, metric, parse_pairings(pairing))
+    return strongest.top(found, pairing, k, metric, layer=layer, label=label, labels=labels)
 
 
-top = _of_anything(strongest.top)
-around = _of_anything(strongest.around)
+@renamed(pairings="pairing")
+@checked
+def around(
+    scores: ScoresLike,
+    head: HeadOrNode | Port | str,
+    k: int = 10,
+    metric: str | Iterable[str] = PK,
+    pairing: str | Pairing | Iterable[str | Pairing] | None = None,
+) -> Around:
+    found = given_scores(scores, metric, FLOW_PAIRINGS if pairing is None else parse_pairings(pairing))
+    return strongest.around(found, head, k, metric, pairing)
+
+
+top.__doc__, around.__doc__ = strongest.top.__doc__, strongest.around.__doc__

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -66,10 +66,13 @@ class Patch(NamedTuple):
 
 def is_adapter(reference: Any) -> bool:
     """True for a directory with the config of a PEFT adapter."""
-    if not isinstance(reference, (str, os.PathLike)) or not str(reference).strip() or "\0" in str(reference):
+    if not isinstance(reference, (str, os.PathLike)):
+        return False
+    path = os.fspath(cast("str | os.PathLike[str]", reference))
+    if not path.strip() or "\0" in path:
         return False
     try:
-        return (Path(os.path.expanduser(os.fspath(reference))) / CONFIG).is_file()
+        return (Path(os.path.expanduser(path)) / CONFIG).is_file()
     except (OSError, ValueError):  # an invalid file name
         return False
 
@@ -181,10 +184,10 @@ class Adapter:
     def scale(self, module: str, rank: int) -> float:
         """α/r, or α/√r if the config uses rank-stabilised LoRA."""
         alpha = self.config.get("lora_alpha", 8)
-        patterns = self.config.get("alpha_pattern") or {}
+        patterns: Any = self.config.get("alpha_pattern") or {}
         if not isinstance(patterns, dict):
             raise HeadspanError(f"{self.directory / CONFIG} has an alpha_pattern that is not an object")
-        for pattern, value in patterns.items():
+        for pattern, value in cast("dict[str, Any]", patterns).items():
             if self._fits(pattern, module):
                 alpha = value
                 break
@@ -264,7 +267,7 @@ class AdaptedSource(TensorSource):
         return f" (its config names {named[:120]!r})" if isinstance(named, str) and named else ""
 
     def _replacements(self) -> list[tuple[str, str]]:
-        found = []
+        found: list[tuple[str, str]] = []
         for name, stored in self.adapter.saved.items():
             target = self._find(name)
             if target is not None:
@@ -273,7 +276,7 @@ class AdaptedSource(TensorSource):
 
     def _patch(self, module: str) -> list[tuple[str, Patch]]:
         pair = self.adapter.pairs[module]
-        found = []
+        found: list[tuple[str, Patch]] = []
         target = self._find(f"{module}.weight")
         if target is not None:
             start = self._map.prefix + self._map.entry.layer.partition("{")[0]
@@ -310,7 +313,7 @@ class AdaptedSource(TensorSource):
             )
 
     def _make_notes(self, base: CheckpointWeights) -> list[str]:
-        notes = []
+        notes: list[str] = []
         if self._unknown:
             notes.append(
                 f"{len(self._unknown)} modules that the adapter changes are not in the base and were left out, "

@@ -108,7 +108,7 @@ class Modules:
     def _in_layer(self, layer: int) -> dict[str, tuple[Role, str]]:
         ports: dict[str, tuple[Role, str]] = {}
         if layer in self._map.layers:
-            ports |= {self._map.weight(role, layer): (Role.R, "attention") for role in _READS}
+            ports |= {self._map.reader(role, layer): (Role.R, "attention") for role in _READS}
             ports[self._map.weight(Role.O, layer)] = (Role.W, "attention")
         for part in () if self.mlps.not_read else self.mlps.parts(layer):
             for expert in range(1 if part.layout.stacked else part.experts):

@@ -8,7 +8,6 @@ resampled: pairs that share a head are not independent, so resampling pairs woul
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -24,6 +23,7 @@ from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chanc
 from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, metric_of, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.system.ordering import spearman
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, warn
 from headspan.vocabulary.heads import FLOW_PAIRINGS, SAME_TYPE_PAIRINGS, Pairing, parse_pairings, same_type_mask
@@ -229,16 +229,11 @@ def metric_agreement(
 
     High means at or above the given quantile of that similarity. NaN if a similarity is constant.
     """
-    from scipy.stats import spearmanr
-
     x, y = common_pairs(scores, pairing, first, second)
     if len(x) < 2:
         raise HeadspanError(f"cannot correlate {first} with {second} over {len(x)} pairs of {pairing}")
     high = (x >= np.quantile(x, quantile)) | (y >= np.quantile(y, quantile))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about constant inputs, which give NaN
-        everywhere, at_the_top = spearmanr(x, y), spearmanr(x[high], y[high])
-    return float(np.asarray(everywhere)[0]), float(np.asarray(at_the_top)[0])
+    return spearman(x, y), spearman(x[high], y[high])
 
 
 @dataclass(frozen=True, repr=False, eq=False)

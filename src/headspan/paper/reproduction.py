@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from headspan.change.compare import shared_edges
 from headspan.graphs.selection import wiring
 from headspan.models.folding import fold
 from headspan.models.weights import AttentionWeights
@@ -129,7 +130,7 @@ class Reproduction(Tabular):
 
     def by_section(self) -> list[dict[str, Any]]:
         """How many numbers of each section have each verdict."""
-        lines = []
+        lines: list[dict[str, Any]] = []
         for section in dict.fromkeys(row.section for row in self.numbers):
             counts = Counter(row.verdict for row in self.numbers if row.section == section)
             lines.append({"section": section, **{v: counts[v] for v in VERDICTS}})
@@ -170,7 +171,7 @@ def reproduce(model: ModelLike, progress: Update | None = None) -> Reproduction:
 def _reproduce(weights: AttentionWeights, progress: Update) -> Reproduction:
     _check_is_gpt2_small(weights)
     scores, folded = _all_scores(weights, progress)
-    ours, reasons = _from_scores(scores, folded), {}
+    ours, reasons = _from_scores(scores, folded), dict[str, str]()
     for sections, compute in _FROM_EMBEDDING:
         try:
             ours |= compute(weights, progress)
@@ -221,13 +222,13 @@ def _from_scores(scores: Scores, folded: Scores) -> Tree:
         **hub_lists(scores),
         "top20_wiring_head_counts": {metric: _head_counts(scores, metric) for metric in DEFAULT_METRICS},
         "top20_edges_shared_after_preprocessing": {
-            metric: {str(p): _shared_edges(scores, folded, metric, str(p)) for p in FLOW_PAIRINGS}
+            metric: {str(p): shared_edges(scores[metric, p], folded[metric, p]) for p in FLOW_PAIRINGS}
             for metric in DEFAULT_METRICS
         },
     }
 
 
-def hub_lists(scores: Scores, pairings: Iterable[Any] = FLOW_PAIRINGS, metric: str = PK, k: int = 10) -> Tree:
+def hub_lists(scores: Scores, pairings: Iterable[Pairing] = FLOW_PAIRINGS, metric: str = PK, k: int = 10) -> Tree:
     """The k strongest hubs as ``inlet_top10`` and ``outlet_top10``: pairing -> [[head, score], …]."""
     found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings}
     return {
@@ -241,11 +242,6 @@ def hub_lists(scores: Scores, pairings: Iterable[Any] = FLOW_PAIRINGS, metric: s
 def _head_counts(scores: Scores, metric: str) -> dict[str, int]:
     counts = wiring(scores, metric=metric, k=20, labels=Labels.load("gpt2")).head_counts()
     return {"in_class_or_identity": counts.in_class, "out_of_class": counts.out_of_class}
-
-
-def _shared_edges(first: Scores, second: Scores, metric: str, pairing: str) -> int:
-    tops = ({(edge.source, edge.target) for edge in scores[metric, pairing].top(20)} for scores in (first, second))
-    return len(set.intersection(*tops))
 
 
 def _from_unembedding(weights: AttentionWeights, progress: Update) -> Tree:
@@ -349,15 +345,14 @@ ROOMS: dict[str, Callable[[str, float, Scores], Room]] = {
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, Any]]]:
     """(dotted key, (head, number)) of every number; head is empty except in lists of heads with scores."""
     if isinstance(tree, dict):
-        for name, branch in tree.items():
+        for name, branch in cast("Tree", tree).items():
             yield from _leaves(branch, (*path, name))
-    elif isinstance(tree, list) and tree and isinstance(tree[0], list):
-        for rank, (head, value) in enumerate(tree, start=1):
-            yield ".".join((*path, str(rank))), (head, value)
     elif isinstance(tree, list):
-        mean, sd = tree
-        yield ".".join((*path, "mean")), ("", mean)
-        yield ".".join((*path, "sd")), ("", sd)
+        values = cast("list[Any]", tree)
+        listed = isinstance(values[0], list)  # heads with scores; otherwise a mean and a standard deviation
+        names = map(str, range(1, len(values) + 1)) if listed else ("mean", "sd")
+        for name, value in zip(names, values, strict=True):
+            yield ".".join((*path, name)), (value[0], value[1]) if listed else ("", value)
     else:
         yield ".".join(path), ("", tree)
 

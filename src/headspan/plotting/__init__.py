@@ -62,12 +62,14 @@ def _two_layer(context: Context) -> Named:
     layers = {head.layer for head in context.scores.ports.query}
     if len(layers) != 2:
         raise HeadspanError(f"it needs a model with two attention layers, and this one has {len(layers)}")
+    why = "it compares scores with those of random weights, and influence needs a run of the model"
+    metrics = context.metrics_of_weights("two-layer", why)
     try:
         behaviour = context.behaviour
     except HeadspanError as reason:
         context.notes.append(f"two-layer is drawn without shading heads: {reason}")
         behaviour = None
-    yield "two-layer", two_layer_figure(context.scores, context.metrics, context.flow, behaviour)
+    yield "two-layer", two_layer_figure(context.scores, metrics, context.flow, behaviour)
 
 
 def _scatter(context: Context) -> Named:
@@ -146,7 +148,7 @@ def _folded_wiring(context: Context) -> Named:
     from headspan.plotting.grid import grid_figure, grid_title
 
     folded = context.folded_scores
-    for metric in context.metrics:
+    for metric in context.compared_with_folded:
         wiring = context.wiring(metric, scores=folded)
         shared = sum(
             shared_edges(context.scores[metric, p].forward(), folded[metric, p].forward(), context.k)
@@ -161,7 +163,7 @@ def _mse(context: Context) -> Named:
     from headspan.plotting.change import mse_figure
 
     context.need_all_pairings()
-    yield "mse", mse_figure(compare(context.scores, context.folded_scores, metric=context.metrics))
+    yield "mse", mse_figure(compare(context.scores, context.folded_scores, metric=context.compared_with_folded))
 
 
 class FigureKind(NamedTuple):

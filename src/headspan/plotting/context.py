@@ -10,7 +10,7 @@ from headspan.graphs.graph import Wiring
 from headspan.graphs.selection import wiring
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import usual_dimension
-from headspan.subspaces.metrics import DEFAULT_METRICS
+from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, PAIRINGS, Head, Pairing, Role
@@ -58,6 +58,16 @@ class Context:
             raise HeadspanError("this result has no scores. Make one with `hs.score(model)`")
         return tuple(m for m in DEFAULT_METRICS if m in self.scores.metrics) or self.scores.metrics[:2]
 
+    def metrics_of_weights(self, figure: str, why: str) -> tuple[str, ...]:
+        """Those of ``metrics`` that need weights alone; ``why`` says why the figure cannot show influence."""
+        found = tuple(metric for metric in self.metrics if not metric_of(metric).observed)
+        others = " and ".join(metric for metric in self.metrics if metric not in found)
+        if not found:
+            raise HeadspanError(f"{why}. Score pk or cs as well")
+        if others:
+            self.notes.append(f"{figure} is drawn without {others}: {why}")
+        return found
+
     def need_metrics(self, *metrics: str) -> None:
         missing = [metric for metric in metrics if metric not in self.scores.metrics]
         if missing:
@@ -79,18 +89,25 @@ class Context:
         nodes = [pairing for pairing in NODE_PAIRINGS if (metric, pairing) in scores]
         return wiring(scores, [*self.flow, *nodes], metric, self.k if k is None else k, labels=self.labels)
 
+    @property
+    def compared_with_folded(self) -> tuple[str, ...]:
+        """The similarities that folding may change."""
+        why = "it compares original with folded weights, and influence always uses folded ones"
+        return self.metrics_of_weights("the effect of folding", why)
+
     @cached_property
     def folded_scores(self) -> Scores:
         """PK and CS of the folded weights, for all sixteen pairings."""
         from headspan.models.folding import fold
         from headspan.scoring.run import score
 
+        metrics = self.compared_with_folded
         weights = self.need_weights()
         if weights.folding != "none":
             raise HeadspanError("it compares original with folded weights, and these are folded already")
         if not weights.foldable:
             raise HeadspanError(f"the norms of this model cannot be folded in: {weights.not_foldable_reason}")
-        return score(fold(weights), self.metrics, "all", progress=self.progress)
+        return score(fold(weights), metrics, "all", progress=self.progress)
 
     @cached_property
     def behaviour(self) -> BehaviourScores:

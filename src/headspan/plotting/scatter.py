@@ -13,6 +13,7 @@ from headspan.plotting.canvas import legend_below, new_figure
 from headspan.results.effects import Effects
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import CS, PK
+from headspan.system.ordering import spearman
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing
 
@@ -74,8 +75,6 @@ def scatter_figure(
 
 def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = PK) -> Figure:
     """The score of every edge against its effect, one panel per pairing; edges with a large effect are marked."""
-    from scipy.stats import spearmanr
-
     figure, panels = _panels(len(pairings))
     colours = {False: style.GROUP_COLOURS["neither"], True: style.GROUP_COLOURS["both"]}
     for axes, pairing in zip(panels, pairings, strict=True):
@@ -87,7 +86,7 @@ def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], me
                 x[large == group], y[large == group], s=13 if group else 4, color=colours[group], linewidths=0,
                 alpha=0.75 if group else 0.5, rasterized=True, gid=f"points:{pairing}:{'large' if group else 'rest'}",
             )  # fmt: skip
-        agreement = f"ρ = {spearmanr(x, y)[0]:.2f}" if len(x) > 2 else "too few edges for ρ"
+        agreement = f"ρ = {spearman(x, y):.2f}" if len(x) > 2 else "too few edges for ρ"
         count = f"{large.sum()} of {len(x):,} effects are large" if effects.compared else f"{len(x):,} edges"
         axes.set_title(f"{pairing}:  {agreement}\n{count}".replace("-", "−"))
         axes.set_xlabel(style.metric_short(metric))

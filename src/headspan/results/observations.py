@@ -151,7 +151,10 @@ def inputs_text(inputs: Sequence[RunInput]) -> str:
     return " and ".join(f"{one['tokens']:,} tokens of {named.get(one['kind'], one['kind'])}" for one in inputs)
 
 
-def given_statistics(stats: Statistics | str | os.PathLike[str]) -> Statistics:
+StatisticsLike = Statistics | str | os.PathLike[str]  # or their file
+
+
+def given_statistics(stats: StatisticsLike) -> Statistics:
     """Statistics as given, or from their file."""
     if isinstance(stats, Statistics):
         return stats

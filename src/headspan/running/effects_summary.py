@@ -29,12 +29,12 @@ import numpy as np
 
 from headspan.results.checks import pair_sizes
 from headspan.results.effects import Effects
-from headspan.results.observations import Statistics, given_statistics
+from headspan.results.observations import Statistics, StatisticsLike, given_statistics
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
-from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, OBSERVED_METRICS, PK, check_statistics, parse_metrics
 from headspan.system.arguments import checked
-from headspan.system.ordering import mean_ranks
+from headspan.system.ordering import groups, mean_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of
 
@@ -128,7 +128,7 @@ def effects_summary(
     effects: Effects,
     metric: str | Sequence[str] | None = None,
     *,
-    stats: Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None = None,
+    stats: StatisticsLike | Sequence[StatisticsLike] | None = None,
     k: int = 20,
     resamples: int = 400,
     seed: int = 0,
@@ -151,34 +151,21 @@ def effects_summary(
         observed = _by_input(stats)
         usual = (*DEFAULT_METRICS, *OBSERVED_METRICS) if observed else DEFAULT_METRICS
         names = parse_metrics(metric or usual, bool(observed))
-        _check_statistics(names, observed)
+        check_statistics(names, bool(observed), then="give them as `stats`")
         predictors = predictors_of(weights, names, effects.pairings, observed)
     found = summarise_effects(effects, predictors, k=k, resamples=resamples, seed=seed)
     inputs = {name: one.input for name, one in observed.items()}
     return replace(found, notes=notes, inputs=inputs, agreement=agreement(predictors))
 
 
-def _by_input(
-    stats: Statistics | str | os.PathLike[str] | Sequence[Statistics | str | os.PathLike[str]] | None,
-) -> dict[str, Statistics]:
+def _by_input(stats: StatisticsLike | Sequence[StatisticsLike] | None) -> dict[str, Statistics]:
     """Statistics by a short name of what they were collected on."""
-    single = isinstance(stats, (Statistics, str, os.PathLike))
-    given: Sequence[Any] = [] if stats is None else [stats] if single else stats  # type: ignore[assignment]
     found: dict[str, Statistics] = {}
-    for one in given:
-        loaded = given_statistics(one)
-        kind = loaded.kind
-        number = sum(name.partition(" ")[0] == kind for name in found)
-        found[f"{kind} {number + 1}" if number else kind] = loaded
+    given = [stats] if isinstance(stats, (Statistics, str, os.PathLike)) else stats or []
+    for one in map(given_statistics, given):
+        number = sum(other.kind == one.kind for other in found.values())
+        found[f"{one.kind} {number + 1}" if number else one.kind] = one
     return found
-
-
-def _check_statistics(names: Sequence[str], observed: Mapping[str, Statistics]) -> None:
-    needed = [name for name in names if METRICS[name].observed]
-    if needed and not observed:
-        raise HeadspanError(f"{needed[0]} needs statistics of a run. Give `stats`, which `hs.observe(model)` makes")
-    if observed and not needed:
-        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
 
 
 def summarise_effects(
@@ -221,14 +208,13 @@ def predictors_of(
     found: dict[str, dict[Pairing, np.ndarray]] = {}
     observed = [metric for metric in metrics if METRICS[metric].observed]
     metrics = [metric for metric in metrics if metric not in observed]
-    kinds = {"raw": weights, "folded": fold(weights)} if weights.foldable else {"raw": weights}
-    kinds = kinds if metrics else {}
-    scored = {kind: score(one, list(metrics), list(pairings), "forward") for kind, one in kinds.items()}
+    kinds = {"raw": weights} | ({"folded": fold(weights)} if weights.foldable else {}) if metrics else {}
+    scored = {kind: score(one, metrics, pairings, "forward") for kind, one in kinds.items()}
     for metric in metrics:
         for kind, scores in scored.items():
             found[f"{metric} {kind}"] = {pairing: scores[metric, pairing].values for pairing in pairings}
     for name, one in (stats or {}).items() if observed else ():
-        scores = score(weights, observed, list(pairings), "forward", stats=one)
+        scores = score(weights, observed, pairings, "forward", stats=one)
         for metric in observed:
             found[f"{metric} ({name})"] = {pairing: scores[metric, pairing].values for pairing in pairings}
         sizes = {pairing: pair_sizes(scores.sizes, observed[0], pairing) for pairing in pairings}
@@ -262,16 +248,10 @@ def _row(
     material: str, pairing: Pairing, name: str, edges: _Edges, drawn: Mapping[str, np.ndarray], k: int
 ) -> Prediction:
     row: dict[str, Any] = {"material": material, "pairing": str(pairing), "predictor": name}
-    row |= {
-        "edges": len(edges.effect),
-        "largest_edges": int(edges.largest.sum()),
-        "habit_edges": int(edges.habit.sum()),
-        "k": k,
-    }
+    row |= {"edges": len(edges.effect), "largest_edges": int(edges.largest.sum())}
+    row |= {"habit_edges": int(edges.habit.sum()), "k": k}
     for measure in MEASURES:
-        values = drawn[measure]
-        low, high = _interval(values[1:])
-        row |= {measure: _number(values[0]), f"{measure}_low": low, f"{measure}_high": high}
+        row |= dict(zip((measure, f"{measure}_low", f"{measure}_high"), _estimate(drawn[measure]), strict=True))
     return cast("Prediction", row)
 
 
@@ -290,13 +270,11 @@ def _differences(material: str, pairing: Pairing, drawn: Mapping[str, Mapping[st
     rows: list[Difference] = []
     for first, second in pairs:
         for measure in ("within", "spec", "ap"):
-            values = drawn[first][measure] - drawn[second][measure]
-            low, high = _interval(values[1:])
-            row = Difference(
-                material=material, pairing=str(pairing), first=first, second=second, measure=measure,
-                difference=_number(values[0]), low=low, high=high,
-            )  # fmt: skip
-            rows.append(row)
+            value, low, high = _estimate(drawn[first][measure] - drawn[second][measure])
+            rows.append({
+                "material": material, "pairing": str(pairing), "first": first, "second": second, "measure": measure,
+                "difference": value, "low": low, "high": high,
+            })  # fmt: skip
     return rows
 
 
@@ -304,12 +282,11 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    present = values[~np.isnan(values)]
-    if not len(present):
-        return None, None
-    low, high = np.quantile(present, [0.025, 0.975])
-    return float(low), float(high)
+def _estimate(drawn: np.ndarray) -> tuple[float | None, float | None, float | None]:
+    """The value, which comes first, and the 95 % interval of the resamples after it."""
+    present = drawn[1:][~np.isnan(drawn[1:])]
+    low, high = np.quantile(present, [0.025, 0.975]).tolist() if len(present) else (None, None)
+    return _number(drawn[0]), low, high
 
 
 @dataclass(frozen=True)
@@ -318,7 +295,7 @@ class _Edges:
 
     rows: np.ndarray  # index of the source
     columns: np.ndarray
-    block: np.ndarray  # number of the layer pair
+    blocks: list[np.ndarray]  # indices of the edges between the same two layers
     effect: np.ndarray
     largest: np.ndarray
     habit: np.ndarray
@@ -331,12 +308,12 @@ class _Edges:
         if not len(rows):
             raise HeadspanError(f"no {pairing} edge was measured, so there is nothing to summarise")
         source, target = (layers_of(effects.ports.of(role)) for role in pairing)
-        block = np.unique(source[rows] * (target.max() + 1) + target[columns], return_inverse=True)[1]
+        blocks = groups(source[rows] * (target.max() + 1) + target[columns])
         effect = values[rows, columns]
         largest = np.zeros(len(effect), dtype=bool)
         largest[np.argsort(-effect, kind="stable")[: max(1, round(LARGEST_SHARE * len(effect)))]] = True
         habit = effects.lost(pairing)[rows, columns] if material == "random" else np.zeros(len(effect), dtype=bool)
-        return cls(rows, columns, block, effect, largest, habit, len(values))
+        return cls(rows, columns, blocks, effect, largest, habit, len(values))
 
     def resampled(self, count: int, seed: int) -> np.ndarray:
         """The weight of each edge: 1 in the first row, then the number of times its source was drawn."""
@@ -353,14 +330,14 @@ class _Edges:
         scores = np.asarray(values, dtype=float)[self.rows, self.columns]
         order = np.argsort(-scores, kind="stable")
         overall = mean_ranks(scores), mean_ranks(self.effect)
-        inside = _block_ranks(scores, self.block), _block_ranks(self.effect, self.block)
-        own, theirs = (_block_ranks(self._specific(numbers), self.block) for numbers in (scores, self.effect))
+        inside = self._block_ranks(scores), self._block_ranks(self.effect)
+        specific = self._block_ranks(self._specific(scores)), self._block_ranks(self._specific(self.effect))
         found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
         for row in weights:
             each = row[self.rows]
             found["spearman"].append(_correlation(*overall, each))
             found["within"].append(_correlation(*inside, each))
-            found["spec"].append(_correlation(own, theirs, each))
+            found["spec"].append(_correlation(*specific, each))
             found["ap"].append(_average_precision(self.largest[order], each[order], scores[order]))
             found["hits"].append(_hits(self.largest[order], each[order], k))
             found["habit_ap"].append(_average_precision(self.habit[order], each[order], scores[order]))
@@ -375,8 +352,7 @@ class _Edges:
             return np.zeros(len(values))
         logs = np.log(np.maximum(values, values[values > 0].min()))
         left = np.zeros(len(values))
-        order = np.argsort(self.block, kind="stable")
-        for members in np.split(order, np.flatnonzero(np.diff(self.block[order])) + 1):
+        for members in self.blocks:
             part = logs[members] - logs[members].mean()
             for ends in (self.rows[members], self.columns[members]):
                 number = np.unique(ends, return_inverse=True)[1]
@@ -384,15 +360,13 @@ class _Edges:
             left[members] = part
         return np.where(np.abs(left) < _SAME, 0.0, left)
 
-
-def _block_ranks(values: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """Ranks among the edges of the same block, from −½ to ½."""
-    out = np.zeros(len(values))
-    order = np.argsort(block, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(block[order])) + 1):
-        if len(members) > 1:
-            out[members] = (mean_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
-    return out
+    def _block_ranks(self, values: np.ndarray) -> np.ndarray:
+        """Ranks among the edges of the same block, from −½ to ½."""
+        out = np.zeros(len(values))
+        for members in self.blocks:
+            if len(members) > 1:
+                out[members] = (mean_ranks(values[members]) - 1) / (len(members) - 1) - 0.5
+        return out
 
 
 def _correlation(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> float:

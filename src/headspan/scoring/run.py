@@ -20,7 +20,7 @@ import numpy as np
 import headspan
 from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
-from headspan.results.observations import Statistics, given_statistics
+from headspan.results.observations import StatisticsLike, given_statistics
 from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
 from headspan.scoring.contraction import Route
@@ -30,7 +30,7 @@ from headspan.scoring.screening import DELTA
 from headspan.scoring.screening import screen as find_strongest
 from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
-from headspan.subspaces.metrics import DEFAULT_METRICS, METRICS, PK, parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, PK, check_statistics, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import default_memory, parse_memory
@@ -58,7 +58,7 @@ def score(
     pairs: PairSet = "default",
     *,
     nodes: NodesLike | None = None,
-    stats: Statistics | str | os.PathLike[str] | None = None,
+    stats: StatisticsLike | None = None,
     screen: int | None = None,
     delta: float | None = None,
     seed: int | None = None,
@@ -101,7 +101,9 @@ def score(
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
     names = parse_metrics(metric, observed=stats is not None)
-    weights = _with_statistics(weights, names, stats)
+    observed = check_statistics(names, stats is not None)
+    if stats is not None:
+        weights = _with_statistics(weights, stats)
     if nodes is not None:
         if screen is not None:
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use `hs.nodes(model)` for them")
@@ -123,6 +125,8 @@ def score(
     plan = make_plan(weights, names, chosen, pairs, budget, route)  # raises if the model does not fit
     for sentence in plan.remarks():
         warn(sentence)
+    if observed and weights.folding == "none":
+        inform(f"{observed[0]} folds the norms into the weights; other similarities use them as they are stored")
     plan.identity = {"model": weights.provenance, "version": headspan.__version__, "device": device}
     if (minutes := _minutes(plan)) > _LONG:
         inform(
@@ -151,24 +155,9 @@ def score(
     return scores
 
 
-def _with_statistics(
-    weights: AttentionWeights, names: Sequence[str], stats: Statistics | str | os.PathLike[str] | None
-) -> AttentionWeights:
-    """The weights with the statistics that some similarity needs; statistics that none needs are an error."""
-    needed = [name for name in names if METRICS[name].observed]
-    if stats is None and not needed:
-        return weights
-    if stats is None:
-        raise HeadspanError(
-            f"{needed[0]} needs statistics of a run: make them with `hs.observe(model, out='stats.safetensors')`. "
-            f"Then run `hs.score(model, metric='{needed[0]}', stats='stats.safetensors')`"
-        )
-    if not needed:
-        raise HeadspanError(f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `stats`")
+def _with_statistics(weights: AttentionWeights, stats: StatisticsLike) -> AttentionWeights:
     from headspan.models.observed import observed_weights
 
-    if weights.folding == "none":
-        inform(f"{needed[0]} folds the norms into the weights; other similarities use them as they are stored")
     return observed_weights(weights, given_statistics(stats))
 
 

@@ -30,7 +30,7 @@ Fisher information of the attention pattern, for V the inverse variance of the v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -156,20 +156,14 @@ class Metric:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.clip(np.where(room > 0, (values - start) / room, 0.0), 0.0, 1.0)
 
-    def strength(
-        self,
-        values: np.ndarray,
-        d: ArrayLike,
-        ranks: np.ndarray,
-        other_ranks: np.ndarray,
-        sizes: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
 
-        The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
-        lines by their width. 0 where there is no score.
-        """
-        return np.sqrt(np.nan_to_num(self.excess(values, d, ranks, other_ranks, sizes)))
+def drawing_strength(excess: np.ndarray) -> np.ndarray:
+    """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+
+    The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
+    lines by their width. 0 where there is no score.
+    """
+    return np.sqrt(np.nan_to_num(excess))
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,6 +216,33 @@ def parse_metrics(names: str | Iterable[str], observed: bool = False) -> tuple[s
             raise HeadspanError(f"unknown similarity {part[:80]!r}: choose from {', '.join(METRICS)} or all")
     everything = [*METRICS] if observed else WEIGHT_METRICS
     return tuple(name for name in METRICS if name in parts or ("all" in parts and name in everything))
+
+
+def check_statistics(
+    names: Sequence[str],
+    given: bool,
+    *,
+    argument: str = "stats",
+    then: str = "run `hs.score(model, metric='influence', stats='stats.safetensors')`",
+) -> list[str]:
+    """Those of the similarities that need statistics of a run, which must be given for them and for no others.
+
+    argument: what gave statistics. then: what to do with statistics once they are made.
+
+    >>> check_statistics(["pk", "influence"], given=True)
+    ['influence']
+    """
+    needed = [name for name in names if METRICS[name].observed]
+    if needed and not given:
+        raise HeadspanError(
+            f"{needed[0]} needs statistics of a run: make them with `hs.observe(model, out='stats.safetensors')`. "
+            f"Then {then}"
+        )
+    if given and not needed:
+        raise HeadspanError(
+            f"{', '.join(names)} use no statistics. Add influence to `metric`, or leave out `{argument}`"
+        )
+    return needed
 
 
 def one_metric(names: str | Iterable[str]) -> str:

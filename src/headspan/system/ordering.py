@@ -1,4 +1,4 @@
-"""Stable sorting of large arrays, faster than numpy's."""
+"""Stable sorting of large arrays, faster than numpy's, and ranks."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray(rankdata(values), dtype=np.float64)
 
 
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's ρ with mean ranks for ties; NaN for fewer than two values or a constant.
+
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    1.0
+    """
+    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])
+
+
 def places(values: np.ndarray) -> np.ndarray:
     """The rank of every value: 1 for the largest, ties in their original order, 0 for NaN.
 
@@ -48,6 +59,16 @@ def places(values: np.ndarray) -> np.ndarray:
     ranks[descending(flat)] = np.arange(1, flat.size + 1)
     ranks[np.isnan(flat)] = 0
     return ranks.reshape(values.shape)
+
+
+def groups(keys: np.ndarray) -> list[np.ndarray]:
+    """The indices of the items of each key, keys in ascending order.
+
+    >>> [members.tolist() for members in groups(np.array([4, 2, 4, 4, 2]))]
+    [[1, 4], [0, 2, 3]]
+    """
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
 
 
 def occurrence(items: np.ndarray) -> np.ndarray:

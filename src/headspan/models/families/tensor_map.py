@@ -164,6 +164,11 @@ class TensorMap:
     def weight(self, role: Role, layer: int) -> str:
         return weight_of(self.module(role, layer))
 
+    def reader(self, role: Role, layer: int) -> str:
+        """The weight with which a role reads the stream; under latent attention often the map into the latent."""
+        inner = self.latent.latent_module(role) if self.latent else None
+        return self.weight(role, layer) if inner is None else weight_of(self.in_layer(layer, inner))
+
     def tensors(self, role: Role, layer: int) -> dict[str, tuple[int, ...]]:
         """The tensors that form the weights of a role, with their expected shapes."""
         if self.latent is not None:

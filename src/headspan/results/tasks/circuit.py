@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -102,23 +102,25 @@ class Circuit(Tabular):
     @classmethod
     def from_dict(cls, content: Any, where: str = "this") -> Circuit:
         """A circuit from the content of its file, after checking every part."""
-        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+        about = _object(content)
+        if about.get("format") != FORMAT:
             raise HeadspanError(
                 f'{where} is not a circuit. It must be a JSON object with "format": "{FORMAT}", as `hs.paths(scores)` '
                 "and the page write it"
             )
-        version = content.get("version")
+        version = about.get("version")
         if type(version) is not int or version != VERSION:
             raise HeadspanError(
                 f"{where} is a circuit of version {repr(version)[:40]}, and this headspan reads version {VERSION}. Use "
                 "a newer headspan"
             )
-        edges = content.get("edges")
-        if not isinstance(edges, list) or len(edges) > _MOST_EDGES:
-            seen = f"{len(edges):,} of them" if isinstance(edges, list) else type(edges).__name__
+        given = about.get("edges")
+        edges = _list(given)
+        if edges is None or len(edges) > _MOST_EDGES:
+            seen = type(given).__name__ if edges is None else f"{len(edges):,} of them"
             raise HeadspanError(f"the edges of {where} must be a list of at most {_MOST_EDGES:,}, not {seen}")
         read = tuple(_edge(edge, i, where) for i, edge in enumerate(edges, start=1))
-        return cls(_text(content, "name", where), _text(content, "model", where), read, _nodes(content, where))
+        return cls(_text(about, "name", where), _text(about, "model", where), read, _nodes(about, where))
 
     @classmethod
     def of_table(
@@ -158,7 +160,7 @@ class Circuit(Tabular):
 
     def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]]:
         """The edges as ports of a model; an unknown head is an error that names it."""
-        found = []
+        found: list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]] = []
         for edge in self.edges:
             pairing, source, target = edge.resolved(table)
             if not source.position < target.position:
@@ -188,6 +190,16 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is not a number")
 
 
+def _object(content: Any) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    return cast("Mapping[str, Any]", content) if isinstance(content, Mapping) else {}
+
+
+def _list(content: Any) -> list[Any] | None:
+    """A JSON list; None for anything else."""
+    return cast("list[Any]", content) if isinstance(content, list) else None
+
+
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     value = content.get(key, "")
     if not isinstance(value, str) or len(value) > _LONGEST:
@@ -197,27 +209,31 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 def _nodes(content: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Names of nodes; objects have their name under "name"."""
-    given = content.get("nodes", [])
-    if not isinstance(given, list) or len(given) > _MOST_EDGES:
+    given = _list(content.get("nodes", []))
+    if given is None or len(given) > _MOST_EDGES:
         raise HeadspanError(f"the nodes of {where} must be a list of at most {_MOST_EDGES:,} names")
-    named = [node.get("name") if isinstance(node, Mapping) else node for node in given]
+    named: list[Any] = [_object(node).get("name") if isinstance(node, Mapping) else node for node in given]
     names = tuple(name for name in named if isinstance(name, str) and 0 < len(name) <= _LONGEST)
     if len(names) != len(given):
         raise HeadspanError(f"the nodes of {where} must be names of heads, like L4H7")
     return names
 
 
-def _edge(edge: Any, number: int, where: str) -> CircuitEdge:
+def _edge(content: Any, number: int, where: str) -> CircuitEdge:
     """One edge of a file."""
-    if not isinstance(edge, Mapping):
+    if not isinstance(content, Mapping):
         raise HeadspanError(f"edge {number} of {where} must be an object with source and target")
+    edge = _object(content)
+    ends: list[str] = []
     for key in ("source", "target"):
-        if not isinstance(edge.get(key), str) or len(edge[key]) > _LONGEST:
+        port = edge.get(key)
+        if not isinstance(port, str) or len(port) > _LONGEST:
             raise HeadspanError(f"the {key} of edge {number} of {where} must be a port like L4H11.O")
-    (_, writes), (_, reads) = _split(edge["source"]), _split(edge["target"])
+        ends.append(port)
+    (_, writes), (_, reads) = map(_split, ends)
     if not Pairing(writes, reads).flow:
         raise HeadspanError(
-            f"edge {number} of {where} goes from {edge['source'][:60]} to {edge['target'][:60]}. An edge goes from O "
+            f"edge {number} of {where} goes from {ends[0][:60]} to {ends[1][:60]}. An edge goes from O "
             "(or W of a node) to Q, K or V (or R of a node)"
         )
     metric, score = edge.get("metric", _METRIC), edge.get("score")
@@ -225,7 +241,7 @@ def _edge(edge: Any, number: int, where: str) -> CircuitEdge:
         raise HeadspanError(f"the metric of edge {number} of {where} must be a name like pk")
     if score is not None and (isinstance(score, bool) or not isinstance(score, (int, float)) or abs(score) > 1e300):
         raise HeadspanError(f"the score of edge {number} of {where} must be a number")
-    return CircuitEdge(edge["source"], edge["target"], metric, None if score is None else float(score))
+    return CircuitEdge(ends[0], ends[1], metric, None if score is None else float(score))
 
 
 def _split(port: str) -> tuple[str, Role]:
