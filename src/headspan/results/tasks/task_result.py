@@ -21,7 +21,7 @@ from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.results.tasks.graph_files import write_graph
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import FLOW_PAIRINGS, Head
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Node
 from headspan.vocabulary.ports import PortTable
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of edges kept, as in the MIB benchmark
@@ -79,7 +79,7 @@ class Task(Tabular):
     @cached_property
     def table(self) -> EdgeTable:
         """The writers and readers of the model."""
-        found = []
+        found: list[Node] = []
         for name in self.nodes:
             layer = int(name[1:].removesuffix("MLP").removesuffix("BLOCK"))
             found.append(mlp_node(layer, parallel=self.parallel) if name.endswith("MLP") else block_node(layer))
@@ -88,12 +88,12 @@ class Task(Tabular):
     @property
     def cpr(self) -> float | None:
         """Area under the faithfulness over the share of edges kept."""
-        return _area(self.curve, lambda f: f)
+        return _area(self.curve, gap=False)
 
     @property
     def cmd(self) -> float | None:
         """Area between the faithfulness and 1."""
-        return _area(self.curve, lambda f: abs(1 - f))
+        return _area(self.curve, gap=True)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, the ``k`` with the largest attributions first."""
@@ -123,7 +123,7 @@ class Task(Tabular):
     def overlap(self) -> list[dict[str, Any]]:
         """How many of the verified edges between heads are in the top 1 % of each similarity, and by chance."""
         chosen = np.isfinite(self.exact) & self.table.between_heads
-        found = []
+        found: list[dict[str, Any]] = []
         for name in self.similarities:
             if name.endswith(" rank"):
                 continue
@@ -225,10 +225,10 @@ def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _area(curve: Sequence[CurvePoint], of: Any) -> float | None:
-    """By trapezoids over the shares of the curve; None if it does not reach all edges."""
+def _area(curve: Sequence[CurvePoint], *, gap: bool) -> float | None:
+    """Area under the faithfulness, or of its gap to 1, by trapezoids over the shares; None without all of them."""
     points = [point for point in curve if any(abs(point["share"] - share) < 1e-12 for share in SHARES)]
     if len(points) < len(SHARES):
         return None
-    shares = [point["share"] for point in points]
-    return float(np.trapezoid([of(point["faithfulness"]) for point in points], shares))
+    values = np.array([point["faithfulness"] for point in points])
+    return float(np.trapezoid(np.abs(1 - values) if gap else values, [point["share"] for point in points]))

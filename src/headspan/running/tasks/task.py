@@ -85,7 +85,7 @@ def task(
     """
     _check(method, k, objective, circuit, prompts)
     if out is not None:
-        inputs = [model, scores, stats, circuit, task if isinstance(task, (str, os.PathLike)) else None]
+        inputs: list[Any] = [model, scores, stats, circuit, task]
         check_output(out, "task", inputs=inputs, force=force, ending=".safetensors")
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
@@ -220,7 +220,9 @@ class _Run:
         )
 
 
-def _check(method: str, k: int, objective: str, circuit: Any, prompts: int | None) -> None:
+def _check(
+    method: str, k: int, objective: str, circuit: int | str | os.PathLike[str] | Circuit | None, prompts: int | None
+) -> None:
     """Refuse arguments that cannot be used, before the model is loaded."""
     if method not in METHODS:
         raise HeadspanError(f"unknown method {str(method)[:40]!r}. Choose {' or '.join(METHODS)}")
