@@ -350,6 +350,8 @@ ELSEWHERE = {  # command and option -> the argument that does this in Python
     "score download": "open download",
     "score observe": "observe model",
     "effects stats": "effects_summary stats",
+    "task circuit_out": "Task.to_circuit",
+    "task graph_out": "Task.save_graph path",
 }
 
 

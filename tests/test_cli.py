@@ -40,6 +40,7 @@ COMMANDS = {
     "behaviour": "behaviour {ref}",
     "effects": "effects {ref}",
     "observe": "observe {ref} --out {out}.safetensors",
+    "task": "task {ref} induction",
     "wiring": "wiring {ref}",
     "figures": "figures {ref} --out {out}",
     "report": "report {ref} --out {out}.html",

@@ -82,6 +82,7 @@ def small_things() -> dict[str, Any]:
         "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
         "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
         "folder": "gallery", "other": other, "out": "figures", "effects": shipped_effects(),
+        "task": "induction",
     }  # fmt: skip
 
 

@@ -70,6 +70,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,
     "observe": lambda scores: hs.observe("demo", random=True, sequences=2, length=12),
+    "task": lambda scores: hs.task("demo", "induction", prompts=2, k=3, circuit=4, scores=scores),
     "effects_curve": lambda scores: hs.effects_curve("demo", "L0H3.O", "L1H2.K", draws=2),
     "paths": lambda scores: hs.paths("demo", depth=1, k=3, nodes=[node()]),
     "Circuit": lambda scores: hs.paths("demo", depth=1, k=3).to_circuit(HOSTILE),
@@ -143,7 +144,7 @@ def saved(result: Any, folder: Path) -> Path:
 def test_every_public_name_is_a_result_or_known_not_to_be() -> None:
     results = {name.split()[0] for name in RESULTS}
     others = {name for names in NO_RESULTS.values() for name in names}
-    classes = {"Series", "Effects", "Statistics"}  # what track, effects and observe return
+    classes = {"Series", "Effects", "Statistics", "Task"}  # what track, effects, observe and task return
     assert results | others | classes == {*hs.__all__, "Scores"}
     assert not results & others
 

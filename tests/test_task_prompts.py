@@ -207,7 +207,7 @@ def test_induction_needs_no_tokenizer(model: RunningModel, stories260k_dir: Path
     for prompt in task_prompts(bare, "induction", count=5, seed=1, bos="yes").prompts:
         check_induction(prompt, start=1)
     for task in WORDS:
-        with pytest.raises(HeadspanError, match=f"the task {task} needs a tokenizer.* no tokenizer.* induction"):
+        with pytest.raises(HeadspanError, match=f"{task} .*no tokenizer.* induction"):
             task_prompts(bare, task)
 
 
@@ -215,7 +215,7 @@ def test_a_short_context_and_a_small_vocabulary() -> None:
     short = with_vocabulary(None, 50, context=12)
     assert {len(p.clean) <= 12 for p in everything(task_prompts(short, "induction", count=9))} == {True}
     assert task_prompts(with_vocabulary(None, 50, context=8), "induction", count=9).prompts
-    with pytest.raises(HeadspanError, match=r"induction cannot be used with model: it has 49 .* takes 6 at a time"):
+    with pytest.raises(HeadspanError, match=r"induction .* 49 .* 6 "):
         task_prompts(with_vocabulary(None, 50, context=6), "induction")
     with pytest.raises(HeadspanError, match="it has 3 ordinary tokens"):
         task_prompts(with_vocabulary(None, 4), "induction")
@@ -223,7 +223,7 @@ def test_a_short_context_and_a_small_vocabulary() -> None:
 
 def test_a_tokenizer_that_cannot_express_a_task(tmp_path: Path, minilm_dir: Path) -> None:
     model = trained(tmp_path, r"\p{N}{1,2}")  # it has seen no names
-    with pytest.raises(HeadspanError, match=r"ioi cannot be used with model: 0 of 98 names are single tokens.* file"):
+    with pytest.raises(HeadspanError, match=r"ioi cannot .* 0 of 98 names .* file"):
         task_prompts(model, "ioi")
     with pytest.raises(HeadspanError, match=r"gendered-pronoun cannot be used.* names of women"):
         task_prompts(model, "gendered-pronoun")
@@ -252,13 +252,13 @@ def test_bad_options(demo: RunningModel, options: dict[str, Any], message: str) 
 
 def test_tasks_that_do_not_exist(demo: RunningModel, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
-    with pytest.raises(HeadspanError, match=r"there is no task 'iio'. Choose ioi, induction"):
+    with pytest.raises(HeadspanError, match=r"'iio'.* ioi, induction"):
         task_prompts(demo, "iio")
     with pytest.raises(HeadspanError, match=r"there is no file .*none.csv"):
         task_prompts(demo, tmp_path / "none.csv")
-    with pytest.raises(HeadspanError, match=r"notes.txt is not a file of prompts. Give a .csv, .jsonl or .json"):
+    with pytest.raises(HeadspanError, match=r"notes.txt .*\.csv, \.jsonl or \.json"):
         task_prompts(demo, tmp_path / "notes.txt")
-    with pytest.raises(HeadspanError, match="must be a name, a file or a list of prompts, not int"):
+    with pytest.raises(HeadspanError, match="list of prompts, not int"):
         task_prompts(demo, 5)  # type: ignore[arg-type]
 
 
@@ -309,7 +309,7 @@ def test_repeated_prompts_stay_in_one_half(demo: RunningModel) -> None:
         assert found.notes == ["1 of 7 prompts were left out because they are repeated"]
         assert len(everything(found)) == 6
         assert not {p.clean for p in found.prompts} & {p.clean for p in found.held_out}
-    with pytest.raises(HeadspanError, match=r"list has one clean prompt. Give at least two"):
+    with pytest.raises(HeadspanError, match=r"one clean prompt. Give at least two"):
         task_prompts(demo, [ROWS[0], other])
 
 
@@ -330,7 +330,7 @@ def test_several_answers_and_token_ids(demo: RunningModel, tmp_path: Path) -> No
     assert {p.answers for p in everything(task_prompts(demo, write(tmp_path / "a.csv", rows)))} == {(book, cake)}
     ids = {"clean": demo.encode(ROWS[0]["clean"]), "corrupted": demo.encode(ROWS[0]["corrupted"])}
     assert first(demo, {**ids, "answer": book, "wrong": ball})[0].clean == tuple(ids["clean"])
-    with pytest.raises(HeadspanError, match="prompt 1: the answer is a text, but the prompt is a list of token ids"):
+    with pytest.raises(HeadspanError, match="prompt 1: the answer is a text.* token ids"):
         first(demo, {**ROWS[0], **ids})
 
 
@@ -345,12 +345,10 @@ def test_a_space_is_added_only_if_needed(demo: RunningModel, smollm2_gguf: Path)
 def test_an_answer_that_changes_the_prompt(smollm2_gguf: Path) -> None:
     model = vocabulary_of(str(smollm2_gguf))
     row = {"clean": "She gave it to ", "corrupted": "He gave it to ", "answer": "John", "wrong": "Mary"}
-    with pytest.raises(
-        HeadspanError, match=r"'John' changes the last token.*Move the space at the end .* to the answer"
-    ):
+    with pytest.raises(HeadspanError, match=r"'John' changes the last token.* space .* answer"):
         task_prompts(model, [row])
     row = {"clean": "She did", "corrupted": "They did", "answer": "n't", "wrong": " it"}
-    with pytest.raises(HeadspanError, match=r"n't. changes the last token.*End the prompt with a whole word"):
+    with pytest.raises(HeadspanError, match=r"n't. changes the last token.* whole word"):
         task_prompts(model, [row])
 
 
@@ -462,7 +460,7 @@ def test_bad_files(demo: RunningModel, tmp_path: Path, name: str, text: str, mes
 def test_files_that_are_too_large(demo: RunningModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "a.csv").open("wb") as file:
         file.truncate(2**26 + 1)
-    with pytest.raises(HeadspanError, match="has 67,108,865 bytes, too many for a file of prompts"):
+    with pytest.raises(HeadspanError, match="67,108,865 bytes"):
         task_prompts(demo, tmp_path / "a.csv")
     monkeypatch.setattr(prompt_files, "MOST_ROWS", 4)
     with pytest.raises(HeadspanError, match="the list has more than 4 prompts"):

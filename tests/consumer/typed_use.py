@@ -119,7 +119,7 @@ def statistics(scores: hs.Scores) -> None:
     lists: HubLists = hs.hubs(scores, ["OQ", "OK"])
     flow: HubLists = hs.hubs(scores, "flow")
     outlet: HubScores = lists["OK"].outlet
-    asked: str = sys.argv[1] if len(sys.argv) > 9 else "OK"
+    asked: str = "".join(["O", "K"])
     either: Hubs | HubLists = hs.hubs(scores, asked)
     chance: Baseline = hs.baseline(scores)
     sure: Significance = hs.significance(scores, "OK")

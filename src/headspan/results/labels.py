@@ -149,7 +149,7 @@ def _of_result(path: str | os.PathLike[str]) -> Labels:
     method = getattr(load(input_file(path, _missing(path))), "labels", None)
     if not callable(method):
         raise HeadspanError(
-            f"{path} has no labels: `headspan task MODEL TASK --circuit auto --out FILE` writes a file that has some"
+            f"{path} has no labels. `hs.task(model, task, circuit='auto', out='task.safetensors')` writes some"
         )
     return replace(cast("Labels", method()), source=str(path))
 

@@ -68,7 +68,7 @@ def read_graph(path: str | os.PathLike[str], table: EdgeTable) -> tuple[np.ndarr
     and is in the circuit if any copy is. Edges that the file leaves out have the value 0.
     """
     suffix, layout = _suffix(path), Layout.of(table)
-    missing = f"there is no file {path}. Write one with `Graph.to_json` or `Graph.to_pt` of EAP-IG"
+    missing = f"there is no file {path}. Write one with to_json or to_pt of a graph of EAP-IG"
     if suffix == ".json":
         scores, inside = _read_json(path, missing, layout)
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headspan.models.opening import ModelLike
+from headspan.models.opening import ModelLike, open
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import identity, same_model
 from headspan.results.observations import Statistics, given_statistics
@@ -90,6 +90,9 @@ def task(
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
     stats = None if stats is None else given_statistics(stats)
+    if isinstance(model, (str, os.PathLike)):  # report a model or result that cannot be used before loading it
+        with open(model) as weights:
+            check_same_heads(weights.ports, scores, str(model))
     with (
         progress_bar("tracing edges", progress) as update,
         running(model, device=device, dtype=dtype, logits=True) as ready,
