@@ -1,4 +1,4 @@
-"""Edges of a model by explicit hooks: every reader gets a leaf of its own, and autograd goes through the model's code."""
+"""Edges of a model by explicit hooks: every reader has its own leaf, and autograd goes through the model's code."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ class Oracle:
                     self._hook_attention(stack, n, seen, leaves)
             if leaves is not None:
                 end = Group(len(self.graph.blocks))
-                stack.enter_context(_hooked(self.graph.blocks[-1].register_forward_hook(
-                    lambda module, args, out: _with_stream(out, stream_of(out) + leaves[end][0]))))
+                stack.enter_context(
+                    _hooked(
+                        self.graph.blocks[-1].register_forward_hook(
+                            lambda module, args, out: _with_stream(out, stream_of(out) + leaves[end][0])
+                        )
+                    )
+                )
             logits = self.graph.model.model(input_ids=ids, use_cache=False).logits[:, -1]
         return logits, self._writes(seen)
 
@@ -55,11 +60,17 @@ class Oracle:
 
     def _hook_attention(self, stack: Any, n: int, seen: Any, leaves: Any) -> None:
         layer = self.replayer.layers[n]
-        stack.enter_context(_hooked(layer.output.register_forward_pre_hook(
-            lambda module, args: seen.__setitem__(("z", n), args[0]))))
+        stack.enter_context(
+            _hooked(layer.output.register_forward_pre_hook(lambda module, args: seen.__setitem__(("z", n), args[0])))
+        )
         if layer.output_norm is not None:
-            stack.enter_context(_hooked(layer.output_norm.register_forward_hook(
-                lambda module, args, out: seen.__setitem__(("ratio", n), out / args[0]))))
+            stack.enter_context(
+                _hooked(
+                    layer.output_norm.register_forward_hook(
+                        lambda module, args, out: seen.__setitem__(("ratio", n), out / args[0])
+                    )
+                )
+            )
         if leaves is None:
             return
         modules: dict[Any, list[Any]] = {}
@@ -77,7 +88,9 @@ class Oracle:
                     read = seen["in", n] + leaves[Group(n, receiver)]
                     read = read if layer.norm is None else layer.norm(read)
                     if inlet.latent is not None:
-                        read = inlet.latent.norm(inlet.latent.make(read)[..., : inlet.latent.rank]) * inlet.latent.factor
+                        read = (
+                            inlet.latent.norm(inlet.latent.make(read)[..., : inlet.latent.rank]) * inlet.latent.factor
+                        )
                     every = module(read)  # (heads, B, T, outputs)
                     rows = torch.arange(out.shape[-1]) if inlet.rows is None else inlet.rows
                     for head, mine in enumerate(rows.reshape(inlet.heads, -1)):
@@ -127,7 +140,7 @@ def _with_stream(out: Any, x: Any) -> Any:
     return (x, *out[1:]) if isinstance(out, tuple) else x
 
 
-class _hooked:  # noqa: N801 (a context manager)
+class _hooked:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 

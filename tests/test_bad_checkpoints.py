@@ -318,6 +318,15 @@ def test_truncated_torch_file(torch, tmp_path):
     refusal(torch_file(tmp_path, buffer.getvalue()[:2000]))
 
 
+def test_a_zip_on_several_disks_is_refused(torch, tmp_path):
+    buffer = io.BytesIO()
+    torch.save({"x": torch.ones(10)}, buffer)
+    content = bytearray(buffer.getvalue())
+    locator = content.rindex(b"PK\6\7")
+    content[locator + 16 : locator + 20] = struct.pack("<I", 2)
+    assert "damaged zip file" in refusal(torch_file(tmp_path, bytes(content)))
+
+
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {}, {"x": {"y": 1}}])
 def test_torch_files_without_tensors(torch, tmp_path, content):
     buffer = io.BytesIO()

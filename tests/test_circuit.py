@@ -11,7 +11,8 @@ import pytest
 
 import headspan as hs
 from headspan.cli import _run
-from headspan.graphs.circuit import CircuitEdge
+from headspan.results.tasks.circuit import CircuitEdge
+from headspan.results.tasks.edge_table import EdgeTable
 from notices import noticed
 
 GOOD: dict[str, Any] = {
@@ -136,3 +137,93 @@ def test_a_hostile_name_stays_text(tmp_path: Path, scores: hs.Scores, capfd: pyt
     assert _run(["wiring", "demo", "--circuit", str(path)]) == 0
     out, err = capfd.readouterr()
     assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
+
+
+# -- circuits of a whole model ---------------------------------------------------------------------------------
+
+TABLE = EdgeTable.regular(n_layers=2, n_heads=4, n_kv_heads=2)
+
+
+def kept_edges(*edges: tuple[str, str]) -> np.ndarray:
+    kept = np.zeros_like(TABLE.mask)
+    for edge in edges:
+        kept[TABLE.place(*edge)] = True
+    return kept
+
+
+def test_a_circuit_of_a_whole_model(tmp_path: Path) -> None:
+    edges = [("embedding.W", "L0H0.Q"), ("L0H3.O", "L1KV1.K"), ("L0MLP.W", "logits.R"), ("L0H1.O", "L0MLP.R")]
+    values = np.zeros(TABLE.mask.shape)
+    for size, edge in enumerate(edges):
+        values[TABLE.place(*edge)] = size * (-1) ** size
+    circuit = hs.Circuit.of_table(TABLE, values, kept_edges(*edges), "ioi", "demo")
+    circuit.save(tmp_path / "c.json")
+    found = hs.Circuit.load(tmp_path / "c.json")
+    assert [(e.source, e.target, e.metric, e.score) for e in found.edges] == [
+        ("L0H1.O", "L0MLP.R", "attribution", -3.0),
+        ("L0MLP.W", "logits.R", "attribution", 2.0),
+        ("L0H3.O", "L1KV1.K", "attribution", -1.0),
+        ("embedding.W", "L0H0.Q", "attribution", 0.0),
+    ]
+    assert np.array_equal(found.kept(TABLE), kept_edges(*edges))
+    assert "4 edges between 7 heads and nodes" in repr(found)
+
+
+def test_keys_of_a_query_head_are_those_of_its_group() -> None:
+    edges = [{"source": "L0H3.O", "target": "l1h3.k"}, {"source": "EMBEDDING.W", "target": "L1H2.V"}]
+    found = hs.Circuit.from_dict(GOOD | {"edges": edges}).kept(TABLE)
+    assert np.array_equal(found, kept_edges(("L0H3.O", "L1KV1.K"), ("embedding.W", "L1KV1.V")))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("L0H9.O", "L1H2.K", "there is no head L0H9"),
+        ("L5MLP.W", "logits.R", "there is no node L5MLP"),
+        ("L1MLP.W", "L1H2.K", "later layer to an earlier"),
+        ("logits.W", "L1H2.K", "there is no node logits with the role W"),
+    ],
+)
+def test_edges_that_a_model_does_not_have(source: str, target: str, words: str) -> None:
+    circuit = hs.Circuit.from_dict(GOOD | {"edges": [{"source": source, "target": target}]})
+    with pytest.raises(hs.HeadspanError, match=words):
+        circuit.kept(TABLE)
+
+
+def test_a_circuit_that_no_file_holds() -> None:
+    table = EdgeTable.regular(n_layers=12, n_heads=12, n_kv_heads=12)
+    with pytest.raises(hs.HeadspanError, match=r"at most 20,000 edges, and this circuit has 32,491"):
+        hs.Circuit.of_table(table, np.ones(table.mask.shape), table.mask, "all", "demo")
+
+
+def test_the_wiring_leaves_out_nodes_that_a_result_lacks(
+    tmp_path: Path, scores: hs.Scores, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = [("embedding.W", "L1H2.V"), ("L0H3.O", "L0MLP.R"), ("L0MLP.W", "L1H2.Q"), ("L1H2.O", "logits.R")]
+    edges = [*GOOD["edges"], *({"source": a, "target": b, "metric": "attribution", "score": 2.0} for a, b in others)]
+    path = written(tmp_path, GOOD | {"edges": edges, "nodes": ["L0H3", "L1MLP"]})
+    words = "4 of 5 edges of the circuit 'induction' involve the embedding, MLPs or logits, which this result does not"
+    saved = tmp_path / "s.safetensors"
+    scores.save(saved)
+    for given in (scores, saved, "demo"):
+        with noticed() as said:
+            found = hs.wiring(given, circuit=path)
+        assert [str(edge.source) + str(edge.target) for edge in found.edges] == ["L0H3L1H2"]
+        assert len([text for text in said if words in text]) == 1
+    assert _run(["wiring", str(saved), "--circuit", str(path), "--out", str(tmp_path / "x.svg")]) == 0
+    assert capfd.readouterr().err.count(words) == 1
+    with noticed() as said:
+        found = hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": edges[1:]}))
+    assert not found.edges and found.notes == ("the circuit has no edges to show here",) and "4 of 4" in said[0]
+
+
+def test_the_wiring_draws_nodes_that_a_result_has() -> None:
+    rng = np.random.default_rng(0)
+    weights = hs.open({r: rng.normal(size=(2, 2, 24, 4)) for r in "QKVO"})
+    scores = hs.score(weights, "pk", "all", nodes=[hs.Node(rng.normal(size=24), "logits", writes=False)])
+    edges = [{"source": "L0H1.O", "target": "logits.R"}, {"source": "L0H1.O", "target": "L1MLP.R"}]
+    with noticed() as said:
+        found = hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": edges}))
+    assert [str(edge.target) for edge in found.edges] == ["logits"] and "1 of 2 edges" in said[0]
+    with pytest.raises(hs.HeadspanError, match="refusal"):
+        hs.wiring(scores, circuit=hs.Circuit.from_dict(GOOD | {"edges": [{"source": "L0H1.O", "target": "refusal.R"}]}))

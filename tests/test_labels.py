@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import headspan as hs
+from headspan.cli import _run
 from headspan.paper.reproduction import published
 from headspan.results.labels import SHIPPED, Labels
 from headspan.vocabulary.errors import HeadspanError
@@ -81,8 +85,27 @@ def test_a_binary_or_missing_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(HeadspanError, match="cannot be read as a text file"):
         Labels.load(path)
-    with pytest.raises(HeadspanError, match="gpt2-ioi, gpt2-identity, gpt2 or a CSV file"):
+    with pytest.raises(HeadspanError, match="gpt2-ioi, gpt2-identity, gpt2, a CSV file"):
         Labels.load("gpt3-ioi")
+
+
+def test_a_result_without_labels_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    scores = hs.score("demo", "pk", "OK")
+    path, edges = tmp_path / "s.safetensors", tmp_path / "e.safetensors"
+    scores.save(path)
+    hs.top(scores, "OK", labels=Labels.from_pairs([("L1H2", "a")])).save(edges)
+    for saved in (path, edges):  # edges have the labels of their own heads, which are not a list of labels
+        with pytest.raises(HeadspanError, match="has no labels: `headspan task MODEL TASK"):
+            Labels.load(saved)
+    with pytest.raises(HeadspanError, match=r"no labels 'task.safetensors': .* result of a task"):
+        Labels.load("task.safetensors")
+    tensors = tmp_path / "model.safetensors"
+    save_file({"x": np.zeros(2)}, tensors)
+    with pytest.raises(HeadspanError, match="not a headspan result"):
+        Labels.load(tensors)
+    for command in (["top", str(path)], ["wiring", str(path)], ["evaluate", str(path)], ["hubs", str(path)]):
+        assert _run([*command, "--labels", str(path)]) == 2
+        assert f"{path} has no labels" in capfd.readouterr().err
 
 
 def test_unknown_heads_are_named() -> None:

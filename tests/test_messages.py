@@ -143,8 +143,8 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unknown labels": (
         lambda place: Labels.load("gpt3-ioi"),
-        "there are no labels 'gpt3-ioi': give one of gpt2-ioi, gpt2-identity, gpt2 or a CSV file with "
-        "the columns head,label",
+        "there are no labels 'gpt3-ioi': give one of gpt2-ioi, gpt2-identity, gpt2, a CSV file with "
+        "the columns head,label or the result of a task",
     ),
     "no such file": (
         lambda place: hs.open(place / "nowhere"),

@@ -144,6 +144,6 @@ def test_blocks_with_two_attentions_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "gemma3n", "openai-gpt"])
 def test_families_without_direct_edges_are_refused_by_name(name: str) -> None:
     family = FAMILIES[name] if name in FAMILIES else LATENT[name]
-    with pytest.raises(HeadspanError, match=f"no task circuits for .*{family.model_type.split('_')[0]}"):
-        with running(build(family), logits=True) as ready:
-            GraphModel(ready)
+    said = f"no task circuits for .*{family.model_type.split('_')[0]}"
+    with pytest.raises(HeadspanError, match=said), running(build(family), logits=True) as ready:
+        GraphModel(ready)

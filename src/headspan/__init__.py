@@ -56,7 +56,7 @@ _EXPORTS = {
     "task": "running.tasks.task",
     "Task": "results.tasks.task_result",
     "paths": "graphs.paths",
-    "Circuit": "graphs.circuit",
+    "Circuit": "results.tasks.circuit",
     "wiring": "plotting.drawn_wiring",
     "figures": "plotting.figures",
     "nodes": "reading.node_overlaps",
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from headspan.checkpoints.hub.chunk_room import cache
     from headspan.explorer.report import report
     from headspan.explorer.site import site
-    from headspan.graphs.circuit import Circuit
     from headspan.graphs.paths import paths
     from headspan.graphs.strongest import around, top
     from headspan.models.adapters import adapt
@@ -99,6 +98,7 @@ if TYPE_CHECKING:
     from headspan.results.observations import Statistics
     from headspan.results.saving import load
     from headspan.results.scores import Scores
+    from headspan.results.tasks.circuit import Circuit
     from headspan.results.tasks.task_result import Task
     from headspan.running.behaviour import behaviour
     from headspan.running.effects import Effects, effects

@@ -1,15 +1,8 @@
-"""One PyTorch weight file (``.bin``, ``.pth``, ``.pt``), read only by torch's weights-only loader.
-
-Such a file is a pickle, and a pickle can run any code. The weights-only loader builds tensors and plain
-containers and refuses everything else.
-"""
+"""One PyTorch weight file (``.bin``, ``.pth``, ``.pt``), read only by torch's weights-only loader."""
 
 from __future__ import annotations
 
 import math
-import re
-import warnings
-import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +11,10 @@ import numpy as np
 
 from headspan.checkpoints.dtypes import exact_array, row_range
 from headspan.checkpoints.mapping import hash_tensor, widen_tensor
-from headspan.checkpoints.untrusted import check_allocation, open_regular, reason
-from headspan.vocabulary.errors import HeadspanError, missing_extra
+from headspan.checkpoints.untrusted import check_allocation, open_regular
+from headspan.system.torch_pickle import load_plain
+from headspan.vocabulary.errors import HeadspanError
 
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 # Where trainers put the state dict when they save more than that.
 _NESTED = ("state_dict", "model_state_dict", "model")
 
@@ -34,8 +27,7 @@ class TorchFile:
         it, such a file is refused because it is not a state dict."""
         self.path, self._vectors = path, bare is not None
         self.stamp = open_regular(path)
-        zipped = check_zip(path, self.stamp.size)
-        content = _load(path, mmap=zipped)
+        content = load_plain(path, "PyTorch weight file", "give a safetensors file or a plain state dict")
         self._tensors = _tensors_of(content if bare is None else _named(content, bare), path)
         self.stamp.check(path)  # a file without mmap has just been read as a whole
 
@@ -80,47 +72,6 @@ class TorchFile:
                 f"tensor {name} of {self.path} claims the shape {list(tensor.shape)}, more than the file can hold"
             )
         return tensor
-
-
-def check_zip(path: Path, size: int) -> bool:
-    """True for torch's zip format, False for the older plain pickle; a zip bomb is refused.
-
-    torch stores its entries uncompressed, so their declared sizes cannot exceed the size of the file.
-    """
-    if not zipfile.is_zipfile(path):
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise HeadspanError(f"{path} is a damaged zip file: {reason(error)}") from None
-    declared = sum(entry.file_size for entry in entries)
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or declared > size:
-        raise HeadspanError(
-            f"{path} holds compressed or overlapping entries ({declared} bytes declared in a file of {size}),"
-            " which torch never writes: refused"
-        )
-    return True
-
-
-def _load(path: Path, mmap: bool) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise missing_extra("torch", "torch", f"reading {path.name}") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about unusual pickles, which are read or refused anyway
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:
-        found = _GLOBAL.search(str(error))
-        if found or "weights_only" in str(error).lower() or "Weights only" in str(error):
-            what = f" ({found[1]})" if found else ""
-            raise HeadspanError(
-                f"{path} holds Python objects other than tensors{what} and was not loaded,"
-                " because a pickle can run any code: give a safetensors file or a plain state dict"
-            ) from None
-        raise HeadspanError(f"{path} cannot be read as a PyTorch weight file: {reason(error)}") from None
 
 
 def _named(content: Any, bare: str) -> Any:

@@ -80,7 +80,8 @@ LabelsOption = Annotated[
     str | None,
     typer.Option(
         "--labels",
-        help="Head classes: gpt2, gpt2-ioi, gpt2-identity, a CSV file (head,label), or behaviour (head scores ≥ 0.3).",
+        help="Head classes: gpt2, gpt2-ioi, gpt2-identity, a CSV file (head,label), a file of headspan task (the heads "
+        "of its circuit), or behaviour (head scores ≥ 0.3).",
     ),
 ]
 WeightsOption = Annotated[

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headspan.cli.common import Bos, Dtype, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.results.tasks.task_result import Task
 
 _STOPPED = 130
-_WIDEST = 3  # similarities with a rank that fit a table of 80 columns
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,8 @@ def task(
         Path | None, typer.Option(help="Statistics from headspan observe: list the influence of every edge.")
     ] = None,
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts for attribution, and as many held out. [default: 48, or a file's]")
+        int | None,
+        typer.Option(min=1, help="Prompts for attribution, and as many held out. [default: 48, or a file's]"),
     ] = None,
     objective: Annotated[
         str, typer.Option(help="What is measured: logit-difference, log-probability or kl.")
@@ -86,6 +87,8 @@ def task(
     from headspan.running.tasks.task import task as run
     from headspan.system.outputs import check_output
 
+    if circuit is None:
+        refuse_ignored("without --circuit", circuit_out=circuit_out)
     inputs = [model, task, scores, stats, circuit]
     for path, kind, endings in ((circuit_out, "circuit", ".json"), (graph_out, "graph", None)):
         if path is not None:
@@ -113,15 +116,15 @@ def task(
             progress=update,
         )
     if circuit_out is not None:
-        found.save_circuit(circuit_out, force=force)
-        note(f"{circuit_out}: circuit of {int(found.edges_kept.sum())} edges")
+        found.to_circuit().save(circuit_out, force=force)
+        note(f"{circuit_out}: circuit of {int(found.edges_kept.sum()):,} edges")
     if graph_out is not None:
         found.save_graph(graph_out, force=force)
         note(f"{graph_out}: graph of {found.table.n_edges} edges")
     if out is not None:
         note(f"{out}: {found.name} with {found.table.n_edges:,} edges")
     rows = found.rows()
-    formats = {"attribution": "+.3f", "exact": "+.3f", "freq": ".2f"}
+    formats = {"estimate": "+.3f", "exact": "+.3f", "freq": ".2f"}
     formats |= {name: ".3f" for name in found.similarities if not name.endswith(" rank")}
     title = f"{found.name} in {model}: the {len(rows)} edges with the largest estimates"
     return Listing(
@@ -133,10 +136,12 @@ def task(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row narrow enough for a terminal."""
-    short = {"frequency": "freq", "in_circuit": "kept"}
-    shown = {short.get(name, name.replace(" rank", "_#")): value for name, value in row.items()}
-    return {name: value for name, value in shown.items() if name != "kept" or value is not None}
+    """A row narrow enough for a terminal: of more than two similarities the ranks alone."""
+    short = {"attribution": "estimate", "frequency": "freq", "in_circuit": "kept"}
+    ranks = [name for name in row if name.endswith(" rank")]
+    left_out = {name.removesuffix(" rank") for name in ranks} if len(ranks) > 2 else set()
+    left_out |= {"in_circuit"} if row["in_circuit"] is None else set()
+    return {short.get(n, n.replace(" rank", "_#")): value for n, value in row.items() if n not in left_out}
 
 
 def _facts(found: Task) -> list[str]:

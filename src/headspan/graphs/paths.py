@@ -39,10 +39,10 @@ from headspan.vocabulary.heads import (
 )
 
 if TYPE_CHECKING:
-    from headspan.graphs.circuit import Circuit
     from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
     from headspan.node_kinds.opening import NodesLike
+    from headspan.results.tasks.circuit import Circuit
 
 DEEPEST = 4
 PATH_COLUMNS = ("hops", "rank", "path", "source", "via", "target", "pairing", "score", "product", "chance", "z")
@@ -109,7 +109,7 @@ class Paths(Tabular, list[Path]):
 
     def to_circuit(self, name: str = "") -> Circuit:
         """All hops of these paths as a circuit, which ``headspan wiring --circuit`` draws."""
-        from headspan.graphs.circuit import Circuit, CircuitEdge
+        from headspan.results.tasks.circuit import Circuit, CircuitEdge
 
         edges: dict[tuple[str, str], CircuitEdge] = {}
         for path in self:

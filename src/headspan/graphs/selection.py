@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from headspan.graphs.circuit import Circuit, edges_of, given_circuit
 from headspan.graphs.graph import Wiring, WiringNode
 from headspan.results.choices import given_labels, given_pairings
 from headspan.results.effects import compared_effects
 from headspan.results.matrix import Edge, Edges, ScoreMatrix
 from headspan.results.scores import Scores
+from headspan.results.tasks.circuit import Circuit, edges_of, given_circuit
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
@@ -23,6 +23,7 @@ from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.results.labels import Labels
@@ -67,8 +68,9 @@ def wiring(
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
     circuit
-        A circuit or its JSON file (:mod:`headspan.graphs.circuit`): its edges, whatever their scores, in place of
-        those of a rule.
+        A circuit or its JSON file (:mod:`headspan.results.tasks.circuit`): its edges, whatever their scores, in place
+        of those of a rule. Edges of the embedding, of MLPs and of the logits are left out if the result has no such
+        nodes.
     """
     metric = one_metric(metric)
     if circuit is not None:
@@ -125,7 +127,15 @@ def _drawn(
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""
-    scores = given_scores(scores, [metric], parse_pairings(circuit.pairings or "flow"))
+    between_heads, _ = circuit.without_missing(PortTable({}))  # all that the scores of a model can have
+    scores = given_scores(scores, [metric], parse_pairings(between_heads.pairings or "flow"))
+    total = len(circuit.edges)
+    circuit, missing = circuit.without_missing(scores.ports)
+    if missing:
+        warn(
+            f"{missing} of {total} edges of the circuit {circuit.name[:60]!r} involve the embedding, MLPs or logits, "
+            "which this result does not have. They are left out"
+        )
     labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
     edges, differ = Edges(), 0

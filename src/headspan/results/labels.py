@@ -1,4 +1,4 @@
-"""Classes of heads: the lists that come with the package, or a user's CSV file with the columns head,label.
+"""Classes of heads: the lists that come with the package, a user's CSV file, or the heads of a task's circuit.
 
 >>> labels = Labels.load("gpt2-ioi")
 >>> labels.of("L5H5"), len(labels), len(labels.names)
@@ -10,13 +10,13 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headspan.results.tabular import csv_text
 from headspan.system.arguments import checked
-from headspan.system.inputs import read_text
+from headspan.system.inputs import input_file, read_text
 from headspan.system.outputs import MADE_BY, writing
 from headspan.vocabulary.errors import HeadspanError, quoted
 from headspan.vocabulary.heads import Head, is_head_name
@@ -60,11 +60,16 @@ class Labels:
     @classmethod
     @checked
     def load(cls, name: str | os.PathLike[str]) -> Labels:
-        """Shipped labels by name (``gpt2-ioi``, ``gpt2-identity``, ``gpt2`` for both), or those of a CSV file."""
+        """Shipped labels by name (``gpt2-ioi``, ``gpt2-identity``, ``gpt2`` for both), or those of a file.
+
+        A file is a CSV file with the columns head,label, or a saved result with labels: the heads of a task's circuit.
+        """
         if str(name) in SHIPPED:
             folder = Path(__file__).parents[1] / "data" / "labels"
             pairs = [pair for file in SHIPPED[str(name)] for pair in _read_csv(folder / f"{file}.csv")]
             return cls.from_pairs(pairs, str(name))
+        if str(name).lower().endswith(".safetensors"):
+            return _of_result(name)
         return cls.from_pairs(_read_csv(Path(name)), str(name))
 
     @property
@@ -130,13 +135,28 @@ class Labels:
         return quoted(", ".join(self.names)) or "none at all"
 
 
+def _missing(path: str | os.PathLike[str]) -> str:
+    return (
+        f"there are no labels {str(path)[:200]!r}: give one of {', '.join(SHIPPED)}, a CSV file with the columns "
+        "head,label or the result of a task"
+    )
+
+
+def _of_result(path: str | os.PathLike[str]) -> Labels:
+    """The labels of a saved result."""
+    from headspan.results.saving import load
+
+    method = getattr(load(input_file(path, _missing(path))), "labels", None)
+    if not callable(method):
+        raise HeadspanError(
+            f"{path} has no labels: `headspan task MODEL TASK --circuit auto --out FILE` writes a file that has some"
+        )
+    return replace(cast("Labels", method()), source=str(path))
+
+
 def _read_csv(path: Path) -> list[tuple[Head, str]]:
     """Rows of a label file; blank lines and lines that start with # are skipped."""
-    missing = (
-        f"there are no labels {str(path)[:200]!r}: give one of {', '.join(SHIPPED)} or a CSV file with the columns "
-        "head,label"
-    )
-    lines = read_text(path, missing, "text file of labels", encoding="utf-8-sig").splitlines()
+    lines = read_text(path, _missing(path), "text file of labels", encoding="utf-8-sig").splitlines()
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
     rows = [(n, _cells(line, n, path)) for n, line in numbered]
     if not rows or [cell.lower() for cell in rows[0][1]] != ["head", "label"]:

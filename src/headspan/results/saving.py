@@ -60,7 +60,7 @@ KINDS = {
     "reproduction": "paper.reproduction:Reproduction",
 }
 # In JSON files: the key that a kind has -> its class. Every other JSON file is read as head scores.
-JSON_KINDS = {"format": "graphs.circuit:Circuit", "": "results.head_scores:BehaviourScores"}
+JSON_KINDS = {"format": "results.tasks.circuit:Circuit", "": "results.head_scores:BehaviourScores"}
 _SAVED_AS = {where: kind for kind, where in KINDS.items()} | {"graphs.graph:Wiring": "wiring"}
 _LARGEST_JSON = 10**8  # bytes
 

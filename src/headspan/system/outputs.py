@@ -88,6 +88,7 @@ _OURS: dict[str, Callable[[Ends, Path], bool]] = {
     "svg": _contains(rb"<dc:creator>.{,80}<dc:title>headspan</dc:title>"),
     "graphml": _contains(rb"\A(<\?xml[^>]*\?>\s*)?<!-- " + _TEXT),
     "json": _contains(rb'\A\s*\{\s*"((generator|format)"\s*:\s*"headspan|identity"\s*:\s*\{\s*"L\d+H\d+"\s*:)'),
+    "pt": _contains(rb"\APK\x03\x04.*generator.{,12}headspan"),
     "csv": _contains(rb"\A(# " + _TEXT + rb"|(" + b"|".join(_CSV_HEADERS) + rb")\r?\n)"),
     "markdown": _contains(rb"\A[^\n]*\n*<!-- " + _TEXT + rb"|\A<!-- " + _TEXT),
 }
@@ -111,7 +112,7 @@ def check_output(
 ) -> Path:
     """The file to write, links resolved; raises if it must not be written. Nothing is created.
 
-    kind: what will be written: page, png, pdf, svg, csv, json, graphml, markdown, or a kind of result.
+    kind: what will be written: page, png, pdf, svg, csv, json, pt, graphml, markdown, or a kind of result.
     inputs: what is read for it; a text that is not an existing path (a hub id, a label list) is ignored.
     """
     target = _ordinary_place(path)

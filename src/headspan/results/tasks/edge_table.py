@@ -14,6 +14,7 @@ key/value head (once for a shared one), the MLPs (R) and the logits (R). Every w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,7 @@ from headspan.vocabulary.heads import (
 from headspan.vocabulary.ports import PortTable
 
 EMBEDDING, LOGITS = "embedding", "logits"
+_BESIDE_HEADS = re.compile(rf"{EMBEDDING}|{LOGITS}|L[0-9]{{1,6}}(MLP|BLOCK)", re.IGNORECASE)
 
 
 def mlp_node(layer: int, *, parallel: bool = False) -> Node:
@@ -45,6 +47,15 @@ def mlp_node(layer: int, *, parallel: bool = False) -> Node:
 def block_node(layer: int) -> Node:
     """A block without attention as one node, ``L3BLOCK``: what it reads and all that it adds."""
     return Node.at(attention_position(layer), layer, f"L{layer}BLOCK", "block")
+
+
+def beside_heads(name: str) -> bool:
+    """True for a name that the embedding, the logits, an MLP or a block has in a table.
+
+    >>> beside_heads("L3MLP"), beside_heads("refusal")
+    (True, False)
+    """
+    return _BESIDE_HEADS.fullmatch(name.strip()) is not None
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,20 @@ class EdgeTable:
         ends = [np.array([isinstance(port.head, Head) for port in side]) for side in (self.writers, self.readers)]
         return self.mask & ends[0][:, None] & ends[1][None]
 
+    @cached_property
+    def ports(self) -> PortTable:
+        """The same heads and nodes by role, with the KV head of every query head of its layer.
+
+        >>> table = EdgeTable.regular(n_layers=1, n_heads=4, n_kv_heads=2)
+        >>> str(table.ports.resolve("L0H3", "K")), str(table.ports.resolve("logits", "R"))
+        ('L0KV1', 'logits')
+        """
+        found: dict[Role, list[HeadOrNode]] = {}
+        for head, role in (*self.readers, *self.writers):
+            found.setdefault(role, []).append(head)
+        query, kv = ([head for head in found.get(role, []) if isinstance(head, Head)] for role in (Role.O, Role.V))
+        return PortTable({role: tuple(heads) for role, heads in found.items()}, PortTable.of_heads(query, kv).served_by)
+
     @property
     def n_edges(self) -> int:
         return int(self.mask.sum())
@@ -106,7 +131,9 @@ class EdgeTable:
         """Row and column of an edge by the names of its ports; raises for what is not an edge."""
         (side, row), (other, column) = (self._place(name) for name in (source, target))
         if (side, other) != ("writer", "reader") or not self.mask[row, column]:
-            raise HeadspanError(f"{source[:60]} → {target[:60]} is not an edge: an edge goes from a writer to a later reader")
+            raise HeadspanError(
+                f"{source[:60]} → {target[:60]} is not an edge: an edge goes from a writer to a later reader"
+            )
         return row, column
 
     def _place(self, name: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,9 @@ from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.tabular import Tabular
+from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
+from headspan.results.tasks.graph_files import write_graph
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head
 from headspan.vocabulary.ports import PortTable
@@ -97,7 +100,7 @@ class Task(Tabular):
 
     def edges(self) -> list[dict[str, Any]]:
         """The same for every edge of the circuit, largest first."""
-        kept = self._kept()
+        kept = self.edges_kept
         return [self._row(int(p)) for p in self.table.strongest(self.attribution, kept.size) if kept.ravel()[p]]
 
     def _row(self, place: int) -> dict[str, Any]:
@@ -143,19 +146,33 @@ class Task(Tabular):
         counts = {role: np.isfinite(ranks[:, roles == role]).sum() for role in set(roles.tolist())}
         return np.array([counts[role] for role in roles])[None]
 
+    @property
+    def edges_kept(self) -> np.ndarray:
+        """True for the edges of the circuit, (writers, readers)."""
+        if self.circuit is None:
+            raise HeadspanError(
+                f"no circuit was made for {self.name}. Run `hs.task(model, {self.name!r}, circuit='auto')`"
+            )
+        return self.circuit
+
     def labels(self) -> Labels:
-        """The heads of the circuit as a class with the name of the task."""
-        kept = self._kept()
-        sources = [port.head for port, any_ in zip(self.table.writers, kept.any(1), strict=True) if any_]
-        targets = [port.head for port, any_ in zip(self.table.readers, kept.any(0), strict=True) if any_]
-        groups = [h for head in targets if isinstance(head, Head) for h in (self.ports.group_of(head) if head.kv else (head,))]
-        used = [h for h in dict.fromkeys([*sources, *groups]) if isinstance(h, Head)]
+        """The heads of the circuit as a class with the name of the task; of a shared K or V, all heads that use it."""
+        kept, table = self.edges_kept, self.table
+        writes = [table.writers[i].head for i in np.flatnonzero(kept.any(1))]
+        reads = [table.readers[i].head for i in np.flatnonzero(kept.any(0))]
+        heads = [head for head in (*writes, *reads) if isinstance(head, Head)]
+        used = {one for head in heads for one in (self.ports.group_of(head) if head.kv else (head,))}
         return Labels.from_pairs([(head, self.name) for head in sorted(used)], self.name)
 
-    def _kept(self) -> np.ndarray:
-        if self.circuit is None:
-            raise HeadspanError(f"no circuit was made for {self.name}: run `hs.task(model, {self.name!r}, circuit='auto')`")
-        return self.circuit
+    def to_circuit(self) -> Circuit:
+        """The circuit as wirings, the page and ``headspan task --circuit`` read it."""
+        model = str(self.model.get("reference", ""))
+        return Circuit.of_table(self.table, self.attribution, self.edges_kept, self.name, model)
+
+    def save_graph(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write all edges as a graph of EAP-IG and MIB, ``.json`` or ``.pt``."""
+        d_model = int(self.protocol["d_model"])
+        write_graph(path, self.table, self.attribution, self.circuit, d_model=d_model, force=force)
 
     def _headline(self) -> str:
         model = short_name(str(self.model.get("reference", "a model")))

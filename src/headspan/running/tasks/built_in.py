@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,6 +37,8 @@ Task = Callable[[PromptEncoder, list[str]], Drafts]
 def built_in_prompts(encoder: PromptEncoder, task: str, most: int, seed: int, notes: list[str]) -> list[Prompt]:
     """Up to ``most`` different prompts of a built-in task, in an order that depends on the seed."""
     rng = np.random.default_rng(seed)
+    if task != "induction":
+        _check_tokenizer(encoder, task)
     draft = TASKS[task](encoder, notes)
     found: dict[tuple[int, ...], Prompt] = {}
     fruitless = 0
@@ -68,6 +71,15 @@ def _encoded(encoder: PromptEncoder, draft: Draft) -> Prompt | None:
 def _tokens(encoder: PromptEncoder, text: str, words: Sequence[str]) -> tuple[int, ...]:
     found = (encoder.continuation(text, word) for word in words)
     return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def _check_tokenizer(encoder: PromptEncoder, task: str) -> None:
+    try:
+        encoder.text_ids("a")
+    except HeadspanError as error:
+        raise HeadspanError(
+            f"the task {task} needs a tokenizer: {error}. Choose induction, or give a file of token ids"
+        ) from None
 
 
 def _cannot(encoder: PromptEncoder, task: str, seen: str) -> HeadspanError:
@@ -167,7 +179,7 @@ def _successor(encoder: PromptEncoder, notes: list[str]) -> Drafts:
         wrong = left[int(rng.integers(len(left)))]
         pool = [i for i in range(size) if i not in (run[-1], wrong)]
         mixed = [int(i) for i in rng.choice(pool, count, replace=False)]
-        if mixed[-1] == run[-2] or any((a + 1) % size == b for a, b in zip(mixed, mixed[1:], strict=False)):
+        if mixed[-1] == run[-2] or any((a + 1) % size == b for a, b in pairwise(mixed)):
             return None
         template = _one(rng, templates.SUCCESSOR)
         clean, corrupted = (template.format(items=", ".join(items[i] for i in part)) for part in (run[:-1], mixed))

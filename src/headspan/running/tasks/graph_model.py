@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 WHAT = "task circuits"
-_TOLERANCE = 1e-3  # of logits, relative to their spread: float32 in another order
+_TOLERANCE = 1e-3  # of a stream, relative to its spread: sums of float32 in another order
 
 
 class Group(NamedTuple):
@@ -64,7 +64,11 @@ class Run:
 
     def stream(self, group: Group) -> torch.Tensor:
         """What the readers of a group read in this pass."""
-        return self.middle[group.block] if group.receiver is None and group.block in self.middle else self.streams[group.block]
+        return (
+            self.middle[group.block]
+            if group.receiver is None and group.block in self.middle
+            else self.streams[group.block]
+        )
 
 
 class GraphModel:
@@ -75,7 +79,9 @@ class GraphModel:
         self.replayer = replayer = Replayer(model, WHAT)
         self.weights = replayer.weights
         if model.model.get_output_embeddings() is None:
-            raise replayer.refusal("it has no output head, so it gives no logits. Give a model for causal language modelling")
+            raise replayer.refusal(
+                "it has no output head, so it gives no logits. Give a model for causal language modelling"
+            )
         if any(len(layers) > 1 for _, layers in replayer.blocks):
             raise replayer.refusal("its blocks have two attention layers each")
         self.blocks = [block for block, _ in replayer.blocks]
@@ -258,7 +264,7 @@ class GraphModel:
 
     @staticmethod
     def _whole(inlet: Inlet, read: torch.Tensor) -> torch.Tensor:
-        """The outputs of all heads for one input, by the module itself, so that nothing changes where the input does not."""
+        """The outputs of all heads for one input, by the module itself: the same input gives the same bits."""
         if inlet.latent is not None:
             read = inlet.latent.normed(read, inlet.latent.scale(read))
         out = inlet.module.forward(read)
@@ -330,20 +336,24 @@ class GraphModel:
         return self.replayer.gained(self.replayer.layers[n], found)
 
     def check(self, clean: torch.Tensor, corrupted: torch.Tensor) -> None:
-        """Refuse a model in which something else reads the stream: with every reader given the corrupted stream, the
-        logits must be those of the corrupted run."""
+        """Refuse a model in which something else reads the stream.
+
+        If every node reads the corrupted stream, every node must write what it wrote in the corrupted run, so that the
+        streams of both runs differ in the embedding alone.
+        """
         import torch
 
         self.replayer.check(clean[0])
+        end = Group(len(self.blocks))
         with torch.no_grad():
             other = self.run(corrupted)
-            found = self.run(clean, lambda group, run: Read(other.stream(group)[None]))
-        assert found.logits is not None and other.logits is not None
-        apart = (found.logits - other.logits).abs().max()
-        if not apart <= _TOLERANCE * other.logits.std():
-            raise self.replayer.refusal(
-                "something besides the queries, keys and values of its heads, its MLPs and its logits reads the stream"
-            )
+            found = self.run(clean, lambda group, run: None if group == end else Read(other.stream(group)[None]))
+            apart = found.stream(end) - other.stream(end) - (found.streams[0] - other.streams[0])
+            if not apart.abs().max() <= _TOLERANCE * other.stream(end).std():
+                raise self.replayer.refusal(
+                    "something besides the queries, keys and values of its heads, its MLPs and its logits reads the "
+                    "stream"
+                )
 
 
 class Changes:

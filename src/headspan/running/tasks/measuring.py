@@ -14,8 +14,8 @@ from headspan.results.tasks.task_result import FAITHFUL, SHARES, CurvePoint, Val
 from headspan.running.tasks.attribution import STEPS, attribute
 from headspan.running.tasks.graph_model import GraphModel, Run
 from headspan.running.tasks.objectives import Batch, batches, objective
-from headspan.running.tasks.patching import circuit_values, exact_values
 from headspan.running.tasks.pairs import Prompt
+from headspan.running.tasks.patching import circuit_values, exact_values
 
 _MOST_TOKENS = 1024  # of a batch: more are not faster, and progress should move
 _ACTIVATIONS = 40  # numbers of d_model per token and layer that a pass with gradients keeps, about

@@ -31,7 +31,7 @@ class PromptEncoder:
         self.start = model.start_token(bos)
         self.vocab_size = model.vocab_size  # finding it reads the whole vocabulary
         self.unknown = frozenset[int]() if model.vocabulary is None else model.vocabulary.unknown
-        self.text_ids = lru_cache(maxsize=4096)(self._text_ids)
+        self.text_ids = lru_cache(maxsize=64)(self._text_ids)
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a text, without the start token."""

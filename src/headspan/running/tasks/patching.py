@@ -10,7 +10,7 @@ from headspan.running.tasks.graph_model import Changes, GraphModel, Group, Read,
 from headspan.running.tasks.objectives import Batch, objective
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class CircuitReads:

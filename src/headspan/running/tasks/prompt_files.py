@@ -149,11 +149,11 @@ class _PromptRow:
         return self.field(_CORRUPTED)
 
     def answers(self, other: Any) -> dict[str, list[Any]]:
-        """Right and wrong answers as given: in columns, as choices with an answerKey, or as the labels of two prompts."""
+        """Right and wrong answers as given: in columns, as choices with an answerKey, or as labels."""
         row = self.row
         if "choices" in row and "answerKey" in row:
             choices = row["choices"].get("label") if isinstance(row["choices"], Mapping) else row["choices"]
-            if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+            if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, str) for choice in choices):
                 raise self.error("choices must be a list of texts")
             key = choices.index(row["answerKey"]) if row["answerKey"] in choices else row["answerKey"]
             key = int(key) if isinstance(key, str) and key in map(str, range(len(choices))) else key
@@ -161,9 +161,12 @@ class _PromptRow:
                 raise self.error(f"answerKey must be one of the {len(choices)} choices, or its number from 0")
             return {"answer": [choices[key]], "wrong answer": [*choices[:key], *choices[key + 1 :]]}
         if isinstance(other, Mapping) and "label" in row and "label" in other:  # arithmetic tasks of MIB
-            return {"answer": [str(row["label"])[:99]], "wrong answer": [str(other["label"])[:99]]}
+            labels = (row["label"], other["label"])
+            if not all(isinstance(label, (str, int)) for label in labels):
+                raise self.error("label must be a text or a whole number")
+            return {what: [str(label)] for what, label in zip(("answer", "wrong answer"), labels, strict=True)}
         given = {"answer": self.field(_ANSWERS), "wrong answer": self.field(_WRONG)}
-        return {what: value if isinstance(value, (list, tuple)) else [value] for what, value in given.items()}
+        return {what: list(value) if isinstance(value, (list, tuple)) else [value] for what, value in given.items()}
 
     def ids(self, what: str, value: Any) -> tuple[tuple[int, ...], str | None]:
         """Token ids of a prompt with the start token, and its text if it was given as one."""
@@ -207,7 +210,7 @@ class _PromptRow:
                 found.append(self.word_token(what, text, value))
             else:
                 found.append(self.token_id(f"the {what}", value))
-                self.note("answers are given as token ids, which hold for one tokenizer only")
+                self.note_token(found[-1])
         return tuple(dict.fromkeys(found))
 
     def word_token(self, what: str, text: str | None, word: str) -> int:
@@ -215,7 +218,8 @@ class _PromptRow:
         self.check_text(f"the {what}", word)
         if text is None:
             raise self.error(f"the {what} is a text, but the prompt is a list of token ids. Give token ids")
-        spelt, joined = [word, f" {word}"], text[-1].isalpha() and word[0].isalpha()
+        spelt = [word] if text[-1].isspace() or word[0].isspace() else [word, f" {word}"]
+        joined = text[-1].isalpha() and word[0].isalpha()
         if joined and "choices" in self.row:  # MIB gives names without their space
             spelt.reverse()
         for spelling in spelt:
@@ -226,12 +230,23 @@ class _PromptRow:
                 return token
         before, after = self.encoder.text_ids(text), self.encoder.text_ids(text + word)
         if after[: len(before)] != before:
-            raise self.error(f"the {what} {word[:40]!r} changes the last token of the prompt. Move a space or split it")
+            hint = "Move the space at the end of the prompt to the answer" if text[-1] == " " else None
+            raise self.error(
+                f"the {what} {word[:40]!r} changes the last token of the prompt. "
+                f"{hint or 'End the prompt with a whole word'}"
+            )
         if len(after) == len(before) + 1:
             raise self.error(f"the {what} {word[:40]!r} is not in the vocabulary. Choose another word")
         raise self.error(
-            f"the {what} {word[:40]!r} is {len(after) - len(before)} tokens after this prompt. Choose a word of one token"
+            f"the {what} {word[:40]!r} is {len(after) - len(before)} tokens after this prompt. "
+            "Choose a word of one token"
         )
+
+    def note_token(self, token: int) -> None:
+        """Show the first answer given as a token id: the ids of another tokenizer are other words."""
+        known, vocabulary = "answers are token ids, which hold for one tokenizer only", self.encoder.model.vocabulary
+        if vocabulary is not None and not any(note.startswith(known) for note in self.notes):
+            self.notes.append(f"{known}: {token} is {vocabulary.readable(token)!r}")
 
     def note(self, sentence: str) -> None:
         if sentence not in self.notes:

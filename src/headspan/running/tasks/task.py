@@ -1,25 +1,27 @@
 """Which edges of a model carry a task (the command ``headspan task``).
 
-Attributions of all edges on some prompts, exact values of the best, overlap and influence of the same edges, and a
-circuit with its faithfulness on other prompts. How attributions are computed: :mod:`headspan.running.tasks.attribution`;
-exact values and circuits: :mod:`headspan.running.tasks.patching`.
+Attributions of all edges on some prompts (:mod:`headspan.running.tasks.attribution`), exact values of the best, overlap
+and influence of the same edges, and a circuit with its faithfulness on other prompts
+(:mod:`headspan.running.tasks.patching`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headspan.graphs.circuit import Circuit
 from headspan.models.opening import ModelLike
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import identity, same_model
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
+from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable
+from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS
@@ -30,6 +32,7 @@ from headspan.running.tasks.prompts import TaskPrompts, task_prompts
 from headspan.scoring.run import score
 from headspan.subspaces.metrics import OBSERVED_METRICS
 from headspan.system.arguments import checked
+from headspan.system.inputs import mode_of
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
@@ -89,12 +92,13 @@ def task(
     budget = default_memory() if memory is None else parse_memory(memory)
     scores = Scores.load(scores) if isinstance(scores, (str, os.PathLike)) else scores
     stats = None if stats is None else given_statistics(stats)
-    with progress_bar("tracing edges", progress) as update, running(
-        model, device=device, dtype=dtype, logits=True
-    ) as ready:
+    with (
+        progress_bar("tracing edges", progress) as update,
+        running(model, device=device, dtype=dtype, logits=True) as ready,
+    ):
         graph = GraphModel(ready)
         check_same_heads(graph.weights.ports, scores, ready.reference)
-        kept = _edges_kept(circuit, graph) if _is_given(circuit) else None
+        kept = given_edges(circuit, graph.table) if _is_given(circuit) else None
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
         similarities = _similarities(model, graph, ready, scores, stats)
         found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
@@ -210,6 +214,7 @@ class _Run:
                 "objective": self.goal,
                 "seed": self.seed,
                 "sha256": self.given.sha256,
+                "d_model": self.graph.weights.d_model,
                 **how,
             },
             self.interrupted,
@@ -228,15 +233,13 @@ def _check(method: str, k: int, objective: str, circuit: Any, prompts: int | Non
         raise HeadspanError(f"prompts is {prompts}. Give 1 or more")
     if isinstance(circuit, int) and circuit < 1:
         raise HeadspanError(f"a circuit of {circuit} edges cannot be made. Give 1 or more, or auto")
+    if _is_given(circuit) and not isinstance(circuit, Circuit) and mode_of(Path(circuit)) is None:
+        raise HeadspanError(f"there is no file {circuit}. Give a number of edges, auto, or the file of a circuit")
 
 
 def _is_given(circuit: Any) -> bool:
     """Whether a circuit is given, rather than its size."""
     return circuit is not None and not isinstance(circuit, int) and circuit != AUTO
-
-
-def _edges_kept(circuit: Any, graph: GraphModel) -> np.ndarray:
-    raise NotImplementedError
 
 
 def _similarities(

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-WOMEN = """
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+WOMEN = _words("""
 Mary Anna Emma Alice Laura Julia Maria Helen Lucy Jane Grace Hannah Martha Diana Karen Ruth Clara Nina Sara Ella Eva
 Lily Rosa Iris Nora Amy Kate Sarah Emily Lisa Linda Susan Rachel Rebecca Jessica Jennifer Michelle Elizabeth Katherine
 Amanda Melissa Nicole Margaret Barbara Patricia Nancy Betty Carol Sandra
-""".split()
+""")
 
-MEN = """
+MEN = _words("""
 John Tom James Paul Peter David Michael Robert Mark Daniel Adam Henry George Frank Jack Simon Thomas Oliver Arthur Carl
 Eric Luke Max Sam Ben Oscar Walter Victor Fred Nick Kevin Brian Steven Andrew Matthew Anthony Richard Charles William
 Joseph Edward Patrick Jason Ryan Justin Scott Alan Bruce Roger
-""".split()
+""")
 
-PLACES = """
+PLACES = _words("""
 park school market library station shop garden museum hospital restaurant office house beach farm church hotel
-""".split()
+""")
 
-OBJECTS = """
+OBJECTS = _words("""
 book ball letter coin map drink ring cake gift ticket box pen flower bottle hat picture
-""".split()
+""")
 
 # A name is never the first word, so that all names are tokens after a space.
 IOI = [
@@ -34,24 +39,27 @@ IOI = [
     "Then {first} and {second} were in the {place}, and {subject} offered the {object} to",
 ]
 
-EVENTS = """
+EVENTS = _words("""
 war siege trial reign project voyage drought strike famine dispute alliance campaign expedition construction rebellion
 occupation treaty conflict marriage experiment
-""".split()
+""")
 GREATER_THAN = "The {event} lasted from the year {year} to the year {stem}"
 CENTURIES = range(11, 19)
 
 # Lists whose order models know. Days and months begin again after the last.
 CYCLES = {
-    "days": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
-    "months": "January February March April May June July August September October November December".split(),
+    "days": _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
+    "months": _words("January February March April May June July August September October November December"),
 }
 SERIES = {
-    "number words": """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-        seventeen eighteen nineteen twenty""".split(),
-    "digits": [str(i) for i in range(1, 31)],
+    "number words": _words("""
+        one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+        eighteen nineteen twenty
+    """),
+    "digits": list("123456789"),
+    "numbers": [str(i) for i in range(10, 31)],  # for tokenizers that do not split them
     "letters": list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-    "ordinals": "first second third fourth fifth sixth seventh eighth ninth tenth".split(),
+    "ordinals": _words("first second third fourth fifth sixth seventh eighth ninth tenth"),
 }
 SUCCESSOR = ["{items}", "In order: {items}", "The list: {items}", "Say them again: {items}"]
 

@@ -1,10 +1,11 @@
-"""A circuit: named edges between heads, in a JSON file that can be shared and edited by hand.
+"""A circuit: named edges between heads and other nodes, in a JSON file that can be shared and edited by hand.
 
     {"format": "headspan circuit", "version": 1, "name": "induction", "model": "demo", "nodes": ["L0H3", "L1H2"],
      "edges": [{"source": "L0H3.O", "target": "L1H2.K", "metric": "pk", "score": 9.1}]}
 
-``metric`` and ``score`` are optional, and so is ``nodes``, since every end of an edge is a node. The file is not
-trusted: it is refused if it is too large, has another format or names heads that the model does not have.
+``metric`` and ``score`` are optional, and so is ``nodes``, since every end of an edge is a node. Other ends are
+``embedding.W``, ``L3MLP.R``, ``L3MLP.W`` and ``logits.R`` in the circuit of a task, or any node of a result. The file
+is not trusted: it is refused if it is too large, has another format or names heads that the model does not have.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headspan.results.tabular import Tabular
+from headspan.results.tasks.edge_table import EdgeTable, beside_heads
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.inputs import read_text, reason
 from headspan.system.outputs import writing
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import HeadOrNode, Pairing, Role
+from headspan.vocabulary.heads import HeadOrNode, Pairing, Role, is_head_name
 from headspan.vocabulary.ports import PortTable
 
 FORMAT, VERSION = "headspan circuit", 1
@@ -30,6 +34,7 @@ _LARGEST = 16 * 2**20  # bytes
 _MOST_EDGES = 20_000
 _LONGEST = 300  # letters of a name
 _METRIC = PK
+ATTRIBUTION = "attribution"  # the metric of an edge that was found for a task
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Circuit(Tabular):
         return [vars(edge) | {} for edge in self.edges]
 
     def _headline(self) -> str:
-        return f"circuit {self.name}: {len(self.edges)} edges between {len(self.nodes)} heads"
+        what = "heads" if all(map(is_head_name, self.nodes)) else "heads and nodes"
+        return f"circuit {self.name}: {len(self.edges)} edges between {len(self.nodes)} {what}"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -113,6 +119,42 @@ class Circuit(Tabular):
             raise HeadspanError(f"the edges of {where} must be a list of at most {_MOST_EDGES:,}, not {seen}")
         read = tuple(_edge(edge, i, where) for i, edge in enumerate(edges, start=1))
         return cls(_text(content, "name", where), _text(content, "model", where), read, _nodes(content, where))
+
+    @classmethod
+    def of_table(
+        cls, table: EdgeTable, values: np.ndarray, kept: np.ndarray, name: str, model: str, metric: str = ATTRIBUTION
+    ) -> Circuit:
+        """The kept edges of a whole model with their values, largest first.
+
+        values, kept: (writers, readers) as in the table.
+        """
+        if (count := int((kept & table.mask).sum())) > _MOST_EDGES:
+            raise HeadspanError(
+                f"a circuit file holds at most {_MOST_EDGES:,} edges, and this circuit has {count:,}: keep fewer, or "
+                "write a graph file"
+            )
+        flat = np.flatnonzero(kept & table.mask)
+        flat = flat[np.argsort(-np.abs(values.ravel()[flat]), kind="stable")]
+        places = [divmod(int(i), table.mask.shape[1]) for i in flat]
+        edges = (CircuitEdge(*table.edge(*place), metric, float(values[place])) for place in places)
+        return cls(name, model, tuple(edges))
+
+    def kept(self, table: EdgeTable) -> np.ndarray:
+        """True for the edges of this circuit in the table of a whole model, (writers, readers).
+
+        As everywhere, K and V of a query head are those of its KV head.
+        """
+        found = np.zeros(table.mask.shape, dtype=bool)
+        for _, pairing, source, target in self.check(table.ports):
+            found[table.place(f"{source}.{pairing.source}", f"{target}.{pairing.target}")] = True
+        return found
+
+    def without_missing(self, table: PortTable) -> tuple[Circuit, int]:
+        """This circuit without the embedding, MLPs and logits that a result lacks, and how many edges they had."""
+        missing = {name for name in self.nodes if beside_heads(name) and table.node(name) is None}
+        edges = [edge for edge in self.edges if missing.isdisjoint((_split(edge.source)[0], _split(edge.target)[0]))]
+        others = tuple(name for name in self.others if name not in missing)
+        return replace(self, edges=tuple(edges), others=others), len(self.edges) - len(edges)
 
     def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]]:
         """The edges as ports of a model; an unknown head is an error that names it."""
