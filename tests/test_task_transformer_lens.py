@@ -93,9 +93,10 @@ def test_circuits(small: Both, count: int) -> None:
     from transformer_lens.tools.analysis.attribution_patching import Node, faithfulness
 
     graph, batch = small.graph, Batch.of([PAIR])
-    ours = attribute(graph, batch, GOAL, "ig", 10**9)
-    kept = graph.table.circuit(ours.values[0], count)
-    values = circuit_values(graph, batch, GOAL, kept, ours.clean, ours.corrupted)
+    kept = graph.table.circuit(attribute(graph, batch, GOAL, "ig", 10**9).values[0], count)
+    with torch.no_grad():
+        runs = graph.run(batch.clean), graph.run(batch.corrupted)
+    values = circuit_values(graph, batch, GOAL, kept, *runs)
     kinds = {"O": "attn_head_out", "Q": "q_input", "K": "k_input", "V": "v_input"}
 
     def node(given: Any, token: int) -> Any:
@@ -112,7 +113,7 @@ def test_circuits(small: Both, count: int) -> None:
         for token in range(len(PAIR.clean))
     ]
     theirs = faithfulness(small.bridge, batch.clean, batch.corrupted, lambda logits: value(logits, PAIR), circuit)
-    whole, nothing = (objective(GOAL, batch, run.logits, run.logits).item() for run in (ours.clean, ours.corrupted))
+    whole, nothing = (objective(GOAL, batch, run.logits, run.logits).item() for run in runs)
     assert (values[0] - nothing) / (whole - nothing) == pytest.approx(theirs.recovered, abs=1e-4)
     assert abs(theirs.recovered - 1) > 0.01  # the circuit is neither everything …
     assert abs(theirs.recovered) > 0.01  # … nor nothing
