@@ -3,8 +3,8 @@
 The attribution of an edge is the change of its writer's output (corrupted less clean), times the gradient of the task
 at the stream as the reader alone reads it, summed over tokens. EAP takes the gradient in the clean run. EAP-IG averages
 it over runs whose token embeddings lie between the corrupted and the clean ones. Gradients are collected at the ports'
-own outputs (d_head numbers per token) and drawn back to the stream one layer at a time during the backward pass, so
-that no array of all writers and tokens is needed.
+own outputs (d_head numbers per token) and drawn back to the stream one layer and some tokens at a time during the
+backward pass, and a head's change is computed from z, so that no array of all writers and tokens is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.running.edge_effects import stream_norm
-from headspan.running.tasks.graph_model import Changes, GraphModel, Group, Run
+from headspan.running.tasks.changes import Changes
+from headspan.running.tasks.graph_model import GraphModel, Group, Run
 from headspan.running.tasks.objectives import Batch, objective
 from headspan.running.tasks.stream_readers import pulled_back, through_norm
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 METHODS = {"ig": "EAP-IG, gradients averaged between corrupted and clean embeddings", "eap": "EAP, one gradient"}
 STEPS = 5
+_AT_ONCE = 2**22  # numbers in the gradients at the stream: a few arrays of 16 MB
 
 
 class Attribution:
@@ -35,8 +37,9 @@ class Attribution:
         self.graph, self.batch, self.goal = graph, batch, goal
         with torch.no_grad():
             self.clean, self.corrupted = graph.run(batch.clean), graph.run(batch.corrupted)
-        self._changes = Changes(graph, self.corrupted, self.clean, memory // 2)
-        self.values = np.zeros((len(batch.prompts), *graph.table.mask.shape))
+        self._changes = Changes(graph, self.corrupted.minus(self.clean), None, memory // 2)
+        dtype = np.float64 if self.clean.streams[0].element_size() == 8 else np.float32  # large: prompts × edges
+        self.values = np.zeros((len(batch.prompts), *graph.table.mask.shape), dtype)
 
     def add(self, share: float, weight: float) -> None:
         """Add a run whose embeddings are corrupted + share · (clean − corrupted)."""
@@ -48,15 +51,13 @@ class Attribution:
         runs: list[Run] = []
 
         def arrived(group: Group, gradient: torch.Tensor) -> None:
-            with torch.no_grad():
-                if group.receiver is None:
-                    self._contract([(group, self._at_stream(group, gradient, runs[0]))], weight)
-                    return
-                layer = waiting.setdefault(group.block, {})
-                layer[group] = gradient
-                if len(layer) == len(self.graph.inlets[group.block]):
-                    done = waiting.pop(group.block)
-                    self._contract([(g, self._at_stream(g, x, runs[0])) for g, x in done.items()], weight)
+            if group.receiver is None:
+                self._contract({group: gradient}, runs[0], weight)
+                return
+            layer = waiting.setdefault(group.block, {})
+            layer[group] = gradient
+            if len(layer) == len(self.graph.inlets[group.block]):
+                self._contract(waiting.pop(group.block), runs[0], weight)
 
         def seen(group: Group, tensor: torch.Tensor) -> None:
             if tensor.requires_grad:
@@ -67,41 +68,43 @@ class Attribution:
             assert runs[0].logits is not None and self.clean.logits is not None
             value = objective(self.goal, self.batch, runs[0].logits, self.clean.logits).sum()
             torch.autograd.grad(value, start)
-        with torch.no_grad():  # a port that does not change the value has no gradient
-            for layer in waiting.values():
-                self._contract([(g, self._at_stream(g, x, runs[0])) for g, x in layer.items()], weight)
+        for layer in waiting.values():  # a port that does not change the value has no gradient
+            self._contract(layer, runs[0], weight)
 
-    def _at_stream(self, group: Group, gradient: torch.Tensor, run: Run) -> torch.Tensor:
-        """The gradient at the stream as each reader of a group alone reads it, (B, readers, T, d)."""
-        graph, n = self.graph, group.block
-        stream = run.streams[n].detach()
-        if group.receiver is not None:
-            inlet = graph.inlets[n][group.receiver]
-            mine = inlet.heads_of(gradient.reshape(len(stream), -1, gradient.shape[-1]))
-            normed = graph.replayer.read(n, stream) if inlet.latent is not None else stream
-            found = through_norm(stream_norm(graph.weights, n), stream, pulled_back(inlet, normed, mine))
-        else:
-            found = gradient.reshape(stream.shape)[:, :, None]
-            if n in graph.mlps and graph.mlps[n].norm is not None:
-                found = through_norm(stream_norm(graph.weights, n), stream, found)
-        return found.transpose(1, 2)
-
-    def _contract(self, gradients: list[tuple[Group, torch.Tensor]], weight: float) -> None:
+    def _contract(self, gradients: dict[Group, torch.Tensor], run: Run, weight: float) -> None:
         """Multiply the gradients of readers at one place of the stream with the changes of all earlier writers."""
         import torch
 
-        columns = np.concatenate([np.arange(*self.graph.groups[g].indices(10**9)) for g, _ in gradients])
-        together = torch.cat([found for _, found in gradients], 1)
-        used = torch.nonzero(together.abs().amax((0, 1, 3)))
-        if not len(used):
-            return
-        first, last = int(used[0]), int(used[-1]) + 1
-        together = together[:, :, first:last].flatten(2)
+        columns = np.concatenate([np.arange(*self.graph.groups[g].indices(10**9)) for g in gradients])
         before = int(self.graph.table.before[columns[0]])
-        for rows, changes in self._changes.before(before):
-            changes = changes[:, :, first:last].flatten(2).transpose(0, 1)
-            found = torch.bmm(changes, together.transpose(1, 2))
-            self.values[:, rows.start : rows.stop, columns] += weight * found.double().cpu().numpy()
+        size, length, d_model = self.clean.streams[0].shape
+        with torch.no_grad():
+            given = {group: gradient.reshape(size, length, -1) for group, gradient in gradients.items()}
+            used = torch.nonzero(sum(gradient.abs().amax((0, 2)) for gradient in given.values()))
+            if not len(used):
+                return
+            step, last = max(1, _AT_ONCE // (size * len(columns) * d_model)), int(used[-1]) + 1
+            for first in range(int(used[0]), last, step):
+                tokens = slice(first, min(first + step, last))
+                at_stream = [self._at_stream(group, given[group], run, tokens) for group in given]
+                together = torch.cat([found.transpose(1, 2) for found in at_stream], 1).flatten(2)
+                del at_stream
+                for rows, changes in self._changes.before(before, tokens):
+                    found = torch.bmm(changes.flatten(2).transpose(0, 1), together.transpose(1, 2))
+                    self.values[:, rows.start : rows.stop, columns] += weight * found.double().cpu().numpy()
+
+    def _at_stream(self, group: Group, gradient: torch.Tensor, run: Run, tokens: slice) -> torch.Tensor:
+        """The gradient at the stream as each reader of a group alone reads it, (B, T, readers, d)."""
+        graph, n = self.graph, group.block
+        stream, gradient = run.streams[n].detach()[:, tokens], gradient[:, tokens]
+        if group.receiver is not None:
+            inlet = graph.inlets[n][group.receiver]
+            normed = graph.replayer.read(n, stream) if inlet.latent is not None else stream
+            found = pulled_back(inlet, normed, inlet.heads_of(gradient))
+            return through_norm(stream_norm(graph.weights, n), stream, found)
+        if n in graph.mlps and graph.mlps[n].norm is not None:
+            return through_norm(stream_norm(graph.weights, n), stream, gradient[:, :, None])
+        return gradient[:, :, None]
 
 
 def attribute(

@@ -70,6 +70,22 @@ class Run:
             else self.streams[group.block]
         )
 
+    def apart(self, what: str, n: int, other: Run | None, tokens: slice = slice(None)) -> torch.Tensor:
+        """The streams, z or additions of a block less those of another pass; None if this one has differences."""
+        mine = getattr(self, what)[n][:, tokens]
+        return mine if other is None else mine - getattr(other, what)[n][:, tokens]
+
+    def minus(self, other: Run) -> Run:
+        """What nodes wrote in this pass less what they wrote in another; both forget all but embeddings and logits."""
+        found = Run(streams={0: self.apart("streams", 0, other)})
+        for what in ("z", "added"):
+            for n in list(getattr(self, what)):
+                getattr(found, what)[n] = self.apart(what, n, other)
+                del getattr(self, what)[n], getattr(other, what)[n]
+        for run in (self, other):
+            run.streams, run.middle, run.outputs = {0: run.streams[0]}, {}, {}
+        return found
+
 
 class GraphModel:
     """A model with an output head, its edges, and passes in which readers read what they are given."""
@@ -123,7 +139,8 @@ class GraphModel:
 
         reads: what the readers of a group read instead of the stream. embedding: in place of the token embeddings.
         after: a block and an earlier pass; the blocks before it return what they returned then.
-        seen: called with the tensor whose gradient is that of a group: outputs of a projection, or an MLP's input.
+        seen: called with the tensor whose gradient is that of a group: outputs of a projection, or an MLP's input. What
+        nodes write is not kept then.
         """
         found = Run()
         start = 0
@@ -178,10 +195,10 @@ class GraphModel:
 
         def leave(module: Any, args: Any, kwargs: Any, out: Any) -> Any:
             x, after = found.streams[n], stream_of(out)
-            if attends:
+            if attends and seen is None:
                 with torch.no_grad():
                     found.added[n] = after - x - self.attention_output(n, found.z[n])
-            else:  # the stream passes by what the block adds to its own input
+            elif not attends:  # the stream passes by what the block adds to its own input
                 added = after - first((args, kwargs))
                 found.added[n], after = added.detach(), x + added
                 out = (after, *out[1:]) if isinstance(out, tuple) else after
@@ -215,8 +232,9 @@ class GraphModel:
             z = args[0].detach()
             found.z[n] = z.reshape(*z.shape[:2], self.weights.n_heads, -1)
 
-        handles.append(layer.output.register_forward_pre_hook(keep_z))
-        if layer.output_norm is not None:
+        if seen is None:
+            handles.append(layer.output.register_forward_pre_hook(keep_z))
+        if seen is None and layer.output_norm is not None:
 
             def keep_scale(module: Any, args: Any) -> None:
                 scale = (args[0].detach().square().mean(-1, keepdim=True) + epsilon(module)).rsqrt()
@@ -322,16 +340,16 @@ class GraphModel:
         found = z.flatten(2).to(weight.dtype) @ flat
         return self.replayer.gained(self.replayer.layers[layer], found)
 
-    def delta(self, row: int, one: Run, other: Run) -> torch.Tensor:
+    def delta(self, row: int, one: Run, other: Run | None, tokens: slice = slice(None)) -> torch.Tensor:
         """What one writer wrote in a pass less what it wrote in another, (B, T, d)."""
         port = self.table.writers[row]
         n = port.head.layer
         if row == 0:
-            return one.streams[0] - other.streams[0]
+            return one.apart("streams", 0, other, tokens)
         if port.role is Role.W:
-            return one.added[n] - other.added[n]
+            return one.apart("added", n, other, tokens)
         head = self.weights.heads_in(Role.O, n).index(port.head)
-        apart = (one.z[n] - other.z[n])[:, :, head]
+        apart = one.apart("z", n, other, tokens)[:, :, head]
         found = apart @ self.replayer._output_weight(n)[head].T.to(apart)
         return self.replayer.gained(self.replayer.layers[n], found)
 
@@ -354,45 +372,3 @@ class GraphModel:
                     "something besides the queries, keys and values of its heads, its MLPs and its logits reads the "
                     "stream"
                 )
-
-
-class Changes:
-    """What every writer wrote in one pass less what it wrote in another, (writers, B, T, d).
-
-    They are computed in order, once the pass has come that far, and kept if there is memory for all of them.
-    """
-
-    def __init__(self, graph: GraphModel, one: Run, other: Run, memory: int) -> None:
-        x = other.streams[0]
-        self.graph, self.one, self.other = graph, one, other
-        fits = len(graph.table.writers) * x.numel() * x.element_size() <= memory
-        self._kept = x.new_empty(len(graph.table.writers), *x.shape) if fits else None
-        self._filled = 0
-
-    def before(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The first ``count`` writers, all at once or layer by layer."""
-        if self._kept is None:
-            yield from ((rows, self._of(rows)) for rows in self._layers(0, count))
-            return
-        for rows in self._layers(self._filled, count):
-            self._kept[rows] = self._of(rows)
-            self._filled = rows.stop
-        yield slice(0, count), self._kept[:count]
-
-    def _layers(self, row: int, stop: int) -> Iterator[slice]:
-        """The embedding, the heads of a layer, an MLP …"""
-        while row < stop:
-            port = self.graph.table.writers[row]
-            count = len(self.graph.weights.heads_in(Role.O, port.head.layer)) if port.role is Role.O else 1
-            yield slice(row, row + count)
-            row += count
-
-    def _of(self, rows: slice) -> torch.Tensor:
-        import torch
-
-        port, graph = self.graph.table.writers[rows.start], self.graph
-        with torch.no_grad():
-            if port.role is not Role.O:
-                return graph.delta(rows.start, self.one, self.other)[None]
-            n = port.head.layer
-            return graph.written(n, self.one.z[n] - self.other.z[n])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from headspan.running.tasks.graph_model import Changes, GraphModel, Group, Read, Run
+from headspan.running.tasks.changes import Changes
+from headspan.running.tasks.graph_model import GraphModel, Group, Read, Run
 from headspan.running.tasks.objectives import Batch, objective
-
-if TYPE_CHECKING:
-    pass
 
 
 class CircuitReads:
