@@ -330,7 +330,7 @@ def test_several_answers_and_token_ids(demo: RunningModel, tmp_path: Path) -> No
     assert {p.answers for p in everything(task_prompts(demo, write(tmp_path / "a.csv", rows)))} == {(book, cake)}
     ids = {"clean": demo.encode(ROWS[0]["clean"]), "corrupted": demo.encode(ROWS[0]["corrupted"])}
     assert first(demo, {**ids, "answer": book, "wrong": ball})[0].clean == tuple(ids["clean"])
-    with pytest.raises(HeadspanError, match="prompt 1: the answer is a text.* token ids"):
+    with pytest.raises(HeadspanError, match=r"prompt 1: the answer is a text.* token ids"):
         first(demo, {**ROWS[0], **ids})
 
 

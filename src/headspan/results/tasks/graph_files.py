@@ -219,7 +219,7 @@ def _read_pt(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     size = path.stat().st_size
     if size > _most(layout):
         raise HeadspanError(f"{path} has {size:,} bytes, too many for a graph of this model: give another file")
-    content = load_plain(path, _WHAT, "give a .json file, or one of `Graph.to_pt`")
+    content = load_plain(path, _WHAT, "give a .json file, or one that to_pt of EAP-IG wrote")
     named = _parts(content, path, layout, ("src_nodes", "dst_nodes"))
     for names, ours in zip(named, (layout.sources, layout.targets), strict=True):
         _check_order(names, ours, path)
