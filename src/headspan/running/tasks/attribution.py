@@ -80,7 +80,7 @@ class Attribution:
         size, length, d_model = self.clean.streams[0].shape
         with torch.no_grad():
             given = {group: gradient.reshape(size, length, -1) for group, gradient in gradients.items()}
-            used = torch.nonzero(sum(gradient.abs().amax((0, 2)) for gradient in given.values()))
+            used = torch.nonzero(torch.stack([gradient.abs().amax((0, 2)) for gradient in given.values()]).amax(0))
             if not len(used):
                 return
             step, last = max(1, _AT_ONCE // (size * len(columns) * d_model)), int(used[-1]) + 1
