@@ -44,7 +44,7 @@ def task(
         ),
     ] = None,
     circuit_out: Annotated[
-        Path | None, typer.Option(help="Write the circuit to this file, for wiring --circuit and the page (.json).")
+        Path | None, typer.Option(help="Write the circuit to this file, for wiring --circuit (.json).")
     ] = None,
     graph_out: Annotated[
         Path | None, typer.Option(help="Write all edges as a graph of EAP-IG and MIB (.json or .pt).")

@@ -166,7 +166,7 @@ class Task(Tabular):
         return Labels.from_pairs([(head, self.name) for head in sorted(used)], self.name)
 
     def to_circuit(self) -> Circuit:
-        """The circuit as wirings, the page and ``headspan task --circuit`` read it."""
+        """The circuit as ``headspan wiring --circuit`` and ``headspan task --circuit`` read it."""
         model = str(self.model.get("reference", ""))
         return Circuit.of_table(self.table, self.attribution, self.edges_kept, self.name, model)
 
