@@ -37,6 +37,7 @@ LISTINGS = {
     "diff": "diff {model} {model} -k 2",
     "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
+    "task": "task {model} induction --prompts 2 -k 3 --scores {result}",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
 OTHERS = {"info", "score", "observe", "pair", "report", "figures", "reproduce", "track", "site", "cache"}

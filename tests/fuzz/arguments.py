@@ -31,10 +31,12 @@ POSITIONAL: dict[str, list[str]] = {
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
     "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
     "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"],
+    "task": ["MODEL", "TASK"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
 WORDS = {
     "SITE": SITES,
+    "TASK": ["induction", "ioi", "prompts.jsonl", "text.txt", "labels.csv"],
     "MODEL": MODELS,
     "RESULT": RESULTS,
     "EITHER": RESULTS * 2 + MODELS,
@@ -60,7 +62,9 @@ GOOD: dict[str, list[str]] = {
     "ablate": ["resample", "mean", "zero"], "shared": ["1", "2"], "batch": ["1"], "bootstrap": ["0", "5"],
     "table": ["drift", "edge", "hub", "all", "trajectory", "head"], "steps": ["0,1", "0"], "last": ["1"],
     "to": HEADS, "from_": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
-    "circuit": ["circuit.json"], "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
+    "circuit": ["circuit.json", "3", "auto"], "method": ["eap", "ig"], "prompts": ["1", "3"],
+    "objective": ["logit-difference", "log-probability", "kl"], "scores": RESULTS,
+     "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
     "stats": ["stats.safetensors", "result.safetensors"],
@@ -72,7 +76,8 @@ FITTING: dict[str, list[str]] = {
     "wiring": ["new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml"], "reproduce": ["made"],
     "diff": ["new.html", "new.png", "new.safetensors"], "track": ["new.safetensors", "new.html", "new.png"],
     "behaviour": ["new.json"], "into": ["result.safetensors", "used.safetensors"], "labels_out": ["new.csv"],
-    "paths": ["new.json", "circuit.json"], "observe": ["new.safetensors"],
+    "paths": ["new.json", "circuit.json"], "observe": ["new.safetensors"], "task": ["new.safetensors"],
+    "circuit_out": ["new.json"], "graph_out": ["new.json"],
 }  # fmt: skip
 OUTPUTS = [
     "new.safetensors", "new.html", "new.png", "new.pdf", "new.svg", "new.json", "new.csv", "new.graphml", "made",
@@ -89,14 +94,14 @@ ODD = [
     "١", "/dev/zero", "pipe.safetensors", "gpt2/config.json", "org/name", "org/name@step*", "http://x/y", "~", ",",
     ",,pk", "1e5", "a b " * 1500,
 ]  # fmt: skip
-WRITES = ("out", "into", "labels_out")
+WRITES = ("out", "into", "labels_out", "circuit_out", "graph_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
-RARE = ("run", "effects", "observe")  # they run a model
+RARE = ("run", "effects", "observe", "task")  # they run a model
 
 # What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
 QUICK: dict[str, dict[str, str]] = {
     "behaviour": {"sequences": "1", "length": "4"}, "observe": {"draws": "1", "out": "OUT"},
-    "effects": {"sequences": "2", "length": "4", "random": ""},
+    "effects": {"sequences": "2", "length": "4", "random": ""}, "task": {"prompts": "2", "k": "2", "method": "eap"},
     "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "score": {"out": "OUT"},
     "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
 }  # fmt: skip

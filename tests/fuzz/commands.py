@@ -26,7 +26,7 @@ from seeds import write_extras, write_seeds
 import headspan as hs
 from headspan.cli import _run
 
-SELDOM = ("behaviour", "effects", "observe", "reproduce")  # slow, or refused for any model but GPT-2
+SELDOM = ("behaviour", "effects", "observe", "task", "reproduce")  # slow, or refused for any model but GPT-2
 IN_A_PROCESS = 400  # one of so many cases is run as a process of its own
 THEIRS = ("notes.txt", "theirs.safetensors", "theirs.html", "folder.safetensors/inside.txt")
 

@@ -137,10 +137,11 @@ def task(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row narrow enough for a terminal: of more than two similarities the ranks alone."""
+    """A row narrow enough for a terminal: of more than two similarities the ranks alone, of the first three."""
     short = {"attribution": "estimate", "frequency": "freq", "in_circuit": "kept"}
     ranks = [name for name in row if name.endswith(" rank")]
     left_out = {name.removesuffix(" rank") for name in ranks} if len(ranks) > 2 else set()
+    left_out |= set(ranks[3:])
     left_out |= {"in_circuit"} if row["in_circuit"] is None else set()
     return {short.get(n, n.replace(" rank", "_#")): value for n, value in row.items() if n not in left_out}
 
