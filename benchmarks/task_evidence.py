@@ -97,7 +97,7 @@ def run(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
         found: dict[str, Any] = {"model": model, "task": task, "prompts": len(given.prompts)}
         each = {}
         for method in ("eap", "ig"):
-            measuring = Measuring(graph, GOAL, method, 2**31, lambda what: None)
+            measuring = Measuring(graph, GOAL, method, 2**31, lambda: None)
             each[method], clean, _ = measuring.attributions(given.prompts)
         held = Faithfulness(measuring, given.held_out)
         found["values"], found["solved"] = held.values, float((clean > 0).mean())

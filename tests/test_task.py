@@ -254,6 +254,23 @@ def test_an_input_is_never_replaced(induction: tuple[hs.Task, Path]) -> None:
     assert (folder / "scores.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("files", "facts"),
+    [
+        (["--graph-out", "g.txt"], ["g.txt", ".json or .pt"]),
+        (["--circuit-out", "c.txt"], ["c.txt", ".json"]),
+        (["--circuit-out", "both.json", "--graph-out", "both.json"], ["both.json", "another output"]),
+    ],
+)
+def test_outputs_are_checked_before_the_model_runs(
+    files: list[str], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = command("task", "no-such-model", "induction", "--circuit", 3, *files)
+    assert told.exit_code != 0 and all(fact in str(told.exception) for fact in facts)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_that_does_not_solve_the_task_is_reported() -> None:
     with pytest.warns(hs.HeadspanWarning, match="solves only"):
         hs.task(build(FAMILIES["llama"]), [{**row, "clean": row["clean"][::-1]} for row in ROWS[:4]], k=2, verify=False)
@@ -317,7 +334,7 @@ def test_the_mean_over_prompts_does_not_depend_on_batches() -> None:
         graph = GraphModel(ready)
         prompts = task_prompts(ready, "induction", count=6).prompts
         together, alone = (
-            Measuring(graph, "logit-difference", "eap", memory, lambda what: None).attributions(prompts)[0]
+            Measuring(graph, "logit-difference", "eap", memory, lambda: None).attributions(prompts)[0]
             for memory in (2**30, 1)
         )
     order = [np.argsort(values.reshape(6, -1)[:, :40].sum(1)) for values in (together, alone)]

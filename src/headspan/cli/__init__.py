@@ -13,13 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from headspan import __version__
-from headspan.cli.common import Command
+from headspan.cli.common import STOPPED, Command
 from headspan.cli.notes import in_options
 from headspan.vocabulary.errors import HeadspanError, message, remember_text
 
 # The base class of typer's usage errors; typer moves it between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-_STOPPED = 130
 # The commands of each module, in the order of --help. A command loads its own module only.
 _MODULES = {
     "info": ["info"],
@@ -123,13 +122,13 @@ def _run(arguments: list[str]) -> int:
         _drop_output()
         return _fail(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
-        code = _STOPPED
+        code = STOPPED
     except SystemExit as error:  # typer leaves like this when the reader of its output has
         return _reader_left() if error.code == 1 else int(error.code or 0)
     except Exception as error:
         return _unforeseen(error)
-    if code == _STOPPED:
-        code = 128 + _stopped_by[0] if _stopped_by else _STOPPED
+    if code == STOPPED:
+        code = 128 + _stopped_by[0] if _stopped_by else STOPPED
         kept = ". Finished work is kept: run the same command again to continue" if arguments[0] == "score" else ""
         return _fail(f"stopped{kept}", code)
     return code if isinstance(code, int) else 0

@@ -51,6 +51,8 @@ from headspan.vocabulary.errors import HeadspanError
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
 
+STOPPED = 130  # the exit code after Ctrl-C
+
 __all__ = ["Listing", "listing", "note", "print_json", "print_lines", "print_table", "progress"]
 
 # -------------------------------------------------------------------------------------------- arguments, options

@@ -9,6 +9,7 @@ import typer
 
 from headspan.cli.behaviour import text_of
 from headspan.cli.common import (
+    STOPPED,
     Bos,
     Dtype,
     Listing,
@@ -34,7 +35,6 @@ _SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": 
 _HABITS = {"identity": "id", "previous_token": "prev", "duplicate_token": "dup", "induction": "ind"}
 _ALWAYS = ("pairing", "source", "target", "score", "rank", "effect")
 _MEASURED, _SHOWN = 200, 20  # edges per pairing, without -k and --all
-_STOPPED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -152,7 +152,7 @@ def effects(
         )
     for remark in found.notes:
         note(remark)
-    code = _STOPPED if found.interrupted else 0
+    code = STOPPED if found.interrupted else 0
     if summary:
         run_again = {"bos": bos, "device": device, "dtype": dtype}
         return _summary(model, found, metrics, stats or _other_input(model, found, metrics, run_again), code)

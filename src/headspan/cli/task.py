@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headspan.cli.common import Bos, Dtype, Force, Listing, ModelRef, k_option, listing, note, out_option, progress
+from headspan.cli.common import (
+    STOPPED,
+    Bos,
+    Dtype,
+    Force,
+    Listing,
+    ModelRef,
+    k_option,
+    listing,
+    note,
+    out_option,
+    progress,
+)
 from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.results.tasks.task_result import Task
-
-_STOPPED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -83,17 +93,18 @@ def task(
       headspan task ./gpt2 prompts.jsonl --scores gpt2.safetensors -k 20
       headspan task ./gpt2 ioi --circuit eap_graph.json
     """
+    from headspan.results.tasks.graph_files import graph_kind
     from headspan.running.opening import check_dtype
     from headspan.running.tasks.task import task as run
-    from headspan.system.outputs import check_output
+    from headspan.system.outputs import check_output, check_outputs
 
     if circuit is None:
         refuse_ignored("without --circuit", circuit_out=circuit_out)
+    files = [(out, "task"), (circuit_out, "json"), (graph_out, graph_out and graph_kind(graph_out))]
     inputs = [model, task, scores, stats, circuit]
+    check_outputs([(path, str(kind)) for path, kind in files if path is not None], inputs=inputs, force=force)
     if circuit_out is not None:
         check_output(circuit_out, "json", inputs=inputs, force=force, ending=".json")
-    if graph_out is not None:
-        check_output(graph_out, "pt" if graph_out.suffix == ".pt" else "json", inputs=inputs, force=force)
     check_dtype(dtype)
     with progress("tracing edges") as update:
         found = run(
@@ -116,7 +127,7 @@ def task(
             dtype=dtype,
             progress=update,
         )
-    if circuit_out is not None:
+    if circuit_out is not None and found.circuit is not None:  # there is none after Ctrl-C
         found.to_circuit().save(circuit_out, force=force)
         note(f"{circuit_out}: circuit of {int(found.edges_kept.sum()):,} edges")
     if graph_out is not None:
@@ -132,7 +143,7 @@ def task(
         rows,
         tables=[(title, [_shown(row) for row in rows], formats)],
         tail=_facts(found),
-        code=_STOPPED if found.interrupted else 0,
+        code=STOPPED if found.interrupted else 0,
     )
 
 

@@ -91,7 +91,7 @@ def observe(
                 b"".join(len(one).to_bytes(8, "little") + one.tobytes() for one in ids)
             ).hexdigest(),
         }
-        protocol = {"seed": seed, "draws": draws, "bos": ready.start_token(bos), "dtype": _dtype(ready)}
+        protocol = {"seed": seed, "draws": draws, "bos": ready.start_token(bos), "dtype": ready.dtype}
         sums = ObservationSums(replayer, max(map(len, ids)), partial(random_signs, draws, seed))
         check_room(f"observing {ready.reference}", 2 * sums.nbytes)
         replayer.check(samples[0].tensor)
@@ -162,7 +162,3 @@ def _run(sums: ObservationSums, samples: Sequence[Sample], store: TileStore | No
         if store is not None and time.monotonic() - saved > _SAVE_EVERY and sums.done < len(samples):
             store.save(_STATE, sums.sums)
             saved = time.monotonic()
-
-
-def _dtype(model: RunningModel) -> str:
-    return str(model.model.dtype).removeprefix("torch.")

@@ -54,6 +54,11 @@ class RunningModel:
         return found if hasattr(found, "to_dict") else self.model.config  # an empty text_config does not count
 
     @property
+    def dtype(self) -> str:
+        """The type that it computes in, by name."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def vocab_size(self) -> int:
         """Number of valid input ids: rows of the embedding that the tokenizer (if there is one) knows."""
         rows = int(self.model.get_input_embeddings().weight.shape[0])

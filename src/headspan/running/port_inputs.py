@@ -54,16 +54,17 @@ class Latent:
 
     def scale(self, read: torch.Tensor) -> torch.Tensor:
         """The norm's scale of each token's latent, (…, 1)."""
-        latent = widened(self._latent(read))
+        latent = widened(self.made(read))
         return (latent.square().mean(-1, keepdim=True) + epsilon(self.norm)).rsqrt()
 
     def normed(self, read: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """The latent of an input, multiplied by a given scale instead of its own."""
-        latent = self._latent(read)
+        latent = self.made(read)
         return self.norm.weight * (widened(latent) * scale).to(latent.dtype) * self.factor
 
-    def _latent(self, read: torch.Tensor) -> torch.Tensor:
-        return self.make(read)[..., : self.rank]
+    def made(self, read: torch.Tensor) -> torch.Tensor:
+        """The latent of an input, before its norm; no hook of the module is called."""
+        return self.make.forward(read)[..., : self.rank]
 
 
 @dataclass(frozen=True)

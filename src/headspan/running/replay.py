@@ -220,7 +220,7 @@ class Replayer:
         for number, (block, _) in enumerate(self.blocks):
             handles.append(block.register_forward_hook(keep((number, "block")), with_kwargs=True))
         try:
-            self._call(ids)
+            self.call(ids, output_attentions=True)
         finally:
             for handle in handles:
                 handle.remove()
@@ -230,10 +230,11 @@ class Replayer:
             raise self.refusal(f"layer {absent[0]} was not run through its {absent[1]} module")
         return seen
 
-    def _call(self, ids: torch.Tensor) -> None:
+    def call(self, ids: torch.Tensor, **options: Any) -> Any:
+        """What the model returns for token ids (B, T); whatever it raises is one message."""
         model = self.model.model
         try:
-            model(input_ids=ids.to(model.device), output_attentions=True, return_dict=True, **without_cache(model))
+            return model(input_ids=ids.to(model.device), return_dict=True, **without_cache(model), **options)
         except (MemoryError, HeadspanError):
             raise
         except Exception as error:

@@ -62,13 +62,20 @@ def batched(leaf: Any, dim: int | None, n: int) -> Any:
     return leaf.repeat(*(n if i == dim else 1 for i in range(leaf.ndim)))
 
 
-def some_outputs(module: Any, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Some outputs of a linear module, which stores its weight as (out, in), or (in, out) for Conv1D."""
+def outputs_of(module: Any, rows: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight (outputs, inputs) and bias of a linear module or of some of its outputs; Conv1D stores (in, out)."""
     import torch
 
     weight = module.weight if isinstance(module, torch.nn.Linear) else module.weight.T
     bias = getattr(module, "bias", None)
-    return torch.nn.functional.linear(x, weight[rows], None if bias is None else bias[rows])
+    return (weight, bias) if rows is None else (weight[rows], None if bias is None else bias[rows])
+
+
+def some_outputs(module: Any, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Some outputs of a linear module."""
+    import torch
+
+    return torch.nn.functional.linear(x, *outputs_of(module, rows))
 
 
 def mixed(clean: torch.Tensor, changed: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
     EMBEDDING_POSITION,
@@ -152,8 +153,7 @@ class EdgeTable:
     def strongest(self, values: np.ndarray, count: int) -> np.ndarray:
         """Flat indices of the edges with the largest values by size, largest first; ties in table order."""
         flat = np.flatnonzero(self.mask)
-        order = np.argsort(-np.abs(values.ravel()[flat]), kind="stable")
-        return flat[order[:count]]
+        return flat[descending(np.abs(values.ravel()[flat]))[:count]]
 
     def circuit(self, values: np.ndarray, count: int) -> np.ndarray:
         """True for the ``count`` edges with the largest values by size, (writers, readers)."""

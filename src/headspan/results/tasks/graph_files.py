@@ -46,15 +46,15 @@ def write_graph(
     values, kept: (writers, readers) as in the table. Without ``kept`` no edge is in the circuit; EAP-IG and MIB then
     choose the edges by their scores.
     """
-    suffix, layout = _suffix(path), Layout.of(table)
+    suffix, layout = graph_kind(path), Layout.of(table)
     scores = np.where(layout.mask, values[:, layout.columns] / layout.copies, 0.0)
     if not (np.abs(scores) < np.finfo(np.float32).max).all():
         raise HeadspanError("a graph file holds finite numbers, and some values of these edges are not")
     inside = np.zeros_like(layout.mask) if kept is None else kept[:, layout.columns] & layout.mask
     about = {"generator": GENERATOR, "cfg": {**layout.config, "d_model": int(d_model)}}
     nodes = _nodes_inside(layout, inside)
-    with writing(path, suffix[1:], force=force) as temporary:
-        if suffix == ".json":
+    with writing(path, suffix, force=force) as temporary:
+        if suffix == "json":
             with open(temporary, "w", encoding="utf-8") as file:
                 file.writelines(_json_parts(layout, about, nodes, scores, inside))
         else:
@@ -67,9 +67,9 @@ def read_graph(path: str | os.PathLike[str], table: EdgeTable) -> tuple[np.ndarr
     The file need not be trusted. A shared K or V has the sum of the values of its copies (see the head of this module),
     and is in the circuit if any copy is. Edges that the file leaves out have the value 0.
     """
-    suffix, layout = _suffix(path), Layout.of(table)
+    suffix, layout = graph_kind(path), Layout.of(table)
     missing = f"there is no file {path}. Write one with to_json or to_pt of a graph of EAP-IG"
-    if suffix == ".json":
+    if suffix == "json":
         scores, inside = _read_json(path, missing, layout)
     else:
         scores, inside = _read_pt(input_file(path, missing), layout)
@@ -111,11 +111,12 @@ def _most(layout: Layout) -> int:
     return _ROOM + _PER_EDGE * layout.mask.size
 
 
-def _suffix(path: str | os.PathLike[str]) -> str:
+def graph_kind(path: str | os.PathLike[str]) -> str:
+    """``json`` or ``pt``, by the name of a file; raises for another name."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise HeadspanError(f"{path} is not the name of a graph file: it must end in {' or '.join(SUFFIXES)}")
-    return suffix
+    return suffix[1:]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------

@@ -107,14 +107,18 @@ class Attribution:
         return gradient[:, :, None]
 
 
+def shares_of(method: str) -> list[float]:
+    """Where gradients are taken: the share of the clean embeddings in a mixture with the corrupted ones."""
+    return [1.0] if method == "eap" else [step / STEPS for step in range(STEPS)]
+
+
 def attribute(
-    graph: GraphModel, batch: Batch, goal: str, method: str, memory: int, steps: int = STEPS,
-    tick: Callable[[], Any] = lambda: None,
-) -> Attribution:  # fmt: skip
+    graph: GraphModel, batch: Batch, goal: str, method: str, memory: int, tick: Callable[[], Any] = lambda: None
+) -> Attribution:
     """Attributions of every edge on every prompt of a batch, (B, writers, readers) in ``values``."""
     found = Attribution(graph, batch, goal, memory)
-    points = [1.0] if method == "eap" else [step / steps for step in range(steps)]
-    for share in points:
-        found.add(share, 1 / len(points))
+    shares = shares_of(method)
+    for share in shares:
+        found.add(share, 1 / len(shares))
         tick()
     return found

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headspan.checkpoints.untrusted import reason
 from headspan.models.families.mlp_table import is_parallel
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.running.opening import RunningModel
 from headspan.running.port_inputs import Inlet, Receiver
 from headspan.running.replay import Replayer
-from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first, without_cache
-from headspan.running.tasks.stream_readers import MlpReader, mlp_reader, per_head, whole_inlets
-from headspan.vocabulary.errors import HeadspanError
+from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first
+from headspan.running.tasks.stream_readers import MlpReader, mlp_reader, normed_latent, per_head, whole_inlets
 from headspan.vocabulary.heads import Role
 
 if TYPE_CHECKING:
@@ -112,7 +110,6 @@ class GraphModel:
         nodes += [block_node(n) for n in range(len(self.blocks)) if n not in replayer.layers]
         self.table = EdgeTable.of(self.weights.ports, nodes)
         self.groups = self._grouped()
-        self._computing = False
 
     def _grouped(self) -> dict[Group, slice]:
         """Which readers of the table belong to each group: they are adjacent."""
@@ -160,17 +157,8 @@ class GraphModel:
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         """The logits at the last token, (B, vocabulary)."""
-        model = self.model.model
-        options = without_cache(model)
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            options["logits_to_keep"] = 1
-        try:
-            out = model(input_ids=ids.to(model.device), return_dict=True, **options)
-        except (MemoryError, HeadspanError):
-            raise
-        except Exception as error:
-            raise HeadspanError(f"{self.model.reference} cannot be run: {reason(error)}") from error
-        return out.logits[:, -1]
+        last_only = "logits_to_keep" in inspect.signature(self.model.model.forward).parameters
+        return self.replayer.call(ids, **({"logits_to_keep": 1} if last_only else {})).logits[:, -1]
 
     @contextmanager
     def _watched(
@@ -256,15 +244,12 @@ class GraphModel:
         """Give heads of one projection the outputs for what they read instead."""
         import torch
 
-        if self._computing:  # called for a latent below
-            return out
         shape, out = out.shape, out.view_as(out)
         for receiver, inlet in inlets:
             group = Group(n, receiver)
             read = reads(group, found) if reads is not None else None
             if read is None:
                 continue
-            self._computing = True
             normed = self.replayer.read(n, read.stream)
             if read.heads is None:
                 mine = self._whole(inlet, normed[0])
@@ -273,7 +258,6 @@ class GraphModel:
                 mine = inlet.heads_of(out.reshape(shape[0], -1, shape[-1])).clone()
                 mine[:, :, heads] = per_head(inlet, normed, heads).to(mine)
             out = mixed(out.clone(), mine.reshape(*shape[:-1], -1), inlet.rows)
-            self._computing = False
         if seen is not None:
             for receiver, _ in inlets:
                 seen(Group(n, receiver), out)
@@ -283,9 +267,7 @@ class GraphModel:
     @staticmethod
     def _whole(inlet: Inlet, read: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads for one input, by the module itself: the same input gives the same bits."""
-        if inlet.latent is not None:
-            read = inlet.latent.normed(read, inlet.latent.scale(read))
-        out = inlet.module.forward(read)
+        out = inlet.module.forward(normed_latent(inlet, read))
         return out if inlet.rows is None else out[..., inlet.rows]
 
     def _mlp_input(self, n: int, found: Run, reads: Any, seen: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -327,11 +309,7 @@ class GraphModel:
 
     def written(self, layer: int, z: torch.Tensor) -> torch.Tensor:
         """What the heads of a layer write, (heads, B, T, d), for z or a difference of z (B, T, heads, m)."""
-        import torch
-
-        weight = self.replayer._output_weight(layer)
-        found = torch.einsum("bthm,hdm->hbtd", z.to(weight.dtype), weight)
-        return self.replayer.gained(self.replayer.layers[layer], found)
+        return self.replayer.written(layer, z.flatten(0, 1)).unflatten(1, z.shape[:2])
 
     def attention_output(self, layer: int, z: torch.Tensor) -> torch.Tensor:
         """What all heads of a layer write together, (B, T, d)."""
@@ -349,9 +327,8 @@ class GraphModel:
         if port.role is Role.W:
             return one.apart("added", n, other, tokens)
         head = self.weights.heads_in(Role.O, n).index(port.head)
-        apart = one.apart("z", n, other, tokens)[:, :, head]
-        found = apart @ self.replayer._output_weight(n)[head].T.to(apart)
-        return self.replayer.gained(self.replayer.layers[n], found)
+        apart = one.apart("z", n, other, tokens)
+        return self.replayer.written(n, apart.flatten(0, 1), slice(head, head + 1))[0].unflatten(0, apart.shape[:2])
 
     def check(self, clean: torch.Tensor, corrupted: torch.Tensor) -> None:
         """Refuse a model in which something else reads the stream.

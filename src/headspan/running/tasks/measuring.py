@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headspan.results.tasks.task_result import FAITHFUL, SHARES, CurvePoint, Values
-from headspan.running.tasks.attribution import STEPS, attribute
+from headspan.running.tasks.attribution import attribute
 from headspan.running.tasks.graph_model import GraphModel, Run
 from headspan.running.tasks.objectives import Batch, batches, objective
 from headspan.running.tasks.pairs import Prompt
@@ -26,14 +26,17 @@ _AT_ONCE = 20  # resamples in one product
 class Measuring:
     """A model, what is measured, and the memory for it."""
 
-    def __init__(self, graph: GraphModel, goal: str, method: str, memory: int, tick: Callable[[str], Any]) -> None:
+    def __init__(self, graph: GraphModel, goal: str, method: str, memory: int, tick: Callable[[], Any]) -> None:
         self.graph, self.goal, self.method, self.memory, self.tick = graph, goal, method, memory, tick
 
-    def batches(self, prompts: Sequence[Prompt]) -> list[tuple[list[int], Batch]]:
-        longest = max(len(prompt.clean) for prompt in prompts)
-        weights = self.graph.weights
+    def room(self, prompts: Sequence[Prompt]) -> int:
+        """How many tokens of such prompts a pass may keep in half of the memory."""
+        longest, weights = max(len(prompt.clean) for prompt in prompts), self.graph.weights
         numbers = len(self.graph.blocks) * (_ACTIVATIONS * weights.d_model + 4 * weights.n_heads * longest)
-        return batches(prompts, min(_MOST_TOKENS, max(1, self.memory // (2 * 4 * numbers))))
+        return max(1, self.memory // (2 * 4 * numbers))
+
+    def batches(self, prompts: Sequence[Prompt]) -> list[Batch]:
+        return batches(prompts, min(_MOST_TOKENS, self.room(prompts)))
 
     def values(self, batch: Batch, run: Run, clean: Run) -> np.ndarray:
         """The task's value of every prompt in a pass."""
@@ -49,8 +52,8 @@ class Measuring:
         clean: list[np.ndarray] = []
         corrupted: list[np.ndarray] = []
         try:
-            for _, batch in self.batches(prompts):
-                one = attribute(self.graph, batch, self.goal, self.method, self.memory, tick=lambda: self.tick("edges"))
+            for batch in self.batches(prompts):
+                one = attribute(self.graph, batch, self.goal, self.method, self.memory, self.tick)
                 found.append(one.values.astype(np.float32))
                 clean.append(self.values(batch, one.clean, one.clean))
                 corrupted.append(self.values(batch, one.corrupted, one.clean))
@@ -62,12 +65,12 @@ class Measuring:
     def exact(self, prompts: Sequence[Prompt], edges: np.ndarray) -> np.ndarray:
         """The exact value of some edges (flat indices), mean over prompts."""
         total = np.zeros(len(edges))
-        for _, batch in self.batches(prompts):
+        for batch in self.batches(prompts):
             runs = self.runs(batch)
             for i, place in enumerate(edges):
                 row, column = divmod(int(place), len(self.graph.table.readers))
                 total[i] += exact_values(self.graph, batch, self.goal, row, column, *runs).sum()
-                self.tick("exact")
+                self.tick()
         return total / len(prompts)
 
     def runs(self, batch: Batch) -> tuple[Run, Run]:
@@ -83,8 +86,15 @@ class Faithfulness:
 
     def __init__(self, measuring: Measuring, prompts: Sequence[Prompt]) -> None:
         self.measuring, self.table = measuring, measuring.graph.table
-        self._batches = [(batch, measuring.runs(batch)) for _, batch in measuring.batches(prompts)]
-        each = [[measuring.values(batch, run, runs[0]) for run in runs] for batch, runs in self._batches]
+        self._batches = measuring.batches(prompts)
+        self._kept: dict[int, tuple[Run, Run]] = {}  # passes of the first batches, as many as fit
+        room, each = measuring.room(prompts), list[list[np.ndarray]]()
+        for i, batch in enumerate(self._batches):
+            runs = measuring.runs(batch)
+            each.append([measuring.values(batch, run, runs[0]) for run in runs])
+            room -= batch.clean.numel()
+            if room >= 0:
+                self._kept[i] = runs
         clean, corrupted = (np.concatenate(part) for part in zip(*each, strict=True))
         self.values = summary(clean, corrupted)
 
@@ -92,8 +102,11 @@ class Faithfulness:
         """(M(circuit) − M(nothing)) / (M(everything) − M(nothing)); NaN if corrupting changes nothing."""
         graph, goal = self.measuring.graph, self.measuring.goal
         memory = self.measuring.memory // 2
-        each = [circuit_values(graph, batch, goal, kept, *runs, memory) for batch, runs in self._batches]
-        self.measuring.tick("circuits")
+        each = [
+            circuit_values(graph, batch, goal, kept, *(self._kept.get(i) or self.measuring.runs(batch)), memory)
+            for i, batch in enumerate(self._batches)
+        ]
+        self.measuring.tick()
         apart = self.values["clean"] - self.values["corrupted"]
         return float((np.concatenate(each).mean() - self.values["corrupted"]) / apart) if apart else float("nan")
 
@@ -145,7 +158,3 @@ def inclusion(values: np.ndarray, mask: np.ndarray, k: int, seed: int) -> np.nda
     found = np.zeros(mask.size, dtype=np.float32)
     found[edges] = counts / RESAMPLES
     return found.reshape(mask.shape)
-
-
-def steps_of(method: str) -> int:
-    return STEPS if method == "ig" else 1

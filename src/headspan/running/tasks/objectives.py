@@ -34,26 +34,25 @@ class Batch:
         return cls(prompts, torch.tensor([p.clean for p in prompts]), torch.tensor([p.corrupted for p in prompts]))
 
 
-def batches(prompts: Sequence[Prompt], most_tokens: int) -> list[tuple[list[int], Batch]]:
-    """Prompts of the same length together, at most so many tokens at a time; with their places in the list."""
-    by_length: dict[int, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        by_length.setdefault(len(prompt.clean), []).append(i)
-    found = []
-    for length, places in by_length.items():
-        step = max(1, most_tokens // length)
-        for start in range(0, len(places), step):
-            chosen = places[start : start + step]
-            found.append((chosen, Batch.of([prompts[i] for i in chosen])))
-    return found
+def batches(prompts: Sequence[Prompt], most_tokens: int) -> list[Batch]:
+    """Prompts of the same length together, at most so many tokens at a time."""
+    by_length: dict[int, list[Prompt]] = {}
+    for prompt in prompts:
+        by_length.setdefault(len(prompt.clean), []).append(prompt)
+    steps = {length: max(1, most_tokens // length) for length in by_length}
+    return [
+        Batch.of(alike[start : start + steps[length]])
+        for length, alike in by_length.items()
+        for start in range(0, len(alike), steps[length])
+    ]
 
 
-def check_objective(name: str, method: str) -> str:
+def check_objective(name: str, method: str) -> None:
+    """Refuse an unknown objective, and one that a method cannot attribute."""
     if name not in OBJECTIVES:
         raise HeadspanError(f"unknown objective {str(name)[:40]!r}. Choose {', '.join(OBJECTIVES)}")
     if name == "kl" and method == "eap":
         raise HeadspanError("the gradient of KL is zero at the clean run, so eap finds nothing with it. Use method ig")
-    return name
 
 
 def objective(name: str, batch: Batch, logits: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:

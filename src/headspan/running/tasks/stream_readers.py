@@ -12,7 +12,7 @@ from headspan.models.families.mlp_table import NORMS
 from headspan.running.edge_effects import StreamNorm
 from headspan.running.port_inputs import Inlet, Receiver
 from headspan.running.replay import Layer, Replayer
-from headspan.running.swapped_modules import epsilon, submodule
+from headspan.running.swapped_modules import epsilon, outputs_of, submodule
 from headspan.vocabulary.heads import Role
 
 if TYPE_CHECKING:
@@ -34,21 +34,16 @@ def whole_inlets(layer: Layer) -> dict[Receiver, Inlet]:
     return {**layer.inlets, Receiver(Role.Q): query if fused else replace(query, rows=None)}
 
 
-def outputs_of(module: Any, rows: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight (outputs, inputs) and bias of a linear module; Conv1D stores its weight (in, out)."""
-    import torch
-
-    weight = module.weight if isinstance(module, torch.nn.Linear) else module.weight.T
-    bias = getattr(module, "bias", None)
-    return (weight, bias) if rows is None else (weight[rows], None if bias is None else bias[rows])
+def normed_latent(inlet: Inlet, read: torch.Tensor) -> torch.Tensor:
+    """What the module of a receiver reads: the normed stream, or the normed latent of it."""
+    return read if inlet.latent is None else inlet.latent.normed(read, inlet.latent.scale(read))
 
 
 def per_head(inlet: Inlet, read: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
     """Outputs of some heads of a receiver, each for its own normed input: (B, T, heads, m) for (heads, B, T, d)."""
     import torch
 
-    if inlet.latent is not None:
-        read = inlet.latent.normed(read, inlet.latent.scale(read))
+    read = normed_latent(inlet, read)
     weight, bias = outputs_of(inlet.module, inlet.rows)
     weight = weight.reshape(inlet.heads, -1, weight.shape[1])[heads]
     out = torch.einsum("hbti,hmi->bthm", read, weight)
@@ -64,12 +59,9 @@ def pulled_back(inlet: Inlet, normed: torch.Tensor, gradient: torch.Tensor) -> t
     if inlet.latent is None:
         return found
     latent = inlet.latent
-    made = outputs_of(latent.make)[0][: latent.rank]
-    inner = normed @ made.T
-    bias = outputs_of(latent.make)[1]
-    inner = inner if bias is None else inner + bias[: latent.rank]
-    found = norm_derivative("rms", epsilon(latent.norm), inner, found * (latent.norm.weight * latent.factor))
-    return found @ made
+    gained = found * (latent.norm.weight * latent.factor)
+    found = norm_derivative("rms", epsilon(latent.norm), latent.made(normed), gained)
+    return found @ outputs_of(latent.make)[0][: latent.rank]
 
 
 def through_norm(norm: StreamNorm, stream: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -24,10 +24,10 @@ from headspan.results.tasks.edge_table import EdgeTable
 from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
 from headspan.running.opening import RunningModel, running
-from headspan.running.tasks.attribution import METHODS
+from headspan.running.tasks.attribution import METHODS, shares_of
 from headspan.running.tasks.graph_model import GraphModel
-from headspan.running.tasks.measuring import Faithfulness, Measuring, inclusion, steps_of, summary
-from headspan.running.tasks.objectives import OBJECTIVES, check_objective
+from headspan.running.tasks.measuring import Faithfulness, Measuring, inclusion, summary
+from headspan.running.tasks.objectives import check_objective
 from headspan.running.tasks.prompts import TaskPrompts, task_prompts
 from headspan.scoring.run import score
 from headspan.subspaces.metrics import OBSERVED_METRICS
@@ -101,14 +101,14 @@ def task(
         check_same_heads(graph.weights.ports, scores, ready.reference)
         wanted = _wanted(circuit, graph.table)
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
-        similarities = _similarities(model, graph, ready, scores, stats)
+        similarities = _similarities(graph, ready, scores, stats)
         found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
         found.attribute()
         if verify:
             found.verify()
         if wanted is not None:
             found.find_circuit(wanted)
-        result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": _dtype(ready)})
+        result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": ready.dtype})
         if out is not None:
             result.save(out, force=force)
     for sentence in result.notes:
@@ -135,16 +135,16 @@ class _Run:
         self.circuit: np.ndarray | None = None
         self.faithfulness: float | None = None
         self.curve: list[CurvePoint] = []
-        first = self.measuring.batches(given.prompts)[0][1]
+        first = self.measuring.batches(given.prompts)[0]
         graph.check(first.clean[:1], first.corrupted[:1])
 
-    def _tick(self, what: str) -> None:
+    def _tick(self) -> None:
         self._done += 1
         self._update(self._done, max(self._all, self._done))
 
     def attribute(self) -> None:
         parts = len(self.measuring.batches(self.given.prompts))
-        self._all = parts * (steps_of(self.method) + self.k)
+        self._all = parts * (len(shares_of(self.method)) + self.k)
         found, clean, corrupted = self.measuring.attributions(self.given.prompts)
         self.values: Values = summary(clean, corrupted)
         self.attribution = found.mean(0, dtype=np.float64).astype(np.float32)
@@ -248,7 +248,7 @@ def _wanted(circuit: int | str | os.PathLike[str] | Circuit | None, table: EdgeT
 
 
 def _similarities(
-    model: Any, graph: GraphModel, ready: RunningModel, scores: Scores | None, stats: Statistics | None
+    graph: GraphModel, ready: RunningModel, scores: Scores | None, stats: Statistics | None
 ) -> dict[str, np.ndarray]:
     """Overlap and influence of the edges between heads, with their ranks."""
     found: list[Scores] = []
@@ -265,10 +265,3 @@ def _similarities(
         for metric in result.metrics:
             values |= on_edges(result, metric, graph.table)
     return values
-
-
-def _dtype(model: RunningModel) -> str:
-    return str(model.model.dtype).removeprefix("torch.")
-
-
-__all__ = ["METHODS", "OBJECTIVES", "task"]
