@@ -153,6 +153,7 @@ def few(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
         given = task_prompts(ready, task, count=draws * FEW, seed=0)
         measuring = Measuring(graph, GOAL, "ig", 2**31, lambda: None)
         each, _, _ = measuring.attributions(given.prompts)
+        each = rng.permutation(each)  # they come by length
         heads = Heads(Faithfulness(measuring, given.held_out[:count]), graph)
         scores = hs.score(model, "pk", "flow")
         pk = np.nan_to_num(on_edges(scores, "pk", graph.table)["pk"])
