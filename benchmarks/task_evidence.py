@@ -4,7 +4,7 @@
 
 For one model and task, on held-out prompts:
 
-- all edges: CPR and CMD of circuits by EAP, EAP-IG and at random;
+- all edges (part `all`, and in `curves`): CPR and CMD of circuits by EAP, EAP-IG and at random;
 - edges between heads (all others kept): the same by PK, CS, influence on generic text, EAP, EAP-IG, PK × |EAP|, and a
   placebo, PK permuted inside layer pairs × |EAP|;
 - five prompts only (part `few`): circuits from disjoint draws of five prompts, with PK, the placebo or neither as a
@@ -98,7 +98,8 @@ def whole(faithfulness: Faithfulness, ranking: np.ndarray) -> dict[str, Any]:
     return {**areas(curve), "curve": curve}
 
 
-def curves(model: str, task: str, count: int, observed: Path) -> dict[str, Any]:
+def curves(model: str, task: str, count: int, observed: Path | None) -> dict[str, Any]:
+    """Curves of circuits of all edges, and, with statistics, of edges between heads."""
     rng = np.random.default_rng(0)
     with running(model, logits=True) as ready:
         graph = GraphModel(ready)
@@ -115,6 +116,8 @@ def curves(model: str, task: str, count: int, observed: Path) -> dict[str, Any]:
         found["all edges"] = {
             n: whole(held, r) for n, r in {"EAP": mean["eap"], "EAP-IG": mean["ig"], "random": random}.items()
         }
+        if observed is None:
+            return found
         of = similarities(model, ready, graph, observed)
         heads = Heads(held, graph)
         found["without edges between heads"] = heads.nothing
@@ -288,6 +291,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     observed = given.out.parent / f"{Path(given.model).stem}-statistics.safetensors"
     parts = {
+        "all": lambda: curves(given.model, given.task, given.prompts, None),
         "curves": lambda: curves(given.model, given.task, given.prompts, observed),
         "few": lambda: few(given.model, given.task, given.prompts, given.draws),
         "edges": lambda: edges(given.model, given.task, given.prompts),
