@@ -14,7 +14,7 @@ For one model and task, on held-out prompts:
 - detection (part `classes`): areas of all similarities on the heads of the 100, 200 and 400 best edges (at most a tenth
   of all), and on those of the smallest circuit with a faithfulness of 0.8.
 
-OUT.json is updated part by part, so a run that stopped can go on with the others.
+OUT.json is updated part by part, so a later run can add the others.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def curves(model: str, task: str, count: int, observed: Path | None) -> dict[str
         mean = {}
         for method in ("eap", "ig"):
             measuring = Measuring(graph, GOAL, method, 2**31, lambda: None)
-            each, clean, _ = measuring.attributions(given.prompts)
-            mean[method] = each.mean(0)
+            each = list[np.ndarray]()
+            clean, _ = measuring.attributions(given.prompts, each.append)
+            mean[method] = np.concatenate(each).mean(0)
         held = Faithfulness(measuring, given.held_out)
         found["values"], found["solved"] = held.values, float((clean > 0).mean())
         random = rng.random(graph.table.mask.shape)
@@ -155,8 +156,9 @@ def few(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
         graph = GraphModel(ready)
         given = task_prompts(ready, task, count=draws * FEW, seed=0)
         measuring = Measuring(graph, GOAL, "ig", 2**31, lambda: None)
-        each, _, _ = measuring.attributions(given.prompts)
-        each = rng.permutation(each)  # they come by length
+        parts = list[np.ndarray]()
+        measuring.attributions(given.prompts, parts.append)
+        each = rng.permutation(np.concatenate(parts))  # they come by length
         heads = Heads(Faithfulness(measuring, given.held_out[:count]), graph)
         scores = hs.score(model, "pk", "flow")
         pk = np.nan_to_num(on_edges(scores, "pk", graph.table)["pk"])
@@ -215,13 +217,15 @@ def edges(model: str, task: str, count: int) -> dict[str, Any]:
 
 
 def classes(model: str, task: str, count: int, observed: Path) -> dict[str, Any]:
-    """Detection of the heads of circuits by all similarities; circuits of 48 prompts, evaluated on ``count``."""
+    """Detection of the heads of circuits by all similarities; circuits of three times as many prompts."""
     with running(model, logits=True) as ready:
         graph = GraphModel(ready)
         stats = statistics(ready, observed)
-        given = task_prompts(ready, task)
+        given = task_prompts(ready, task, count=3 * count)
         measuring = Measuring(graph, GOAL, "ig", 2**31, lambda: None)
-        mean = measuring.attributions(given.prompts)[0].mean(0)
+        each = list[np.ndarray]()
+        measuring.attributions(given.prompts, each.append)
+        mean = np.concatenate(each).mean(0)
         held = Faithfulness(measuring, given.held_out[:count])
         ports, table = graph.weights.ports, graph.table
         smallest = held.smallest(mean, held.curve(mean))["edges"]
