@@ -12,7 +12,7 @@ For one model and task, on held-out prompts:
 - overlap against task (part `heads`): how many of the edges with the largest exact values are in the top 1 % of each
   similarity, and detection areas of all similarities on the heads of the best edges (200, at most a tenth of all).
 
-OUT.json is updated part by part, so a run that stopped can go on with the others.
+OUT.json is updated part by part, so a run that stopped can continue with the others.
 """
 
 from __future__ import annotations
