@@ -42,11 +42,12 @@ def shape(layers: int, tokens: int, scores: bool) -> None:
         num_attention_heads=32, num_key_value_heads=32, max_position_embeddings=2048,
     )  # fmt: skip
     model = LlamaModel(config).eval()
+    shared = {id(one): one for one in (model.config, *model.layers[0].parameters())}
     for number in range(1, layers):
-        layer = copy.deepcopy(model.layers[0], {id(weight): weight for weight in model.layers[0].parameters()})
+        layer = copy.deepcopy(model.layers[0], dict(shared))
         layer.self_attn.layer_idx = number
         model.layers.append(layer)
-    config.num_hidden_layers = layers
+    model.config.num_hidden_layers = layers
     ids = [np.random.default_rng(i).integers(0, 512, 128).tolist() for i in range(tokens // 128)]
 
     def forward() -> None:
