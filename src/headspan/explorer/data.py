@@ -23,7 +23,7 @@ from headspan.explorer.tour import tour
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.plotting.style import SEQUENTIAL, label_colours
-from headspan.results.effects import Effects, effects_in
+from headspan.results.effects import EXAMPLES, Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
@@ -328,7 +328,7 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
         rows.append((str(key).replace("_", " "), text or "none"))
     protocol = scores.annotations.get("effects")
     if effects_in(scores) is not None and isinstance(protocol, Mapping):
-        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key != "model"}
+        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key not in ("model", EXAMPLES)}
         rows.append(("effects", ", ".join(f"{key} {value}" for key, value in said.items())))
     return rows
 
