@@ -13,10 +13,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import headspan as hs
+import test_effects_families
 from families import build
 from headspan.results.effects import attach, effects_in, effects_of
-from headspan.results.examples import PER_PAIRING, Examples
+from headspan.results.tasks.examples import PER_PAIRING, Examples
 from headspan.running.opening import load
+from headspan.running.tasks.prompts import task_prompts
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Role
 from test_effects_families import CASES, TOKENS, Oracle
@@ -61,6 +63,30 @@ def test_examples_equal_hooked_forward_passes(name: str, ablate: str, tmp_path: 
         assert changes[head.index] >= changes[group].max() * 0.999, "the query head that changes most is shown"
 
 
+def test_examples_of_a_task_exchange_what_the_corrupted_prompt_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = task_prompts(load("demo"), "induction", count=4).prompts[0]
+    found = hs.task("demo", "induction", prompts=4, k=3, verify=False)
+    examples = found.examples
+    assert examples is not None and examples.about == "induction" and len(examples.tokens) == len(prompt.clean)
+    monkeypatch.setattr(test_effects_families, "TOKENS", [list(prompt.clean), list(prompt.corrupted)])
+    oracle = Oracle(load("demo").model, tmp_path)
+    table = found.table
+    best = [divmod(int(p), len(table.readers)) for p in table.strongest(found.attribution, table.n_edges)]
+    keys = [place for place in best if table.between_heads[place] and table.readers[place[1]].role is Role.K]
+    names: list[Any] = [(table.writers[row].head, table.readers[column].head) for row, column in keys]
+    assert [edge[1:3] for edge in examples.edges if edge.pairing == K] == names[:PER_PAIRING]
+    for source, target in names[:3]:
+        edited = oracle.edited(0, (source.layer, source.index), target.layer, "K")
+        for kept, run in zip(examples.rows(K, source, target), (oracle.clean[0], edited), strict=True):
+            np.testing.assert_allclose(kept, run["attention"][target.layer][target.index], atol=5e-4)
+    found.save(tmp_path / "task.safetensors")
+    loaded = hs.load(tmp_path / "task.safetensors")
+    assert isinstance(loaded, hs.Task) and loaded.examples is not None
+    same(loaded.examples, examples)
+
+
 def test_the_best_edges_are_shown(demo: hs.Effects, tmp_path: Path) -> None:
     """Those with a large effect first, of these the ones that a page draws, then the largest."""
     examples = of(demo)
@@ -73,7 +99,7 @@ def test_the_best_edges_are_shown(demo: hs.Effects, tmp_path: Path) -> None:
     compared = hs.effects("demo", pairing="OK", draws=2, into=path)
     large = compared.large("OK")
     matrix = compared.matrix("OK")
-    shown = [edge for edge in of(compared).edges]
+    shown = of(compared).edges
     drawn = {(edge.source, edge.target) for edge in hs.load(path)["pk", "OK"].forward().top(PER_PAIRING)}  # type: ignore[index]
     assert int(large.sum()) > PER_PAIRING == len(shown)
     assert {edge[1:3] for edge in shown} == {pair for pair in drawn if large[matrix.find(*pair)]}

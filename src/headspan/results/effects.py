@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from headspan.results.checks import check_extra, damaged, effect_shape, is_effect
-from headspan.results.examples import PREFIX, Examples
 from headspan.results.head_scores import KINDS
 from headspan.results.identity import identity, same_model
 from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
@@ -20,6 +19,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.metadata import is_list, is_object
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
+from headspan.results.tasks.examples import PREFIX, Examples
 from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
 from headspan.system.ordering import places

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,8 @@ def effects(
         measured.arrays |= turned
         measured.model = dict(ready.identity)
         if not stopped and shared is None:
-            measured.examples = examples_of(ready, reader, materials, measured, store or scores, seed)
+            with suppress(KeyboardInterrupt):  # the effects themselves are complete
+                measured.examples = examples_of(ready, reader, materials, measured, store or scores, seed)
     if store is not None and into is not None:
         attach(store, measured)
         store.save(into)

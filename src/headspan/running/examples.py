@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headspan.results.effects import Effects
-from headspan.results.examples import LONGEST, PER_PAIRING, Examples, Watched, flat
 from headspan.results.scores import Scores
+from headspan.results.tasks.edge_table import EdgeTable
+from headspan.results.tasks.examples import LONGEST, MOST_TOKENS, PER_PAIRING, Examples, Watched, flat
 from headspan.running.edge_effects import EdgeReader
 from headspan.running.effect_sums import squared_lengths
 from headspan.running.opening import RunningModel
 from headspan.running.port_inputs import Receiver
+from headspan.running.replay import Replayer
 from headspan.running.samples import Sample, random_material
+from headspan.running.tasks.pairs import Prompt
 from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import visible
-from headspan.vocabulary.heads import Head, Pairing, Role
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Pairing, Role
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +29,9 @@ TOKENS = 32  # of the sequence, besides the start token
 REPEATED = 12  # tokens of a random sequence, which is repeated twice
 SEQUENCES = 8  # over which a mean is taken, where outputs are replaced by their mean
 
-Edge = tuple[Pairing, Head, Head]
+_LEAST = 1e-30  # squared length of an output: a head may write nothing
+
+Edge = tuple[Pairing, Any, Any]  # its heads are never nodes
 
 
 def best_edges(measured: Effects, scores: Scores | None = None, count: int = PER_PAIRING) -> list[Edge]:
@@ -71,6 +76,30 @@ def examples_of(
     reader.record([Sample(sample.ids[:most], {}, {}) for sample in chosen])
     tokens = token_texts(model, first.ids[:most])
     return watched(reader, best_edges(measured, scores), tokens, about)
+
+
+def examples_of_task(
+    model: RunningModel, replayer: Replayer, table: EdgeTable, attribution: np.ndarray, prompt: Prompt, name: str
+) -> Examples | None:
+    """Examples of the edges between heads with the largest attributions on one prompt of a task.
+
+    What the source wrote on the corrupted prompt replaces its output. None for a prompt that no page has room for.
+    """
+    if not 2 <= len(prompt.clean) <= MOST_TOKENS:
+        return None
+    found: dict[Pairing, list[Edge]] = {}
+    for place in table.strongest(attribution, table.n_edges):
+        row, column = divmod(int(place), len(table.readers))
+        if not table.between_heads[row, column]:
+            continue
+        source, target = table.writers[row], table.readers[column]
+        pairing = Pairing(source.role, target.role)
+        if len(mine := found.setdefault(pairing, [])) < PER_PAIRING:
+            mine.append((pairing, source.head, target.head))
+    reader = EdgeReader(replayer)
+    reader.record([Sample(np.array(ids), {}, {}) for ids in (prompt.clean, prompt.corrupted)])
+    edges = [edge for pairing in FLOW_PAIRINGS for edge in found.get(pairing, ())]
+    return watched(reader, edges, token_texts(model, prompt.clean), name[:LONGEST])
 
 
 def token_texts(model: RunningModel, ids: Iterable[int]) -> list[str]:
@@ -132,4 +161,4 @@ def _relative(
     apart, size = (
         squared_lengths(one[0] if scale is None else one[0] * scale[:, :, None], grams) for one in (moved - z, z)
     )
-    return tuple((top / low.clamp_min(1e-30)).sqrt() for top, low in ((apart, size), (apart.sum(0), size.sum(0))))
+    return (apart / size.clamp_min(_LEAST)).sqrt(), (apart.sum(0) / size.sum(0).clamp_min(_LEAST)).sqrt()

@@ -19,6 +19,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import write_graph
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
@@ -56,6 +57,7 @@ class Task(Tabular):
     frequency: share of bootstrap resamples of the prompts in which the edge is among the ``k`` largest.
     circuit: the edges of a circuit, if one was asked for. faithfulness: of that circuit, on held-out prompts.
     similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk rank`` …).
+    examples: what the best edges between heads do on one prompt.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Task(Tabular):
     protocol: dict[str, Any] = field(default_factory=dict[str, Any])
     interrupted: bool = False
     notes: list[str] = field(default_factory=list[str])
+    examples: Examples | None = None
 
     @cached_property
     def table(self) -> EdgeTable:
@@ -202,6 +205,8 @@ class Task(Tabular):
             f"{name} rank" not in self.similarities for name in self.similarities if not name.endswith(" rank")
         ):
             raise damaged(path, "it contains values that no run can have")
+        if self.examples is not None:
+            self.examples.check(self.ports, path)
 
 
 def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndarray]:

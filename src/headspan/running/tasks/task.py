@@ -21,8 +21,10 @@ from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
+from headspan.running.examples import examples_of_task
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS, shares_of
 from headspan.running.tasks.graph_model import GraphModel
@@ -108,6 +110,7 @@ def task(
             found.verify()
         if wanted is not None:
             found.find_circuit(wanted)
+        found.watch()
         result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": ready.dtype})
         if out is not None:
             result.save(out, force=force)
@@ -135,6 +138,7 @@ class _Run:
         self.circuit: np.ndarray | None = None
         self.faithfulness: float | None = None
         self.curve: list[CurvePoint] = []
+        self.examples: Examples | None = None
         first = self.measuring.batches(given.prompts)[0]
         graph.check(first.clean[:1], first.corrupted[:1])
 
@@ -191,6 +195,18 @@ class _Run:
         self.interrupted = True
         self.notes.append(f"interrupted: {what}")
 
+    def watch(self) -> None:
+        """What the best edges between heads do on the first prompt."""
+        if self.interrupted:
+            return
+        try:
+            self.examples = examples_of_task(
+                self.ready, self.graph.replayer, self.graph.table, self.attribution, self.given.prompts[0],
+                self.given.name,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            self._stopped("there are no examples")
+
     def result(self, similarities: dict[str, np.ndarray], how: dict[str, Any]) -> Task:
         table = self.graph.table
         return Task(
@@ -220,6 +236,7 @@ class _Run:
             },
             self.interrupted,
             list(dict.fromkeys(self.notes)),
+            self.examples,
         )
 
 
