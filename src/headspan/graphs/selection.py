@@ -26,7 +26,7 @@ from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
-    from headspan.results.labels import Labels
+    from headspan.results.labels import Labels, LabelsLike
 
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -43,7 +43,7 @@ def wiring(
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     *,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
@@ -123,7 +123,7 @@ def _drawn(
     circuit: Circuit,
     scores: ScoresLike,
     metric: str,
-    labels: Labels | str | os.PathLike[str] | None,
+    labels: LabelsLike | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""

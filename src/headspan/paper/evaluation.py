@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headspan.results.choices import given_labels
-from headspan.results.labels import Labels
+from headspan.results.labels import Labels, LabelsLike
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
@@ -299,7 +299,7 @@ class Evaluation(Tabular):
 @checked
 def evaluate(
     scores: ScoresLike,
-    labels: Labels | str | os.PathLike[str],
+    labels: LabelsLike,
     metric: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
