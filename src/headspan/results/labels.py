@@ -173,7 +173,8 @@ LabelsLike: TypeAlias = Labels | Mapping[Any, Any] | str | os.PathLike[str]
 def _is_head(key: object) -> bool:
     """Whether a key of a dict of labels is a head."""
     if isinstance(key, tuple):
-        return len(key) == 2 and all(isinstance(part, (int, np.integer)) for part in key)
+        parts = cast("tuple[object, ...]", key)
+        return len(parts) == 2 and all(isinstance(part, (int, np.integer)) for part in parts)
     return isinstance(key, Head) or (isinstance(key, str) and is_head_name(key))
 
 
@@ -183,7 +184,10 @@ def _is_list(value: object) -> bool:
 
 def _named(head: Any) -> Any:
     """A head given as (layer, head), as in TransformerLens."""
-    return Head(int(head[0]), int(head[1])) if isinstance(head, tuple) and _is_head(head) else head
+    if isinstance(head, tuple) and _is_head(cast("object", head)):
+        layer, index = cast("tuple[int, int]", head)
+        return Head(int(layer), int(index))
+    return cast("Any", head)
 
 
 def _missing(path: str | os.PathLike[str]) -> str:
