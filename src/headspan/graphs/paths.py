@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +18,7 @@ from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance,
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
 from headspan.results.choices import labels_for
 from headspan.results.identity import short_name
-from headspan.results.labels import Labels, classes_by_name, with_labels
+from headspan.results.labels import Labels, LabelsLike, classes_by_name, with_labels
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_weights
@@ -145,7 +144,7 @@ def paths(
     pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     *,
     model: ModelLike | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     nodes: NodesLike | None = None,
     memory: int | str = _DEFAULT_MEMORY,
     progress: Update | None = None,

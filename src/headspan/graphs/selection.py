@@ -26,7 +26,7 @@ from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, w
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 
 if TYPE_CHECKING:
-    from headspan.results.labels import Labels
+    from headspan.results.labels import Labels, LabelsLike
 
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -43,7 +43,7 @@ def wiring(
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     *,
     from_: EndsLike | None = None,
     to: EndsLike | None = None,
@@ -132,7 +132,7 @@ def _drawn(
     scores: Scores,
     circuit: Circuit,
     metric: str,
-    labels: Labels | str | os.PathLike[str] | None,
+    labels: LabelsLike | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""

@@ -23,7 +23,7 @@ from headspan.results.choices import labels_for
 from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.results.effects_fields import with_effects
 from headspan.results.identity import same_model
-from headspan.results.labels import Labels, classes_by_name
+from headspan.results.labels import LabelsLike, classes_by_name
 from headspan.results.large_effects import DRAWS, FLOORS
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
@@ -66,7 +66,7 @@ def effects(
     k: int | None = None,
     from_: EndsLike | None = None,
     to: EndsLike | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     text: str | Sequence[str] | None = None,
     random: bool | None = None,
     tokens: Sequence[Sequence[int]] | None = None,

@@ -18,7 +18,7 @@ from headspan.models.opening import ModelLike, open
 from headspan.results.choices import labels_for
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import identity, same_model
-from headspan.results.labels import Labels, classes_by_name
+from headspan.results.labels import LabelsLike, classes_by_name
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
@@ -59,7 +59,7 @@ def task(
     circuit: int | str | os.PathLike[str] | Circuit | None = None,
     from_: EndsLike | None = None,
     to: EndsLike | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     scores: Scores | str | os.PathLike[str] | None = None,
     stats: Statistics | str | os.PathLike[str] | None = None,
     prompts: int | None = None,
