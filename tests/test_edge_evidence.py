@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import headspan as hs
+from headspan.explorer.demo_measurements import with_shipped
 from headspan.explorer.report import report
 from headspan.results.effects import effects_of
 from headspan.results.scores import Scores
-from headspan.running.demo_measurements import with_shipped
 from headspan.statistics.evidence import KINDS, evidence_of, kinds_of, rises_above_chance, strong_influence
 from headspan.statistics.significance import reversed_q, significance
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing

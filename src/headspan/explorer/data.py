@@ -24,7 +24,7 @@ from headspan.explorer.tour import tour
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
-from headspan.results.effects import Effects, effects_in
+from headspan.results.effects import EXAMPLES, Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
@@ -34,7 +34,7 @@ from headspan.statistics.evidence import rises_above_chance
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
-from headspan.system.memory import check_room
+from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
@@ -76,7 +76,7 @@ def collect(
     if not scores.arrays:
         raise HeadspanError("this result has no scores. Score the model with at least one similarity and pairing")
     largest = max(values.size for values in scores.arrays.values())
-    check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest)
+    check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest, FEWER_SCORES)
     doubts = [check_same_model(scores, weights) if weights is not None else None]
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))
@@ -336,7 +336,7 @@ def _provenance(scores: Scores) -> list[tuple[str, str]]:
         rows.append((str(key).replace("_", " "), text or "none"))
     protocol = scores.annotations.get("effects")
     if effects_in(scores) is not None and isinstance(protocol, Mapping):
-        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key != "model"}
+        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key not in ("model", EXAMPLES)}
         rows.append(("effects", ", ".join(f"{key} {value}" for key, value in said.items())))
     return rows
 
