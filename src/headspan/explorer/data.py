@@ -172,11 +172,19 @@ def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
     widest = max(float(ranks.max(initial=1)) for ranks in scores.role_ranks.values())
     sizes = {role: values for (name, role), values in scores.sizes.items() if name == metric}
+    largest = metric_of(metric).largest(widest, widest)
+    if not metric_of(metric).known:
+        held = [
+            np.max(values, initial=0.0, where=~np.isnan(values))
+            for (name, _), values in scores.arrays.items()
+            if name == metric
+        ]
+        largest = float(max(held)) or 1.0
     about: dict[str, Any] = {
         "key": metric,
         "title": metric_of(metric).title,
         "short": metric_of(metric).short,
-        "max": metric_of(metric).largest(widest, widest),
+        "max": largest,
         "grows": metric_of(metric).grows_with_rank,
     }
     if metric_of(metric).observed:  # its chance level and its largest value differ from pair to pair

@@ -93,9 +93,10 @@ def chance_levels(scores: Scores) -> dict[str, list[float]]:
     """Mean and spread of random weights' scores by ``metric/pairing``, where they are the same for all heads."""
     found = {}
     for metric, pairing in scores.arrays:
-        if not metric_of(metric).grows_with_rank and not metric_of(metric).observed:
+        about = metric_of(metric)
+        if about.known and not about.grows_with_rank and not about.observed:
             ranks = scores.ranks(pairing.source).max(initial=1), scores.ranks(pairing.target).max(initial=1)
-            level = metric_of(metric).chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
+            level = about.chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
             found[f"{metric}/{pairing}"] = [float(value) for value in level]
     return found
 

@@ -25,7 +25,7 @@ from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, w
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 
 if TYPE_CHECKING:
-    from headspan.results.labels import Labels
+    from headspan.results.labels import Labels, LabelsLike
 
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -42,7 +42,7 @@ def wiring(
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     *,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
@@ -122,7 +122,7 @@ def _drawn(
     scores: Scores,
     circuit: Circuit,
     metric: str,
-    labels: Labels | str | os.PathLike[str] | None,
+    labels: LabelsLike | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""

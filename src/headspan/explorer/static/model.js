@@ -68,7 +68,7 @@ HS.model = (() => {
     }
     const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
     const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
-    return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : 1 };
+    return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : metric(key).max };
   };
 
   // ------------------------------------------------------------- edges
