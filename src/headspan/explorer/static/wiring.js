@@ -260,7 +260,7 @@ HS.wiring = (() => {
     const next = ahead.sort((a, b) => cost(a) - cost(b))[0];
     if (next) moveTo(next.name, true);
   };
-  // The lines of a head, from top to bottom: e moves to the first, and up and down go on from there.
+  // The lines of a head: e moves to the first, and the arrow keys to the next.
   const stepLine = (from, by) => {
     const own = lines.filter(({ edge, path }) => (edge.source === cursor || edge.target === cursor)
       && path.checkVisibility());
