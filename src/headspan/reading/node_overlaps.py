@@ -32,6 +32,7 @@ from headspan.statistics.dimension import dimension_between
 from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
+from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Node
@@ -223,7 +224,7 @@ class FoundOverlaps:
                 for i in np.unique(sets[best.scores >= 0]).tolist():
                     here = np.flatnonzero(((sets == i) & (best.scores >= 0)).ravel())
                     places = best.ids.ravel()[here] - self._offsets[i]
-                    ranks = here % best.ids.shape[1] + 1
+                    ranks = shared_ranks(best.scores).ravel()[here]
                     rows = self._rows(side, i, places, ports.ravel()[here], best.scores.ravel()[here], ranks)
                     kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
                 yield from (kept[key] for key in sorted(kept))
@@ -236,7 +237,9 @@ class FoundOverlaps:
         places = part.start + here[:, 0]
         chosen = tuple(here.T)
         for node, row in zip(
-            here[:, 0], self._rows(side, i, places, ids[chosen], scores[chosen], here[:, 1] + 1), strict=True
+            here[:, 0],
+            self._rows(side, i, places, ids[chosen], scores[chosen], shared_ranks(scores)[chosen]),
+            strict=True,
         ):
             found[int(node)].append(row)
         return found

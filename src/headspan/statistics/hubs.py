@@ -17,6 +17,7 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import HeadOrNode, OnePairing, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
@@ -72,7 +73,10 @@ class HubScores(Tabular):
         """
         if k < 0:
             raise HeadspanError(f"k is {k}. Give 0 or more")
-        return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
+        ranks = places(self.values)
+        present = np.flatnonzero(ranks)
+        order = present[np.argsort(ranks[present], kind="stable")][:k]
+        return [HubHead(int(ranks[i]), self.heads[i], float(self.values[i])) for i in order]
 
     @checked
     def of(self, head: HeadOrNode | str) -> float:
@@ -84,15 +88,7 @@ class HubScores(Tabular):
         index = self._find(head)
         if np.isnan(self.values[index]):
             raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
-        return self._rank(index)
-
-    def _rank(self, index: int) -> int:
-        """One plus the number of larger values."""
-        return int(np.count_nonzero(self.values > self.values[index])) + 1
-
-    def _order(self) -> np.ndarray:
-        present = np.flatnonzero(~np.isnan(self.values))
-        return present[np.argsort(-self.values[present], kind="stable")]
+        return int(places(self.values)[index])
 
     def _find(self, head: HeadOrNode | str) -> int:
         role = self.pairing.target if self.kind == "inlet" else self.pairing.source
