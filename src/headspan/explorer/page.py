@@ -20,8 +20,8 @@ from headspan.vocabulary.errors import visible
 
 STYLES = ("base.css", "parts.css")
 SCRIPTS = (
-    "core.js", "model.js", "table.js", "controls.js", "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js",
-    "glossary.js", "intro.js", "paths.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js",
+    "core.js", "model.js", "chance.js", "table.js", "controls.js", "layout.js", "zoom.js", "tips.js", "circuit.js",
+    "wiring.js", "glossary.js", "intro.js", "paths.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js",
     "heads.js", "find.js", "save.js", "tables.js", "main.js",
 )  # fmt: skip
 
