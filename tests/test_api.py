@@ -350,6 +350,7 @@ ELSEWHERE = {  # command and option -> the argument that does this in Python
     "score download": "open download",
     "score observe": "observe model",
     "effects stats": "effects_summary stats",
+    "evaluate circuit": "circuit_overlap circuit",
     "task circuit_out": "Task.to_circuit",
     "task graph_out": "Task.save_graph path",
 }

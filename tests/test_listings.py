@@ -27,6 +27,7 @@ LISTINGS = {
     "baseline": "baseline {result} --kl",
     "pairs of the baseline": "baseline {result} --pairing OK --null reversed -k 3",
     "evaluate": "evaluate {result} --labels {labels} --bootstrap 5",
+    "evaluate a circuit": "evaluate {result} --circuit {circuit} --bootstrap 5",
     "tokens": "tokens {model} L0H0 -k 3",
     "tokens of all heads": "tokens {model} --all --role O -k 2",
     "norms": "tokens {model} --norms",
@@ -53,7 +54,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     heads = [f"L{layer}H{i},{'a' if i < 3 else 'previous_token_and_more'}" for layer in (0, 1) for i in range(6)]
     (folder / "labels.csv").write_text("head,label\n" + "\n".join(heads) + "\n")
     np.save(folder / "vectors.npy", np.random.default_rng(0).normal(size=(3, 256)))
+    hs.paths("demo", depth=1, k=9).to_circuit("paths").save(folder / "circuit.json")
     return {
+        "circuit": str(folder / "circuit.json"),
         "vectors": str(folder / "vectors.npy"),
         "result": str(folder / "demo.safetensors"),
         "model": "demo",

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import headspan as hs
+from headspan.explorer.demo_measurements import with_shipped
 from headspan.explorer.report import report
 from headspan.graphs.selection import wiring
 from headspan.plotting.style import label_colours
 from headspan.results.effects import effects_of
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
-from headspan.running.demo_measurements import with_shipped
 from headspan.statistics.hubs import hubs
 from headspan.subspaces.random_subspaces import moments
 from report_browser import Open

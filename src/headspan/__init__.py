@@ -44,6 +44,7 @@ _EXPORTS = {
     "baseline": "statistics.baseline",
     "significance": "statistics.significance",
     "evaluate": "paper.evaluation",
+    "circuit_overlap": "statistics.circuit_overlap",
     "tokens": "reading.tokens",
     "pair": "reading.pair",
     "behaviour": "running.behaviour",
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from headspan.running.tasks.task import task
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
+    from headspan.statistics.circuit_overlap import circuit_overlap
     from headspan.statistics.hubs import hubs
     from headspan.statistics.significance import significance
     from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
@@ -134,6 +136,7 @@ __all__ = [
     "baseline",
     "behaviour",
     "cache",
+    "circuit_overlap",
     "compare",
     "diff",
     "effects",

@@ -137,7 +137,7 @@ def task(
         note(f"{out}: {found.name} with {found.table.n_edges:,} edges")
     rows = found.rows()
     formats = {"estimate": "+.3f", "exact": "+.3f", "freq": ".2f"}
-    formats |= {name: ".3f" for name in found.similarities if not name.endswith(" rank")}
+    formats |= {name: ".3f" for name in found.similarities if not name.endswith("_rank")}
     title = f"{found.name} in {model}: the {len(rows)} edges with the largest estimates"
     return Listing(
         rows,
@@ -150,11 +150,11 @@ def task(
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row narrow enough for a terminal: of more than two similarities the ranks alone, of the first three."""
     short = {"attribution": "estimate", "frequency": "freq", "in_circuit": "kept"}
-    ranks = [name for name in row if name.endswith(" rank")]
-    left_out = {name.removesuffix(" rank") for name in ranks} if len(ranks) > 2 else set()
+    ranks = [name for name in row if name.endswith("_rank")]
+    left_out = {name.removesuffix("_rank") for name in ranks} if len(ranks) > 2 else set()
     left_out |= set(ranks[3:])
     left_out |= {"in_circuit"} if row["in_circuit"] is None else set()
-    return {short.get(n, n.replace(" rank", "_#")): value for n, value in row.items() if n not in left_out}
+    return {short.get(n, n.replace("_rank", "_#")): value for n, value in row.items() if n not in left_out}
 
 
 def _facts(found: Task) -> list[str]:

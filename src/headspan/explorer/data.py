@@ -32,7 +32,7 @@ from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
-from headspan.system.memory import check_room
+from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
@@ -75,7 +75,7 @@ def collect(
     if not scores.arrays:
         raise HeadspanError("this result has no scores. Score the model with at least one similarity and pairing")
     largest = max(values.size for values in scores.arrays.values())
-    check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest)
+    check_room(f"a report of {len(scores.ports.query):,} heads", _PAIR_BYTES * largest, FEWER_SCORES)
     doubts = [check_same_model(scores, weights) if weights is not None else None]
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))

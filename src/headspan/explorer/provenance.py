@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import headspan
-from headspan.results.effects import effects_in
+from headspan.results.effects import EXAMPLES, effects_in
 from headspan.results.identity import short_name
 from headspan.results.observations import inputs_text
 from headspan.results.scores import Scores
@@ -130,7 +130,7 @@ def _statistics(value: Any, about: Mapping[str, Any]) -> str:
 
 def _effects(protocol: Mapping[str, Any]) -> str:
     """How effects were measured."""
-    known = ("model", "tokens", "floors", "ablate", "least_ratio", "random_writes", "interrupted", "seed")
+    known = ("model", "tokens", "floors", "ablate", "least_ratio", "random_writes", "interrupted", "seed", EXAMPLES)
     tokens, floors, parts = protocol.get("tokens"), protocol.get("floors"), list[str]()
     if isinstance(tokens, Mapping):
         inputs = listed(f"{sum(counts):,} tokens of {name} input" for name, counts in tokens.items())

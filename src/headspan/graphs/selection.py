@@ -13,8 +13,8 @@ from headspan.results.choices import given_labels, given_pairings
 from headspan.results.effects import compared_effects
 from headspan.results.matrix import Edge, Edges, ScoreMatrix
 from headspan.results.scores import Scores
-from headspan.results.tasks.circuit import Circuit, edges_of, given_circuit
-from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.results.tasks.circuit import Circuit, edges_of
+from headspan.scoring.inputs import ScoresLike, given_scores, scores_of_circuit
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
 from headspan.subspaces.metrics import PK, one_metric
@@ -23,7 +23,6 @@ from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
-from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.results.labels import Labels
@@ -68,14 +67,14 @@ def wiring(
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
     circuit
-        A circuit or its JSON file (:mod:`headspan.results.tasks.circuit`): its edges, whatever their scores, in place
-        of those of a rule. Edges of the embedding, of MLPs and of the logits are left out if the result has no such
-        nodes.
+        A circuit or its file, of headspan (:mod:`headspan.results.tasks.circuit`), EAP-IG or MIB: its edges, whatever
+        their scores, in place of those of a rule. Edges of the embedding, of MLPs and of the logits are left out if the
+        result has no such nodes.
     """
     metric = one_metric(metric)
     if circuit is not None:
         _no_rule(rule, pairing, k, q, null, minimum)
-        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect)
+        return _drawn(*scores_of_circuit(scores, [metric], circuit), metric, labels, large_effect)
     pairing = "flow" if pairing is None else pairing
     chosen = parse_pairings(pairing)
     _check(rule, k, q, null, minimum)
@@ -120,15 +119,13 @@ def _no_rule(rule: str, *choices: Any) -> None:
 
 
 def _drawn(
+    scores: Scores,
     circuit: Circuit,
-    scores: ScoresLike,
     metric: str,
     labels: Labels | str | os.PathLike[str] | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""
-    between_heads, _ = circuit.without_missing(PortTable({}))  # all that the scores of a model can have
-    scores = given_scores(scores, [metric], parse_pairings(between_heads.pairings or "flow"))
     total = len(circuit.edges)
     circuit, missing = circuit.without_missing(scores.ports)
     if missing:

@@ -19,6 +19,7 @@ from headspan.results.matrix import ScoreMatrix
 from headspan.results.metadata import is_list, is_object
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
+from headspan.results.tasks.examples import PREFIX, Examples
 from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
 from headspan.system.ordering import places
@@ -30,6 +31,7 @@ NOT_COMPARED = (
     "These effects were measured without random writes, so headspan cannot say which are large. "
     "Measure them again: `hs.effects(model, into=scores)`"
 )
+EXAMPLES = "examples"  # key among the annotations of effects
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # head score that counts as present, and the share of it whose loss counts
 
 
@@ -42,6 +44,7 @@ class Effects(Tabular):
     where an effect is at or above its floor), and the change of the head scores.
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
     model: provenance of the weights that ran, where they are known.
+    examples: what the best edges do on one short sequence; None in files of version 0.3.
     """
 
     ports: PortTable
@@ -52,6 +55,7 @@ class Effects(Tabular):
     notes: list[str] = field(default_factory=list[str])
     interrupted: bool = False
     model: dict[str, Any] = field(default_factory=dict[str, Any])
+    examples: Examples | None = None
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -86,6 +90,8 @@ class Effects(Tabular):
         _check_protocol(self.protocol)
         if not self.materials:
             raise damaged(path, "it has no effects")
+        if self.examples is not None:
+            self.examples.check(self.ports, path)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per measured edge, the largest effect of each pairing first."""
@@ -286,13 +292,15 @@ def attach(scores: Scores, measured: Effects) -> str | None:
     """Put effects into a result of the same model, replacing earlier ones; a note if the model cannot be compared."""
     check_same_heads(measured.ports, scores, "the model of these effects")
     doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
-    for name in [name for name in scores.extra if name.startswith("effect/")]:
+    for name in [name for name in scores.extra if name.startswith(("effect/", PREFIX))]:
         del scores.extra[name]
     scores.extra |= {
         name: np.ascontiguousarray(values, dtype=np.float32) for name, values in _as_extra(measured).items()
     }
     model = {"model": identity(measured.model)} if measured.model else {}
     scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted, **model}
+    if measured.examples is not None:
+        scores.annotations["effects"][EXAMPLES] = measured.examples.put_into(scores.extra)
     return doubt
 
 
@@ -325,9 +333,11 @@ def effects_in(scores: Scores) -> Effects | None:
     protocol: dict[str, Any] = dict(held) if is_object(held) else {}
     _check_protocol(protocol)
     interrupted, model = protocol.pop("interrupted", False) is True, protocol.pop("model", None)
+    examples = Examples.found_in(scores.extra, protocol.pop(EXAMPLES, None), scores.ports)
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, model or dict(scores.provenance))
+    about = model or dict(scores.provenance)
+    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, about, examples)
     if not found.compared:
         found.notes.append(NOT_COMPARED)
     return found

@@ -57,6 +57,7 @@ KINDS = {
     "series": "change.series:Series",
     "cached files": "checkpoints.hub.chunk_room:CachedFiles",
     "evaluation": "paper.evaluation:Evaluation",
+    "circuit overlap": "statistics.circuit_overlap:CircuitOverlap",
     "reproduction": "paper.reproduction:Reproduction",
 }
 # In JSON files: the key that a kind has -> its class. Every other JSON file is read as head scores.

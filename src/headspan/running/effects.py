@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from headspan.results.large_effects import DRAWS, FLOORS
 from headspan.results.scores import Scores
 from headspan.running.edge_effects import EdgeReader, SharedDirections
 from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
+from headspan.running.examples import examples_of
 from headspan.running.opening import RunningModel, running
 from headspan.running.port_inputs import LATENT_NOTE, Receiver
 from headspan.running.random_writes import RandomWrites
@@ -136,9 +138,12 @@ def effects(
         protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed) | writes.protocol
         if replayer.latent:
             protocol["frozen_latent_norms"] = True
-    measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
-    measured.arrays |= turned
-    measured.model = dict(ready.identity)
+        measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
+        measured.arrays |= turned
+        measured.model = dict(ready.identity)
+        if not stopped and shared is None:
+            with suppress(KeyboardInterrupt):  # the effects themselves are complete
+                measured.examples = examples_of(ready, reader, materials, measured, store or scores, seed)
     if store is not None and into is not None:
         attach(store, measured)
         store.save(into)

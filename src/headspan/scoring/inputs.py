@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from headspan.results.scores import Scores, is_result
+from headspan.results.tasks.circuit import Circuit, given_circuit
+from headspan.results.tasks.graph_files import graph_circuit, is_graph
 from headspan.subspaces.metrics import DEFAULT_METRICS
-from headspan.vocabulary.heads import Pairing
+from headspan.vocabulary.heads import Pairing, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -52,6 +55,24 @@ def _scores(
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
+
+
+def scores_of_circuit(
+    scores: ScoresLike,
+    metrics: Iterable[str],
+    circuit: Circuit | str | os.PathLike[str],
+    progress: Update | None = None,
+    *,
+    whole: str | None = None,
+) -> tuple[Scores, Circuit]:
+    """Scores of the pairings of a circuit, and the circuit: given, or in a file of headspan, EAP-IG or MIB."""
+    if isinstance(circuit, (str, os.PathLike)) and is_graph(circuit):
+        found = given_scores(scores, metrics, "flow", progress, whole=whole)
+        return found, graph_circuit(circuit, found.ports)
+    read = given_circuit(circuit)
+    between_heads, _ = read.without_missing(PortTable({}))  # all that the scores of a model can have
+    pairings = parse_pairings(between_heads.pairings or "flow")
+    return given_scores(scores, metrics, pairings, progress, whole=whole), read
 
 
 def given_weights(weights: ModelLike, fold: bool = False, download: bool = False) -> AttentionWeights:

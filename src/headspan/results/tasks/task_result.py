@@ -19,6 +19,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import write_graph
 from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
@@ -55,7 +56,8 @@ class Task(Tabular):
     exact: that change measured, for the best edges; NaN elsewhere.
     frequency: share of bootstrap resamples of the prompts in which the edge is among the ``k`` largest.
     circuit: the edges of a circuit, if one was asked for. faithfulness: of that circuit, on held-out prompts.
-    similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk rank`` …).
+    similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk_rank`` …).
+    examples: what the best edges between heads do on one prompt.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Task(Tabular):
     protocol: dict[str, Any] = field(default_factory=dict[str, Any])
     interrupted: bool = False
     notes: list[str] = field(default_factory=list[str])
+    examples: Examples | None = None
 
     @cached_property
     def table(self) -> EdgeTable:
@@ -118,7 +121,7 @@ class Task(Tabular):
         }
         for name, values in self.similarities.items():
             value = _number(values[row, column])
-            found[name] = int(value) if value is not None and name.endswith(" rank") else value
+            found[name] = int(value) if value is not None and name.endswith("_rank") else value
         return found
 
     def overlap(self) -> list[dict[str, Any]]:
@@ -126,9 +129,9 @@ class Task(Tabular):
         chosen = np.isfinite(self.exact) & self.table.between_heads
         found: list[dict[str, Any]] = []
         for name in self.similarities:
-            if name.endswith(" rank"):
+            if name.endswith("_rank"):
                 continue
-            ranks = self.similarities[f"{name} rank"]
+            ranks = self.similarities[f"{name}_rank"]
             known = chosen & np.isfinite(ranks)
             top = ranks <= np.maximum(1, np.floor(_TOP_SHARE * self._pairs(name)))
             found.append(
@@ -143,7 +146,7 @@ class Task(Tabular):
 
     def _pairs(self, name: str) -> np.ndarray:
         """How many edges the ranks of each reader's pairing count."""
-        ranks = self.similarities[f"{name} rank"]
+        ranks = self.similarities[f"{name}_rank"]
         roles = np.array([str(port.role) for port in self.table.readers])
         counts = {role: np.isfinite(ranks[:, roles == role]).sum() for role in set(roles.tolist())}
         return np.array([counts[role] for role in roles])[None]
@@ -199,9 +202,11 @@ class Task(Tabular):
         if self.circuit is not None and (self.circuit.shape != shape or self.circuit.dtype != np.bool_):
             raise damaged(path, "its circuit does not fit its edges")
         if not np.isfinite(self.attribution).all() or any(
-            f"{name} rank" not in self.similarities for name in self.similarities if not name.endswith(" rank")
+            f"{name}_rank" not in self.similarities for name in self.similarities if not name.endswith("_rank")
         ):
             raise damaged(path, "it contains values that no run can have")
+        if self.examples is not None:
+            self.examples.check(self.ports, path)
 
 
 def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndarray]:
@@ -217,7 +222,7 @@ def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndar
         found = places(matrix.values)
         values[np.ix_(rows, columns)] = matrix.values
         ranks[np.ix_(rows, columns)] = np.where(found > 0, found, np.nan)
-    return {metric: values, f"{metric} rank": ranks}
+    return {metric: values, f"{metric}_rank": ranks}
 
 
 def _number(value: Any) -> float | None:

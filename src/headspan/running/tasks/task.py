@@ -21,14 +21,17 @@ from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
+from headspan.running.examples import examples_of_task
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS, shares_of
 from headspan.running.tasks.graph_model import GraphModel
-from headspan.running.tasks.measuring import Faithfulness, Measuring, inclusion, summary
+from headspan.running.tasks.measuring import Faithfulness, Measuring, summary
 from headspan.running.tasks.objectives import check_objective
-from headspan.running.tasks.prompts import TaskPrompts, task_prompts
+from headspan.running.tasks.prompts import TaskPrompts, check_task, task_prompts
+from headspan.running.tasks.resamples import Resamples
 from headspan.scoring.run import score
 from headspan.subspaces.metrics import OBSERVED_METRICS
 from headspan.system.arguments import checked
@@ -80,10 +83,12 @@ def task(
     stats : statistics of this model (`headspan.observe`); influence is listed likewise.
     prompts : how many for attribution, and again as many held-out ones. Default: 48 of a built-in task; half of a file.
     objective : what the task measures at the last token: ``"logit-difference"``, ``"log-probability"`` or ``"kl"``.
-    memory : memory limit for a batch of prompts, in addition to the model: ``"2GB"`` …
+    memory : memory limit in addition to the model: ``"2GB"`` … With little of it batches are smaller, and there are
+        fewer than 200 resamples for ``frequency``.
     progress : called with (steps done, all steps); by default a bar in a terminal or notebook.
     """
     _check(method, k, objective, circuit, prompts)
+    check_task(task)
     if out is not None:
         inputs: list[Any] = [model, scores, stats, circuit, task]
         check_output(out, "task", inputs=inputs, force=force, ending=".safetensors")
@@ -108,6 +113,7 @@ def task(
             found.verify()
         if wanted is not None:
             found.find_circuit(wanted)
+        found.watch()
         result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": ready.dtype})
         if out is not None:
             result.save(out, force=force)
@@ -128,13 +134,16 @@ class _Run:
         self.notes = [*ready.notes, *given.notes]
         self.interrupted = False
         self._done, self._all, self._update = 0, 0, update
-        self.measuring = Measuring(graph, self.goal, self.method, memory, self._tick)
+        self.resamples = Resamples(len(given.prompts), graph.table.mask, self.seed, memory)
+        room = max(1, memory - self.resamples.nbytes)
+        self.measuring = Measuring(graph, self.goal, self.method, room, self._tick)
         shape = graph.table.mask.shape
         self.exact = np.full(shape, np.nan, dtype=np.float32)
         self.held_out: Values | None = None
         self.circuit: np.ndarray | None = None
         self.faithfulness: float | None = None
         self.curve: list[CurvePoint] = []
+        self.examples: Examples | None = None
         first = self.measuring.batches(given.prompts)[0]
         graph.check(first.clean[:1], first.corrupted[:1])
 
@@ -145,12 +154,12 @@ class _Run:
     def attribute(self) -> None:
         parts = len(self.measuring.batches(self.given.prompts))
         self._all = parts * (len(shares_of(self.method)) + self.k)
-        found, clean, corrupted = self.measuring.attributions(self.given.prompts)
+        clean, corrupted = self.measuring.attributions(self.given.prompts, self.resamples.add)
         self.values: Values = summary(clean, corrupted)
-        self.attribution = found.mean(0, dtype=np.float64).astype(np.float32)
-        self.frequency = inclusion(found, self.graph.table.mask, self.k, self.seed)
-        if len(found) < len(self.given.prompts):
-            self._stopped(f"attributions are of {len(found)} of {len(self.given.prompts)} prompts")
+        self.attribution = self.resamples.mean()
+        self.frequency = self.resamples.inclusion(self.k)
+        if len(clean) < len(self.given.prompts):
+            self._stopped(f"attributions are of {len(clean)} of {len(self.given.prompts)} prompts")
         if self.values["solved"] < FAITHFUL and self.goal == "logit-difference":
             self.notes.append(
                 f"{self.ready.reference} solves only {self.values['solved']:.0%} of the prompts of {self.given.name} "
@@ -191,6 +200,18 @@ class _Run:
         self.interrupted = True
         self.notes.append(f"interrupted: {what}")
 
+    def watch(self) -> None:
+        """What the best edges between heads do on the first prompt."""
+        if self.interrupted:
+            return
+        try:
+            self.examples = examples_of_task(
+                self.ready, self.graph.replayer, self.graph.table, self.attribution, self.given.prompts[0],
+                self.given.name,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            self._stopped("there are no examples")
+
     def result(self, similarities: dict[str, np.ndarray], how: dict[str, Any]) -> Task:
         table = self.graph.table
         return Task(
@@ -214,12 +235,14 @@ class _Run:
                 "method": self.method,
                 "objective": self.goal,
                 "seed": self.seed,
+                "resamples": self.resamples.count,
                 "sha256": self.given.sha256,
                 "d_model": self.graph.weights.d_model,
                 **how,
             },
             self.interrupted,
             list(dict.fromkeys(self.notes)),
+            self.examples,
         )
 
 
