@@ -9,7 +9,7 @@ _KINDS = {"identity", "previous-token", "duplicate-token", "induction", "s-inhib
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names as in a sentence.
+    """Names joined by commas and "and".
 
     >>> listed("QKV"), listed(["OK"]), listed([])
     ('Q, K and V', 'OK', '')
