@@ -30,7 +30,7 @@ POSITIONAL: dict[str, list[str]] = {
     "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
     "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
-    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"],
+    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"], "skill": [],
     "task": ["MODEL", "TASK"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
@@ -96,6 +96,7 @@ ODD = [
 ]  # fmt: skip
 WRITES = ("out", "into", "labels_out", "circuit_out", "graph_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
+WAITS = "mcp"  # for requests; tests/test_agent.py sends it hostile ones
 RARE = ("run", "effects", "observe", "task")  # they run a model
 
 # What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
@@ -127,6 +128,7 @@ def commands() -> dict[str, list[Option]]:
             if p.param_type_name == "option" and not {*p.opts} & NEVER
         ]
         for name, command in group.commands.items()
+        if name != WAITS
     }
 
 

@@ -15,20 +15,22 @@ from headspan.explorer.bands import bands
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
-from headspan.explorer.findings import _SPECIFIC, find, rises_above_chance
+from headspan.explorer.findings import find
 from headspan.explorer.head_values import head_values
+from headspan.explorer.headline import disagreements, headline
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.provenance import provenance_rows, without_paths
 from headspan.explorer.tour import tour
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
-from headspan.plotting.style import SEQUENTIAL, label_colours
+from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
 from headspan.results.effects import Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
+from headspan.statistics.evidence import LEAST_INFLUENCE, rises_above_chance
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
@@ -82,10 +84,13 @@ def collect(
         labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
-    edges, summaries = _edges_and_summaries(scores, limits, measured)
-    evaluated = _evaluation(scores, labels)
     above = rises_above_chance(scores)
     kinds = _behaviour(scores, behaviour)
+    edges, summaries = _edges_and_summaries(scores, limits, measured, above)
+    evaluated = _evaluation(scores, labels)
+    first = headline(scores, edges, summaries, measured, above)
+    above |= any(entry["passing"]["any"] for entry in edges.values())
+    found = [first, *find(scores, summaries, evaluated)] if above else []
     missing: dict[str, str] = {}
     payload: dict[str, Any] = {
         "schema": SCHEMA,
@@ -117,7 +122,9 @@ def collect(
         "head_values": (values := head_values(scores, measured)),
         "bands": bands(scores, kinds, values),
         "evaluation": evaluated,
-        "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
+        "headline": first._asdict(),
+        "findings": [finding._asdict() for finding in found],
+        "disagreements": disagreements(edges, metric_order(scores)[0], summaries),
         "tour": tour(scores, labels) if above else [],
         "notes": [
             without_paths(str(n))
@@ -130,6 +137,7 @@ def collect(
         "provenance": provenance_rows(scores, SCHEMA),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
+        "looks": EDGE_LOOKS,
         "missing": missing,
     }
     payload["nulls"] = [
@@ -167,13 +175,21 @@ def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
     widest = max(float(ranks.max(initial=1)) for ranks in scores.role_ranks.values())
     sizes = {role: values for (name, role), values in scores.sizes.items() if name == metric}
+    largest = metric_of(metric).largest(widest, widest)
+    if not metric_of(metric).known:
+        held = [
+            np.max(values, initial=0.0, where=~np.isnan(values))
+            for (name, _), values in scores.arrays.items()
+            if name == metric
+        ]
+        largest = float(max(held)) or 1.0
     about: dict[str, Any] = {
         "key": metric,
         "title": metric_of(metric).title,
         "short": metric_of(metric).short,
-        "max": metric_of(metric).largest(widest, widest),
+        "max": largest,
         "grows": metric_of(metric).grows_with_rank,
-        "least": _SPECIFIC if metric_of(metric).observed else None,
+        "least": LEAST_INFLUENCE if metric_of(metric).observed else None,
     }
     if metric_of(metric).observed:  # its chance level and its largest value differ from pair to pair
         about["sizes"] = {str(role): [float(f"{size:.7g}") for size in values] for role, values in sizes.items()}
@@ -207,14 +223,14 @@ def _opening_pairings(scores: Scores) -> list[str]:
 
 
 def _edges_and_summaries(
-    scores: Scores, limits: Limits, measured: Effects | None
+    scores: Scores, limits: Limits, measured: Effects | None, above: bool
 ) -> tuple[dict[str, Any], list[PairingSummary]]:
     """The kept edges by ``metric/pairing``, and every pairing against chance. Both share the slow tests."""
     edges: dict[str, Any] = {}
     found: dict[Pairing, PairingSummary] = {}
     for metric, pairing in scores.arrays:
         nulls = Nulls.of(scores, metric, pairing)
-        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls)
+        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls, above)
         if metric_of(metric).random_null and not pairing.of_nodes:
             with suppress(HeadspanError):  # one layer only, or subspaces that fill the space
                 found[pairing] = summary_of(scores, pairing, random_null=nulls.random, reversed_null=nulls.reversed)
