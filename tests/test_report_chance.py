@@ -198,7 +198,7 @@ def test_partners_come_in_the_order_of_strength_above_chance(open_page: Open, pl
 def test_one_layer_explains_itself(open_page: Open, one_layer: tuple[Path, Scores]) -> None:
     view = open_page(*one_layer)
     view.page.evaluate("for (const draw of HS.lazyParts) draw()")
-    assert "one attention layer" in view.text("#notice")
+    assert "one attention layer" in view.text("#headline")
     for part in ("#hubs", "#distributions", "#scatter"):
         assert "one attention layer" in view.text(part), part
     assert view.state("heat") == "QQ" and "6 pairs" in view.text("#heat-caption")
