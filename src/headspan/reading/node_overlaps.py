@@ -61,12 +61,15 @@ def nodes(
     seed: int = 0,
     memory: int | str = 2**30,
     progress: Update | None = None,
+    *,
+    components: str | list[str] | None = None,
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
     model: opened weights or a reference. add: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
     adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
-    unembedding: all rows. fold: fold norms into the weights of the model and of the nodes that read after them.
+    unembedding: all rows; components: of a parameter decomposition, ``FILE[:MODULE[:indices]]``.
+    fold: fold norms into the weights of the model and of the nodes that read after them.
     memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
 
     >>> rng = np.random.default_rng(0)
@@ -82,11 +85,11 @@ def nodes(
         raise HeadspanError(f"seed must be a whole number of 0 or more, not {seed}")
     budget = max(parse_memory(memory), 2**20)
     weights = given_weights(model, fold)
-    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
+    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding, components)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
-            "`unembedding`"
+            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `components`, "
+            "`embedding` or `unembedding`"
         )
     search = Search(weights, sets, k, budget, seed, progress)
     search.run()
