@@ -320,7 +320,7 @@ def test_labels_of_top_are_columns(scores: hs.Scores) -> None:
 # ------------------------------------------------------------------------------------------- functions and commands
 
 PRINTING = {"as_json", "as_csv", "out", "force", "show"}  # where and how a command prints
-NODES = {"add", "sae", "adapter", "neurons", "tokens"}  # the argument nodes, one option per kind
+NODES = {"add", "sae", "adapter", "neurons", "tokens", "components"}  # the argument nodes, one option per kind
 ELSEWHERE = {  # command and option -> the argument that does this in Python
     "top head": "around head",
     "hubs k": "Hubs.rows k",

@@ -68,7 +68,9 @@ GOOD: dict[str, list[str]] = {
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
     "stats": ["stats.safetensors", "result.safetensors"],
-    "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
+    "adapter": ["lora"],
+    "components": ["components.safetensors", "components.safetensors:h.0.attn.c_attn:0,2-3"],
+    "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
 FITTING: dict[str, list[str]] = {
