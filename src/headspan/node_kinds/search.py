@@ -20,7 +20,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import NodeSet
 from headspan.node_kinds.ranking import FEWEST_OTHERS, Sort, keys_by_kind, keys_by_p
 from headspan.subspaces.bases import orthonormal_bases
-from headspan.system.ordering import Best
+from headspan.system.ordering import Best, shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.heads import HeadOrNode, Role, positions_of
 
@@ -128,18 +128,20 @@ class Side:
     nulls: dict[int, np.ndarray] = field(default_factory=dict)  # (ports, others), sorted; NaN where not compared
     others: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-        """Best ports and shares of some nodes of a set, (n, up to k), padded with −1."""
+    def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Best ports of some nodes of a set, their shares and ranks, (n, up to k); the shares of no port are −1."""
         blocks = self.best.get(i, {}).items()
         found = [(start, best) for start, best in blocks if start < part.stop and start + len(best.ids) > part.start]
         wide = max((best.ids.shape[1] for _, best in found), default=0)
         ids = np.full((len(part), wide), -1, dtype=np.int64)
-        scores = np.full((len(part), wide), _NOTHING, dtype=np.float32)
+        shares = np.full((len(part), wide), _NOTHING, dtype=np.float32)
+        ranks = np.zeros((len(part), wide), dtype=np.int64)
         for start, best in found:
             first, last = max(start, part.start), min(start + len(best.ids), part.stop)
             into = slice(first - part.start, last - part.start), slice(0, best.ids.shape[1])
-            ids[into], scores[into] = best.ids[first - start : last - start], best.values[first - start : last - start]
-        return ids, scores
+            here = slice(first - start, last - start)
+            ids[into], shares[into], ranks[into] = best.ids[here], best.values[here], shared_ranks(best.scores[here])
+        return ids, shares, ranks
 
     @cached_property
     def port_ranks(self) -> np.ndarray:

@@ -32,6 +32,7 @@ from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
+from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Node
@@ -62,12 +63,15 @@ def nodes(
     seed: int = 0,
     memory: int | str = 2**30,
     progress: Update | None = None,
+    *,
+    components: str | list[str] | None = None,
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
     model: opened weights or a reference. nodes: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
     adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
-    unembedding: all rows. fold: fold norms into the weights of the model and of the nodes that read after them.
+    unembedding: all rows; components: of a parameter decomposition, ``FILE[:MODULE[:indices]]``.
+    fold: fold norms into the weights of the model and of the nodes that read after them.
     sort: rank by ``"p_kind"``, p among other nodes of the kind (by share where it is unknown or equal), by ``"p"`` of a
     random direction, or by ``"share"``.
     memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
@@ -85,11 +89,11 @@ def nodes(
         raise HeadspanError(f"seed must be a whole number of 0 or more, not {seed}")
     budget = max(parse_memory(memory), 2**20)
     weights = given_weights(model, fold)
-    sets = node_sets(weights, nodes, sae, adapter, neurons, tokens, embedding, unembedding)
+    sets = node_sets(weights, nodes, sae, adapter, neurons, tokens, embedding, unembedding, components)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with `nodes`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
-            "`unembedding`"
+            "no nodes were given. Name some with `nodes`, `sae`, `adapter`, `neurons`, `tokens`, `components`, "
+            "`embedding` or `unembedding`"
         )
     search = Search(weights, sets, k, budget, seed, progress, sort)
     search.run()
@@ -227,20 +231,22 @@ class FoundOverlaps:
                 for i in np.unique(sets[best.values >= 0]).tolist():
                     here = np.flatnonzero(((sets == i) & (best.values >= 0)).ravel())
                     places = best.ids.ravel()[here] - self._offsets[i]
-                    ranks = here % best.ids.shape[1] + 1
+                    ranks = shared_ranks(best.scores).ravel()[here]
                     rows = self._rows(side, i, places, ports.ravel()[here], best.values.ravel()[here], ranks)
                     kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
                 yield from (kept[key] for key in sorted(kept))
 
     def _node_rows(self, side: Side, i: int, part: range) -> list[list[Overlap]]:
         """The rows of some nodes of a set on one side, one list per node."""
-        ids, scores = side.kept(i, part)
+        ids, scores, ranks = side.kept(i, part)
         found: list[list[Overlap]] = [[] for _ in part]
         here = np.argwhere(scores >= 0)
         places = part.start + here[:, 0]
         chosen = tuple(here.T)
         for node, row in zip(
-            here[:, 0], self._rows(side, i, places, ids[chosen], scores[chosen], here[:, 1] + 1), strict=True
+            here[:, 0],
+            self._rows(side, i, places, ids[chosen], scores[chosen], ranks[chosen]),
+            strict=True,
         ):
             found[int(node)].append(row)
         return found
