@@ -16,19 +16,21 @@ import headspan
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
-from headspan.explorer.findings import find, rises_above_chance
+from headspan.explorer.findings import find
 from headspan.explorer.head_values import head_values
+from headspan.explorer.headline import disagreements, headline
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.tour import tour
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
-from headspan.plotting.style import SEQUENTIAL, label_colours
+from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
 from headspan.results.effects import EXAMPLES, Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
+from headspan.statistics.evidence import rises_above_chance
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
@@ -81,9 +83,12 @@ def collect(
         labels = labels.for_model(scores.ports)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
-    edges, summaries = _edges_and_summaries(scores, limits, measured)
-    evaluated = _evaluation(scores, labels)
     above = rises_above_chance(scores)
+    edges, summaries = _edges_and_summaries(scores, limits, measured, above)
+    evaluated = _evaluation(scores, labels)
+    first = headline(scores, edges, summaries, measured, above)
+    above |= any(entry["passing"]["any"] for entry in edges.values())
+    found = [first, *find(scores, summaries, evaluated)] if above else []
     missing: dict[str, str] = {}
     payload: dict[str, Any] = {
         "schema": SCHEMA,
@@ -114,7 +119,9 @@ def collect(
         "behaviour": _behaviour(scores, behaviour),
         "head_values": head_values(scores, measured),
         "evaluation": evaluated,
-        "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
+        "headline": first._asdict(),
+        "findings": [finding._asdict() for finding in found],
+        "disagreements": disagreements(edges, metric_order(scores)[0], summaries),
         "tour": tour(scores, labels) if above else [],
         "notes": [
             without_paths(str(n))
@@ -127,6 +134,7 @@ def collect(
         "provenance": _provenance(scores),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
+        "looks": EDGE_LOOKS,
         "missing": missing,
     }
     payload["nulls"] = [
@@ -211,14 +219,14 @@ def _opening_pairings(scores: Scores) -> list[str]:
 
 
 def _edges_and_summaries(
-    scores: Scores, limits: Limits, measured: Effects | None
+    scores: Scores, limits: Limits, measured: Effects | None, above: bool
 ) -> tuple[dict[str, Any], list[PairingSummary]]:
     """The kept edges by ``metric/pairing``, and every pairing against chance. Both share the slow tests."""
     edges: dict[str, Any] = {}
     found: dict[Pairing, PairingSummary] = {}
     for metric, pairing in scores.arrays:
         nulls = Nulls.of(scores, metric, pairing)
-        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls)
+        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls, above)
         if metric_of(metric).random_null and not pairing.of_nodes:
             with suppress(HeadspanError):  # one layer only, or subspaces that fill the space
                 found[pairing] = summary_of(scores, pairing, random_null=nulls.random, reversed_null=nulls.reversed)

@@ -177,12 +177,11 @@ class Metric:
 
 
 def drawing_strength(excess: np.ndarray) -> np.ndarray:
-    """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+    """How strongly to draw pairs, from 0 to 1, in every picture: their excess over chance; 0 where there is no score.
 
-    The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
-    lines by their width. 0 where there is no score.
+    The width of a line is linear in it, so a line twice as far above chance is twice as far from the thinnest.
     """
-    return np.sqrt(np.nan_to_num(excess))
+    return np.nan_to_num(excess)
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
