@@ -41,6 +41,44 @@ def is_wrapped(ref: Any) -> bool:
     return any(_is_adapted(module) or _inside(module) is not None for module in modules)
 
 
+def unwrapped(ref: Any) -> Any:
+    """The model inside ``torch.compile`` and data parallelism, which hold the model itself."""
+    torch = sys.modules.get("torch")
+    while torch is not None and isinstance(ref, torch.nn.Module):
+        if isinstance(ref, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            ref = ref.module
+        elif "_orig_mod" in ref._modules:
+            ref = ref._modules["_orig_mod"]
+        else:
+            break
+    return ref
+
+
+def check_in_memory(model: Any) -> None:
+    """Refuse to run a model of which some tensors have no numbers; its results would be undefined."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    missing = [name for name, tensor in tensors if tensor.is_meta]
+    if missing:
+        raise HeadspanError(
+            f"this {type(model).__name__} cannot be run: {len(missing)} of its {len(tensors)} tensors are on the meta "
+            f"device ({missing[0]} …), offloaded or never loaded. Load the whole model into memory"
+        )
+
+
+def hint(ref: Any) -> str:
+    """Where an object of another kind has a model, as a sentence; empty if it has none in sight."""
+    if isinstance(ref, (tuple, list)):
+        found = any(_is_model(part) for part in ref[:9])
+        return " To give a model with its tokenizer, give (model, tokenizer)" if found else ""
+    names = ("model", "module", "net", "llm", "transformer", "language_model", "_model")
+    name = next((name for name in names if _is_model(getattr(ref, name, None))), None)
+    return "" if name is None else f" Give its .{name}"
+
+
+def _is_model(ref: object) -> bool:
+    return hasattr(ref, "state_dict") and hasattr(ref, "config") and not isinstance(ref, type)
+
+
 def plain_model(ref: Any) -> Any:
     """A transformers model without wrappers and with its active adapters merged, as a copy that shares tensors."""
     model = ref.original_model if is_bridge(ref) else ref
