@@ -32,10 +32,9 @@ class Array(Protocol):
 # Weights by role, and what else `ArrayWeights` takes by name; or a state dict of TransformerLens.
 Arrays: TypeAlias = Mapping[str, Array] | Mapping[str, Array | str | float] | Mapping[Role, Array]
 StateAndConfig: TypeAlias = tuple[Mapping[str, Array], object]  # a state dict, and a config or a dict of it
-ModelAndTokenizer: TypeAlias = tuple[LiveModel, object]
+LiveLike: TypeAlias = "LiveModel | tuple[LiveModel, object]"  # a model, or a model and its tokenizer
 ModelLike: TypeAlias = (  # everything that `open` takes
-    "str | os.PathLike[str] | AttentionWeights | LiveModel | Arrays | Sequence[Array] | StateAndConfig "
-    "| ModelAndTokenizer | TensorSource"
+    "str | os.PathLike[str] | AttentionWeights | LiveLike | Arrays | Sequence[Array] | StateAndConfig | TensorSource"
 )
 
 

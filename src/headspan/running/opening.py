@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
 from headspan.checkpoints.live_tokenizer import live_vocabulary, with_tokenizer
-from headspan.checkpoints.plain_models import unwrapped
+from headspan.checkpoints.plain_models import (
+    GIVE,
+    check_in_memory,
+    check_runnable,
+    evaluated,
+    in_dtype,
+    is_wrapped,
+    plain_model,
+    unwrapped,
+)
 from headspan.checkpoints.untrusted import reason
 from headspan.models.weights import AttentionWeights
 from headspan.running.fast_gguf import quick_gguf
-from headspan.running.live_models import GIVE, evaluated, identity_of, live_model
 from headspan.system.inputs import is_directory, mode_of
 from headspan.vocabulary.errors import HeadspanError, missing_extra, refuse_ignored
 from headspan.vocabulary.heads import Head
@@ -192,7 +200,7 @@ def running(
     else:
         given, tokenizer = with_tokenizer(ref)
         given, vocabulary = unwrapped(given), live_vocabulary(tokenizer)
-        model, identity = live_model(given, dtype)
+        model, identity = _live(given, dtype)
         with evaluated(model):
             ran = model if logits else model.base_model
             yield RunningModel(ran, type(given).__name__, vocabulary, identity=identity)
@@ -206,6 +214,26 @@ def _reference_of(weights: AttentionWeights) -> str:
             "itself: its directory, file, hub id or live model"
         )
     return weights.reference
+
+
+def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """The transformers model to run, and its identity: a copy that shares its tensors, so nothing of it changes."""
+    check_runnable(ref)
+    model = plain_model(ref)
+    check_in_memory(model)
+    # A function in place of a forward calls the modules of the model, never those of a copy.
+    replaced = any(inspect.isfunction(vars(module).get("forward")) for module in model.modules())
+    model = ref if replaced and not is_wrapped(ref) else model
+    identity = identity_of(model)
+    if identity:
+        identity["reference"] = f"live {type(ref).__name__}"
+    model = in_dtype(model, dtype)
+    if replaced and model is not ref:
+        raise HeadspanError(
+            f"the forward of a module of this {type(ref).__name__} was replaced, so a copy would not run as it does. "
+            "Give a plain transformers model in the type to run in"
+        )
+    return model, identity
 
 
 def check_dtype(dtype: str) -> None:
@@ -305,6 +333,16 @@ def _no_gguf_bar() -> Iterator[None]:
         yield
     finally:
         gguf.tqdm = before  # pyright: ignore[reportPrivateImportUsage]
+
+
+def identity_of(ref: Any) -> dict[str, Any]:
+    """Provenance of the attention weights of a model, to compare with a result's; empty for unknown families."""
+    from headspan.models.opening import open
+
+    try:
+        return open(ref).provenance
+    except HeadspanError:
+        return {}
 
 
 def _brings_code(reference: str) -> HeadspanError:
