@@ -68,7 +68,7 @@ def check_in_memory(model: Any) -> None:
 
 
 def hint(ref: Any) -> str:
-    """Where an object of another kind has a model, as a sentence; empty if it has none in sight."""
+    """Where an object of another kind has a model, as a sentence; empty if it has none."""
     if isinstance(ref, (tuple, list)):
         found = any(_is_model(part) for part in ref[:9])
         return " To give a model with its tokenizer, give (model, tokenizer)" if found else ""
