@@ -1,18 +1,20 @@
 """Do weights help to find a task's circuit? Rankings of edges compared by the circuits that they give.
 
-    python benchmarks/task_evidence.py MODEL TASK OUT.json [--prompts 16] [--draws 12] [--parts curves,few,heads]
+    python benchmarks/task_evidence.py MODEL TASK OUT.json [--prompts 16] [--draws 12] [--parts curves,few …]
 
 For one model and task, on held-out prompts:
 
-- all edges: CPR and CMD of circuits by EAP, EAP-IG and at random;
+- all edges (part `all`, and in `curves`): CPR and CMD of circuits by EAP, EAP-IG and at random;
 - edges between heads (all others kept): the same by PK, CS, influence on generic text, EAP, EAP-IG, PK × |EAP|, and a
   placebo, PK permuted inside layer pairs × |EAP|;
 - five prompts only (part `few`): circuits from disjoint draws of five prompts, with PK, the placebo or neither as a
   prior: their faithfulness, the Jaccard index of pairs of draws, and what PK adds with a 95 % jackknife interval;
-- overlap against task (part `heads`): how many of the edges with the largest exact values are in the top 1 % of each
-  similarity, and detection areas of all similarities on the heads of the best edges (200, at most a tenth of all).
+- overlap against task (part `edges`): how many of the edges with the largest exact values are in the top 1 % of each
+  similarity;
+- detection (part `classes`): areas of all similarities on the heads of the 100, 200 and 400 best edges (at most a tenth
+  of all), and on those of the smallest circuit with a faithfulness of 0.8.
 
-OUT.json is updated part by part, so a run that stopped can go on with the others.
+OUT.json is updated part by part, so a later run can add the others.
 """
 
 from __future__ import annotations
@@ -27,17 +29,22 @@ import numpy as np
 from scipy.stats import t
 
 import headspan as hs
+from headspan.paper.evaluation import _detection_areas, _detection_curve, detection
+from headspan.results.tasks.edge_table import EdgeTable
 from headspan.results.tasks.task_result import SHARES, on_edges
 from headspan.running.opening import running
 from headspan.running.tasks.graph_model import GraphModel
 from headspan.running.tasks.measuring import Faithfulness, Measuring
 from headspan.running.tasks.prompts import task_prompts
-from headspan.vocabulary.heads import layers_of
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Role, layers_of
+from headspan.vocabulary.ports import PortTable
 
 GOAL = "logit-difference"
 FEW = 5
 KEPT = 0.02  # share of the edges between heads that circuits of few prompts keep
-CIRCUIT = 200  # edges whose heads are the class to detect, at most a tenth of all
+CLASSES = (100, 200, 400)  # edges whose heads are a class to detect, at most a tenth of all
+PLACEBOS = 4
+RESAMPLES = 500
 
 
 def permuted(values: np.ndarray, graph: GraphModel, rng: np.random.Generator) -> np.ndarray:
@@ -72,13 +79,12 @@ class Heads:
         kept[best] = True
         return kept.reshape(self.mask.shape)
 
-    def faithfulness(self, ranking: np.ndarray, share: float) -> float:
-        """1 with all edges between heads, 0 with none of them."""
-        found = self.of(self.others | self.kept(ranking, share))
-        return (found - self.nothing) / (1 - self.nothing)
+    def of_edges(self, kept: np.ndarray) -> float:
+        """Faithfulness: 1 with all edges between heads, 0 with none of them."""
+        return (self.of(self.others | kept) - self.nothing) / (1 - self.nothing)
 
     def areas(self, ranking: np.ndarray) -> dict[str, float]:
-        curve = [1.0 if share == 1 else self.faithfulness(ranking, share) for share in SHARES]
+        curve = [1.0 if share == 1 else self.of_edges(self.kept(ranking, share)) for share in SHARES]
         return {**areas(curve), "curve": curve}  # type: ignore[dict-item]
 
 
@@ -92,7 +98,8 @@ def whole(faithfulness: Faithfulness, ranking: np.ndarray) -> dict[str, Any]:
     return {**areas(curve), "curve": curve}
 
 
-def curves(model: str, task: str, count: int) -> dict[str, Any]:
+def curves(model: str, task: str, count: int, observed: Path | None) -> dict[str, Any]:
+    """Curves of circuits of all edges, and, with statistics, of edges between heads."""
     rng = np.random.default_rng(0)
     with running(model, logits=True) as ready:
         graph = GraphModel(ready)
@@ -101,15 +108,18 @@ def curves(model: str, task: str, count: int) -> dict[str, Any]:
         mean = {}
         for method in ("eap", "ig"):
             measuring = Measuring(graph, GOAL, method, 2**31, lambda: None)
-            each, clean, _ = measuring.attributions(given.prompts)
-            mean[method] = each.mean(0)
+            each = list[np.ndarray]()
+            clean, _ = measuring.attributions(given.prompts, each.append)
+            mean[method] = np.concatenate(each).mean(0)
         held = Faithfulness(measuring, given.held_out)
         found["values"], found["solved"] = held.values, float((clean > 0).mean())
         random = rng.random(graph.table.mask.shape)
         found["all edges"] = {
             n: whole(held, r) for n, r in {"EAP": mean["eap"], "EAP-IG": mean["ig"], "random": random}.items()
         }
-        of = similarities(model, ready, graph)
+        if observed is None:
+            return found
+        of = similarities(model, ready, graph, observed)
         heads = Heads(held, graph)
         found["without edges between heads"] = heads.nothing
         placebo = permuted(of["pk"], graph, rng)
@@ -123,36 +133,54 @@ def curves(model: str, task: str, count: int) -> dict[str, Any]:
     return found
 
 
-def similarities(model: str, ready: Any, graph: GraphModel) -> dict[str, np.ndarray]:
+def similarities(model: str, ready: Any, graph: GraphModel, observed: Path) -> dict[str, np.ndarray]:
     scores = hs.score(model, ["pk", "cs"], "flow")
-    influence = hs.score(model, "influence", "flow", stats=hs.observe(ready))
+    influence = hs.score(model, "influence", "flow", stats=statistics(ready, observed))
     of = {name: on_edges(scores, name, graph.table)[name] for name in ("pk", "cs")}
     of["influence"] = on_edges(influence, "influence", graph.table)["influence"]
     return {name: np.nan_to_num(values) for name, values in of.items()}
 
 
+def statistics(ready: Any, observed: Path) -> hs.Statistics:
+    """Statistics of the built-in text, observed once for all tasks."""
+    return hs.Statistics.load(observed) if observed.exists() else hs.observe(ready, out=observed)
+
+
 def few(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
-    """Circuits of five prompts: with a prior, with a placebo, and without. No prompt is in two draws."""
+    """Circuits of five prompts: with a prior, with placebos, and without. No prompt is in two draws.
+
+    A prior is the same for all draws, which alone makes their circuits more alike, and so is each placebo.
+    """
     rng = np.random.default_rng(0)
     with running(model, logits=True) as ready:
         graph = GraphModel(ready)
         given = task_prompts(ready, task, count=draws * FEW, seed=0)
         measuring = Measuring(graph, GOAL, "ig", 2**31, lambda: None)
-        each, _, _ = measuring.attributions(given.prompts)
+        parts = list[np.ndarray]()
+        measuring.attributions(given.prompts, parts.append)
+        each = rng.permutation(np.concatenate(parts))  # they come by length
         heads = Heads(Faithfulness(measuring, given.held_out[:count]), graph)
         scores = hs.score(model, "pk", "flow")
         pk = np.nan_to_num(on_edges(scores, "pk", graph.table)["pk"])
         sizes = [np.abs(each[i * FEW : (i + 1) * FEW].mean(0)) for i in range(draws)]
-        rankings = {
-            "EAP-IG": sizes,
-            "pk × |EAP-IG|": [pk * size for size in sizes],
-            "placebo × |EAP-IG|": [permuted(pk, graph, rng) * size for size in sizes],
+
+        def circuits(prior: np.ndarray | float) -> list[np.ndarray]:
+            return [heads.kept(prior * size, KEPT) for size in sizes]
+
+        placebos = [circuits(permuted(pk, graph, rng)) for _ in range(PLACEBOS)]
+        of = {"EAP-IG": [circuits(1.0)], "pk × |EAP-IG|": [circuits(pk)], "placebo × |EAP-IG|": placebos}
+        found: dict[str, Any] = {"draws": draws, "edges": int(of["EAP-IG"][0][0].sum())}
+        found["faithfulness"] = {
+            name: [heads.of_edges(several[i % len(several)][i]) for i in range(draws)] for name, several in of.items()
         }
-        found: dict[str, Any] = {"draws": draws, "faithfulness": {}, "jaccard": {}}
-        for name, of in rankings.items():
-            kept = [heads.kept(ranking, KEPT) for ranking in of]
-            found["faithfulness"][name] = [heads.faithfulness(ranking, KEPT) for ranking in of]
-            found["jaccard"][name] = [[float((a & b).sum() / (a | b).sum()) for b in kept] for a in kept]
+        found["jaccard"] = {
+            name: np.mean([[[jaccard(a, b) for b in kept] for a in kept] for kept in several], 0).tolist()
+            for name, several in of.items()
+        }
+    found["mean"] = {
+        measure: {name: difference(np.array(values)) for name, values in found[measure].items()}
+        for measure in ("faithfulness", "jaccard")
+    }
     found["gain over"] = {
         other: {
             measure: difference(np.array(found[measure]["pk × |EAP-IG|"]) - np.array(found[measure][other]))
@@ -161,6 +189,10 @@ def few(model: str, task: str, count: int, draws: int) -> dict[str, Any]:
         for other in ("EAP-IG", "placebo × |EAP-IG|")
     }
     return {"few": found}
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a & b).sum() / (a | b).sum())
 
 
 def difference(values: np.ndarray) -> dict[str, float]:
@@ -177,15 +209,78 @@ def difference(values: np.ndarray) -> dict[str, float]:
     return {"mean": centre, "low": centre - reach, "high": centre + reach}
 
 
-def on_heads(model: str, task: str, count: int) -> dict[str, Any]:
-    """Overlap of the verified edges, and detection of the heads of the best edges by all similarities."""
-    scores = hs.score(model, "all", "all")
+def edges(model: str, task: str, count: int) -> dict[str, Any]:
+    """Overlap of the verified edges."""
+    scores = hs.score(model, "all", "flow")
+    found = hs.task(model, task, scores=scores, prompts=count, k=60)
+    return {"overlap": found.overlap(), "best": found.rows()[:20]}
+
+
+def classes(model: str, task: str, count: int, observed: Path) -> dict[str, Any]:
+    """Detection of the heads of circuits by all similarities; circuits of three times as many prompts."""
     with running(model, logits=True) as ready:
-        edges = min(CIRCUIT, int(GraphModel(ready).table.mask.sum()) // 10)
-        found = hs.task(ready, task, scores=scores, circuit=edges, prompts=count, k=60)
-    table = hs.evaluate(scores, found.labels(), bootstrap=200)
-    circuit = {"edges": edges, "faithfulness": found.faithfulness, "labels": found.labels()}
-    return {"overlap": found.overlap(), "circuit": circuit, "detection": table.to_dict(), "best": found.rows()[:20]}
+        graph = GraphModel(ready)
+        stats = statistics(ready, observed)
+        given = task_prompts(ready, task, count=3 * count)
+        measuring = Measuring(graph, GOAL, "ig", 2**31, lambda: None)
+        each = list[np.ndarray]()
+        measuring.attributions(given.prompts, each.append)
+        mean = np.concatenate(each).mean(0)
+        held = Faithfulness(measuring, given.held_out[:count])
+        ports, table = graph.weights.ports, graph.table
+        smallest = held.smallest(mean, held.curve(mean))["edges"]
+        sizes = sorted({min(size, table.n_edges // 10) for size in CLASSES})
+        circuits = {size: table.circuit(mean, size) for size in (*sizes, smallest)}
+        faithful = {size: held.of(kept) for size, kept in circuits.items()}
+    scores = hs.score(model, "all", "flow")
+    influence = hs.score(model, "influence", "flow", stats=stats)
+    found = []
+    for size, kept in circuits.items():
+        labels = heads_of(task, ports, table, kept)
+        row: dict[str, Any] = {"edges": size, "faithfulness": faithful[size], "rule": size == smallest}
+        row |= {"heads": len(labels), "of": len(ports.of(Role.O)), "areas": {}}
+        for result in (scores, influence):
+            for metric in result.metrics:
+                row["areas"][metric] = {
+                    measure: {
+                        pairing: estimate._asdict()
+                        for pairing, estimate in detection(
+                            result, labels, metric, measure=measure, bootstrap=RESAMPLES
+                        ).items()
+                    }
+                    for measure in ("pr_auc", "average_precision")
+                }
+        row["pk - cs"] = lead(scores, labels)
+        found.append(row)
+    return {"classes": found}
+
+
+def heads_of(task: str, ports: PortTable, table: EdgeTable, kept: np.ndarray) -> hs.Labels:
+    """The heads of a circuit; of a shared key or value all heads that use it."""
+    ends = [table.writers[i].head for i in np.flatnonzero(kept.any(1))]
+    ends += [table.readers[i].head for i in np.flatnonzero(kept.any(0))]
+    used = {one for end in ends if isinstance(end, hs.Head) for one in (ports.group_of(end) if end.kv else (end,))}
+    return hs.Labels.from_pairs([(head, task) for head in sorted(used)], task)
+
+
+def lead(scores: hs.Scores, labels: hs.Labels) -> dict[str, dict[str, float]]:
+    """Area of PK less that of CS, with 95 % intervals over the same resampled heads."""
+    areas = {
+        metric: np.array(
+            [_detection_areas(*_detection_curve(scores, labels, metric, p), "pr", RESAMPLES, 0) for p in FLOW_PAIRINGS]
+        )
+        for metric in ("pk", "cs")
+    }
+    apart = (areas["pk"] - areas["cs"])[:, 1:]
+    rows = {**{str(p): row for p, row in zip(FLOW_PAIRINGS, apart, strict=True)}, "average": apart.mean(0)}
+    return {
+        name: {
+            "value": float(row[0]),
+            "low": float(np.quantile(row[1:], 0.025)),
+            "high": float(np.quantile(row[1:], 0.975)),
+        }
+        for name, row in rows.items()
+    }
 
 
 def main() -> None:
@@ -195,13 +290,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--draws", type=int, default=12)
-    parser.add_argument("--parts", default="curves,few,heads")
+    parser.add_argument("--parts", default="curves,few,edges,classes")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    observed = given.out.parent / f"{Path(given.model).stem}-statistics.safetensors"
     parts = {
-        "curves": lambda: curves(given.model, given.task, given.prompts),
+        "all": lambda: curves(given.model, given.task, given.prompts, None),
+        "curves": lambda: curves(given.model, given.task, given.prompts, observed),
         "few": lambda: few(given.model, given.task, given.prompts, given.draws),
-        "heads": lambda: on_heads(given.model, given.task, given.prompts),
+        "edges": lambda: edges(given.model, given.task, given.prompts),
+        "classes": lambda: classes(given.model, given.task, given.prompts, observed),
     }
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
     for part in given.parts.split(","):

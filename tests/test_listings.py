@@ -27,20 +27,34 @@ LISTINGS = {
     "baseline": "baseline {result} --kl",
     "pairs of the baseline": "baseline {result} --pairing OK --null reversed -k 3",
     "evaluate": "evaluate {result} --labels {labels} --bootstrap 5",
+    "evaluate a circuit": "evaluate {result} --circuit {circuit} --bootstrap 5",
     "tokens": "tokens {model} L0H0 -k 3",
     "tokens of all heads": "tokens {model} --all --role O -k 2",
     "norms": "tokens {model} --norms",
     "wiring": "wiring {result} -k 3 --labels {labels}",
     "paths": "paths {model} --to L1H2 --depth 1 -k 3",
     "paths of a result": "paths {result} --weights {model} --from L0H3 --depth 1 -k 3",
-    "nodes": "nodes {model} --add {vectors}@1 --unembedding -k 2",
+    "nodes": "nodes {model} --nodes {vectors}@1 --unembedding -k 2",
     "diff": "diff {model} {model} -k 2",
     "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
     "task": "task {model} induction --prompts 2 -k 3 --scores {result}",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
-OTHERS = {"info", "score", "observe", "pair", "report", "figures", "reproduce", "track", "site", "cache"}
+OTHERS = {
+    "info",
+    "score",
+    "observe",
+    "pair",
+    "report",
+    "figures",
+    "reproduce",
+    "track",
+    "site",
+    "cache",
+    "skill",
+    "mcp",
+}
 Run = Callable[..., str]
 
 
@@ -53,7 +67,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     heads = [f"L{layer}H{i},{'a' if i < 3 else 'previous_token_and_more'}" for layer in (0, 1) for i in range(6)]
     (folder / "labels.csv").write_text("head,label\n" + "\n".join(heads) + "\n")
     np.save(folder / "vectors.npy", np.random.default_rng(0).normal(size=(3, 256)))
+    hs.paths("demo", depth=1, k=9).to_circuit("paths").save(folder / "circuit.json")
     return {
+        "circuit": str(folder / "circuit.json"),
         "vectors": str(folder / "vectors.npy"),
         "result": str(folder / "demo.safetensors"),
         "model": "demo",

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import headspan as hs
+from headspan.explorer.demo_measurements import with_shipped
 from headspan.paper.evaluation import classification, detection
 from headspan.results.effects import effects_of
-from headspan.running.demo_measurements import with_shipped
 
 
 def generator() -> Iterator[object]:

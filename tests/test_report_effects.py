@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import headspan as hs
+from headspan.explorer.demo_measurements import with_shipped
 from headspan.explorer.encode import Limits
 from headspan.explorer.report import report
 from headspan.results.effects import Effects, attach, effects_in, effects_of
 from headspan.results.large_effects import FLOORS
 from headspan.results.scores import Scores
-from headspan.running.demo_measurements import with_shipped
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role, forward_mask
 from report_models import array_model, payload_edges, synthetic_scores, unpack
 
@@ -111,6 +111,11 @@ def test_shipped_effects_are_those_of_the_model() -> None:
     for kind, values in measured.clean.items():
         np.testing.assert_allclose(shipped.clean[kind], values, atol=1e-4)
     np.testing.assert_allclose(shipped.write_norms, measured.write_norms, rtol=1e-4)
+    assert shipped.examples is not None and measured.examples is not None
+    first, best = shipped.examples.edges[0], [edge[:3] for edge in measured.examples.edges]
+    assert shipped.examples.tokens == measured.examples.tokens and first[:3] in best
+    for kept, again in zip(*(e.rows(*first[:3]) for e in (shipped.examples, measured.examples)), strict=True):
+        np.testing.assert_allclose(kept, again, atol=2e-3)
 
 
 def test_shipped_effects_are_of_the_shipped_weights() -> None:

@@ -64,8 +64,12 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "significance": lambda scores: hs.significance(scores, "OK"),
     "significance reversed": lambda scores: hs.significance(scores, "OK", null="reversed"),
     "evaluate": lambda scores: hs.evaluate(scores, hs.behaviour("demo").labels(3), bootstrap=5),
+    "circuit_overlap": lambda scores: hs.circuit_overlap(
+        scores, hs.paths("demo", depth=1, k=9).to_circuit(HOSTILE), "pk", bootstrap=20
+    ),
     "tokens": lambda scores: hs.tokens("demo", "L0H1", k=5),
     "pair": lambda scores: hs.pair("demo", "L0H3.O", "L1H2.K", top=3),
+    "pairs of two heads": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ pytest.importorskip("transformers")
 
 from headspan.running.opening import running  # noqa: E402
 from headspan.running.tasks.graph_model import GraphModel  # noqa: E402
-from headspan.running.tasks.measuring import Measuring, inclusion  # noqa: E402
+from headspan.running.tasks.measuring import Measuring  # noqa: E402
 from headspan.running.tasks.prompts import task_prompts  # noqa: E402
+from headspan.running.tasks.resamples import Resamples  # noqa: E402
 
 SMALL: dict[str, Any] = {"prompts": 12, "k": 15}
 
@@ -111,7 +113,7 @@ def test_what_a_task_says_of_the_demo(induction: tuple[hs.Task, Path]) -> None:
     assert all(0 < row["frequency"] <= 1 and row["exact"] is not None for row in rows)
     assert np.corrcoef([row["attribution"] for row in rows], [row["exact"] for row in rows])[0, 1] > 0.8
     between = [row for row in rows if row["source"].startswith("L0") and row["target"].startswith("L1")]
-    assert between and all(row["pk rank"] >= 1 and row["pk"] > 0 for row in between)
+    assert between and all(row["pk_rank"] >= 1 and row["pk"] > 0 for row in between)
     assert all(row["pk"] is None for row in rows if row["target"] == "logits.R")
     assert {row["similarity"] for row in found.overlap()} == {"pk", "cs"}
 
@@ -123,7 +125,7 @@ def test_similarities_are_those_of_the_result(induction: tuple[hs.Task, Path]) -
         source, target = found.table.writers[row], found.table.readers[column]
         matrix = scores["pk", f"O{target.role}"].forward()
         assert found.similarities["pk"][row, column] == pytest.approx(matrix.at(source.head, target.head))
-        assert found.similarities["pk rank"][row, column] == matrix.rank_of(source.head, target.head)
+        assert found.similarities["pk_rank"][row, column] == matrix.rank_of(source.head, target.head)
 
 
 def test_the_curve_and_its_areas(induction: tuple[hs.Task, Path]) -> None:
@@ -237,9 +239,16 @@ def test_odd_arguments(options: dict[str, Any], facts: list[str]) -> None:
     assert all(fact in str(error.value) for fact in facts)
 
 
-def test_unknown_tasks_and_models_without_logits() -> None:
-    with pytest.raises(HeadspanError, match="there is no task 'chess'"):
-        hs.task("demo", "chess")
+@pytest.mark.parametrize(("name", "fact"), [("chess", "there is no task 'chess'"), ("no.csv", "no file no.csv")])
+def test_an_unknown_task_is_reported_before_a_model_is_run(
+    name: str, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(HeadspanError, match=fact):
+        hs.task("demo", name)
+
+
+def test_models_without_logits() -> None:
     with pytest.raises(HeadspanError, match="output head"):
         hs.task(build(FAMILIES["llama"]).model, ROWS)
 
@@ -322,20 +331,58 @@ def test_inclusion_counts_resamples() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(20, 3, 4)).astype(np.float32)
     values[:, 0, 0], values[:, 2, 3] = 50, 0
-    found = inclusion(values, np.ones((3, 4), dtype=bool), 2, 0)
+    resamples = Resamples(20, np.ones((3, 4), dtype=bool), 0, 2**20)
+    resamples.add(values)
+    found = resamples.inclusion(2)
     assert found[0, 0] == 1 and found[2, 3] < 0.2 and found.sum() == pytest.approx(2)
     outside = np.ones((3, 4), dtype=bool)
     outside[0, 0] = False
-    assert inclusion(values, outside, 2, 0)[0, 0] == 0
+    resamples = Resamples(20, outside, 0, 2**20)
+    resamples.add(values)
+    assert resamples.inclusion(2)[0, 0] == 0
+
+
+def test_resamples_are_a_bootstrap_of_prompts() -> None:
+    """Batches of any size give the frequencies of an ordinary bootstrap that holds all prompts at once."""
+    rng = np.random.default_rng(1)
+    values, mask = rng.normal(size=(17, 5, 6)).astype(np.float32), np.triu(np.ones((5, 6), dtype=bool))
+    times = np.random.default_rng(3).multinomial(17, np.full(17, 1 / 17), size=200)
+    sums = np.abs(np.tensordot(times, values, 1)) * mask
+    order = np.argsort(-sums.reshape(200, -1), axis=1)[:, :4]
+    expected = np.bincount(order.ravel(), minlength=30).reshape(5, 6) / 200
+    for sizes in ([17], [4, 4, 4, 4, 1]):
+        resamples = Resamples(17, mask, 3, 2**30)
+        for part in np.split(values, np.cumsum(sizes)[:-1]):
+            resamples.add(part)
+        np.testing.assert_allclose(resamples.inclusion(4), expected, atol=0.006)  # a tie in float32
+        np.testing.assert_allclose(resamples.mean(), values.mean(0) * mask, atol=1e-6)
+
+
+def test_resamples_need_no_more_memory_for_more_prompts() -> None:
+    mask = np.ones((300, 400), dtype=bool)
+    sizes = [Resamples(prompts, mask, 0, 2**29).nbytes for prompts in (10, 10_000)]
+    assert sizes[1] - sizes[0] == 4 * 200 * 9_990  # how often each is drawn, nothing else
+    assert Resamples(10, mask, 0, 2**27).nbytes < 2**26 < sizes[0]
+    assert Resamples(10, mask, 0, 1).count == 20
+
+
+def test_resamples_of_some_prompts() -> None:
+    """After an interruption only resamples count that have one of the prompts that are complete."""
+    resamples = Resamples(40, np.ones((2, 2), dtype=bool), 0, 2**20)
+    resamples.add(np.array([[[0, 1], [3, 2]]], dtype=np.float32))
+    np.testing.assert_array_equal(resamples.inclusion(1), [[0, 0], [1, 0]])
+    np.testing.assert_array_equal(resamples.mean(), [[0, 1], [3, 2]])
 
 
 def test_the_mean_over_prompts_does_not_depend_on_batches() -> None:
     with running("demo", logits=True) as ready:
         graph = GraphModel(ready)
         prompts = task_prompts(ready, "induction", count=6).prompts
-        together, alone = (
-            Measuring(graph, "logit-difference", "eap", memory, lambda: None).attributions(prompts)[0]
-            for memory in (2**30, 1)
-        )
+        found: list[np.ndarray] = []
+        for memory in (2**30, 1):
+            each: list[np.ndarray] = []
+            Measuring(graph, "logit-difference", "eap", memory, lambda: None).attributions(prompts, each.append)
+            found.append(np.concatenate(each))
+        together, alone = found
     order = [np.argsort(values.reshape(6, -1)[:, :40].sum(1)) for values in (together, alone)]
     np.testing.assert_allclose(together[order[0]], alone[order[1]], atol=1e-4)

@@ -26,6 +26,7 @@ _EXPORTS = {
     "Role": "vocabulary.heads",
     "Scores": "results.scores",
     "Labels": "results.labels",
+    "Metric": "subspaces.metrics",
     # models and results
     "open": "models.opening",
     "fold": "models.folding",
@@ -44,6 +45,7 @@ _EXPORTS = {
     "baseline": "statistics.baseline",
     "significance": "statistics.significance",
     "evaluate": "paper.evaluation",
+    "circuit_overlap": "statistics.circuit_overlap",
     "tokens": "reading.tokens",
     "pair": "reading.pair",
     "behaviour": "running.behaviour",
@@ -108,9 +110,11 @@ if TYPE_CHECKING:
     from headspan.running.tasks.task import task
     from headspan.scoring.run import score
     from headspan.statistics.baseline import baseline
+    from headspan.statistics.circuit_overlap import circuit_overlap
     from headspan.statistics.hubs import hubs
     from headspan.statistics.significance import significance
     from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
+    from headspan.subspaces.metrics import Metric
     from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
     from headspan.vocabulary.heads import Head, Node, Pairing, Port, Role
 
@@ -121,6 +125,7 @@ __all__ = [
     "HeadspanError",
     "HeadspanWarning",
     "Labels",
+    "Metric",
     "Node",
     "Pairing",
     "Port",
@@ -134,6 +139,7 @@ __all__ = [
     "baseline",
     "behaviour",
     "cache",
+    "circuit_overlap",
     "compare",
     "diff",
     "effects",

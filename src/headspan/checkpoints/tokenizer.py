@@ -84,21 +84,25 @@ class Vocabulary:
         """The token as stored in the tokenizer, or ``<id N>`` if it has none."""
         return self._tokens.get(int(token_id), f"<id {int(token_id)}>")
 
-    def readable(self, token_id: int) -> str:
-        """The token for a table: spaces as ``_``, control characters and lone bytes escaped."""
+    def text(self, token_id: int) -> str:
+        """The text that a token stands for, with lone bytes escaped."""
         token_id = int(token_id)
         token = self._tokens.get(token_id)
         if token is None:
             return f"<id {token_id}>"
         if token_id in self._added or self.style == "plain":
-            return escape(token)
+            return token
         if self.style == "byte-level":
-            return escape(_decode_bytes(token))
+            return _decode_bytes(token)
         byte = _BYTE_TOKEN.fullmatch(token)
         if byte:
             value = int(byte[1], 16)
             return _ESCAPES.get(chr(value), f"\\x{value:02x}")
-        return escape(token.replace("▁", " "))
+        return token.replace("▁", " ")
+
+    def readable(self, token_id: int) -> str:
+        """The token for a table: spaces as ``_``, control characters and lone bytes escaped."""
+        return self.text(token_id) if int(token_id) not in self._tokens else escape(self.text(token_id))
 
     @property
     def start_id(self) -> int | None:

@@ -35,6 +35,7 @@ _MODULES = {
     "pictures": ["wiring", "figures"],
     "report": ["report", "site"],
     "cache": ["cache"],
+    "agent": ["skill", "mcp"],
 }
 
 
@@ -115,7 +116,7 @@ def _run(arguments: list[str]) -> int:
     except _UsageError as error:
         return _fail(_usage(error))
     except MemoryError:
-        return _fail("not enough memory. Give a smaller --memory or fewer pairings")
+        return _fail("not enough memory. Give a smaller --memory or fewer pairings if the command has them")
     except BrokenPipeError:
         return _reader_left()
     except OSError as error:

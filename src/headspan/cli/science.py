@@ -162,25 +162,55 @@ def evaluate(
     scores: ResultRef,
     labels: LabelsOption = None,
     metric: Metrics = None,
+    circuit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Instead of labels, a circuit of headspan, EAP-IG or MIB: do its edges overlap more?"
+        ),
+    ] = None,
     bootstrap: Annotated[int, typer.Option(help="Bootstrap draws for the 95 % intervals; 0 for none.", min=0)] = 500,
     seed: Annotated[int | None, typer.Option(help="Seed of the bootstrap. [default: 0]", min=0)] = None,
 ) -> Listing:
-    """Measure how well similarities find labelled heads and separate classes of heads.
+    """Measure how well similarities find labelled heads, separate classes of heads, or agree with a circuit.
+
+    With --circuit: exceeds is the fraction of other pairs of the same two layers that an edge of the circuit exceeds,
+    on average (0.5 by chance). p: how often circuits of the same shape on random heads exceed as much.
 
     \b
     Examples:
       headspan evaluate gpt2 --labels gpt2-ioi --metric all
       headspan evaluate result.safetensors --labels my-heads.csv --json
+      headspan evaluate result.safetensors --circuit eap_graph.json
     """
     from headspan.paper.evaluation import evaluate as run
 
+    if circuit is not None:
+        if labels is not None:
+            raise HeadspanError("--labels and --circuit exclude each other. Give only one of them")
+        return _circuit_overlap(scores, circuit, metric, bootstrap, seed)
     if labels is None:
         raise HeadspanError(
-            "evaluate needs labelled heads. Add --labels gpt2-ioi, --labels behaviour or a CSV file (head,label)"
+            "evaluate needs labelled heads. Add --labels gpt2-ioi, --labels behaviour or a CSV file (head,label), "
+            "or give a --circuit"
         )
     with progress("scoring and drawing heads") as update:
         result = run(scores, labels, metric, bootstrap=bootstrap, seed=seed, progress=update)
     return Listing(result.rows(), tables=_evaluation_tables(result))
+
+
+def _circuit_overlap(scores: str, circuit: str, metric: list[str] | None, bootstrap: int, seed: int | None) -> Listing:
+    from headspan.statistics.circuit_overlap import circuit_overlap
+
+    with progress("scoring") as update:
+        found = circuit_overlap(scores, circuit, metric, bootstrap=bootstrap, seed=seed, progress=update)
+    rows = found.rows()
+    shown = [
+        {"metric": row["metric"], "pairing": row["pairing"],
+         "exceeds [95 % interval]": _in_brackets(row["exceeds"], row["low"], row["high"]),
+         "p": row["p"], "edges": row["compared"]}
+        for row in rows
+    ]  # fmt: skip
+    return Listing(rows, tables=[(found._headline(), shown, {"p": ".2g"})], tail=found.remarks())
 
 
 def reproduce(
@@ -269,5 +299,8 @@ def _evaluation_tables(result: Evaluation) -> list[Table]:
 
 
 def _with_interval(estimate: Estimate) -> str:
-    interval = "" if math.isnan(estimate.low) else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
-    return f"{estimate.value:.3f}{interval}"
+    return _in_brackets(estimate.value, estimate.low, estimate.high)
+
+
+def _in_brackets(value: float, low: float, high: float) -> str:
+    return f"{value:.3f}" if math.isnan(low) else f"{value:.3f} [{low:.3f}, {high:.3f}]"

@@ -13,7 +13,7 @@ from headspan.results.effects import Effects
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import METRICS
-from headspan.system.ordering import descending, occurrence
+from headspan.system.ordering import descending, occurrence, shared_ranks
 from headspan.vocabulary.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 
 # The most matrix values that the page stores in 4, 2 and 1 bytes each (times 4/3 for base64).
@@ -171,7 +171,8 @@ def kept_pairs(
         keep |= ahead & (occurrence(np.where(ahead, ends, _INDEX(-1))) < limits.per_head)
     if also is not None:
         keep |= also[rows, columns]
-    return rows[keep], columns[keep], places[keep] + 1
+    ranks = shared_ranks(values.ravel()[order])
+    return rows[keep], columns[keep], ranks[places[keep]]
 
 
 def _among_best(values: np.ndarray, count: int) -> np.ndarray:
@@ -190,10 +191,12 @@ def encode_edges(
     statistics: dict[str, np.ndarray] | None = None,
     also: np.ndarray | None = None,
     strength: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+    evidence: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along.
 
-    ``strength`` gives the drawing strength of pairs, from 0 to 1; one byte is enough for the eye.
+    ``strength`` gives the drawing strength of pairs, from 0 to 1; one byte is enough for the eye. ``evidence`` are the
+    bits of `headspan.statistics.evidence`.
     """
     rows, columns, ranks = kept_pairs(matrix, limits, also)
     forward = forward_mask(matrix.sources, matrix.targets)
@@ -210,6 +213,8 @@ def encode_edges(
         content[name] = pack(values[rows, columns], "f4")
     if strength is not None:
         content["strength"] = pack(np.rint(255 * strength(rows, columns)), "u1")
+    if evidence is not None:
+        content["evidence"] = pack(evidence[rows, columns], "u1")
     return content
 
 

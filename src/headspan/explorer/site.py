@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from headspan.explorer.demo_measurements import with_shipped
 from headspan.explorer.encode import metric_order
 from headspan.explorer.page import Report, filled, policy_of, static_text
 from headspan.explorer.report import report
@@ -24,7 +25,6 @@ from headspan.plotting.style import ROLE_COLOURS
 from headspan.results.identity import short_name
 from headspan.results.labels import GPT2_SMALL
 from headspan.results.scores import Scores, is_result
-from headspan.running.demo_measurements import with_shipped
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
 from headspan.subspaces.metrics import PK
@@ -207,7 +207,7 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
     ]
     findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
     if page.payload.get("above_chance") is False:
-        findings = [("Nothing here rises above chance", "No pairing overlaps more than random subspaces would.")]
+        findings = [(page.payload["headline"]["title"], page.payload["headline"]["text"])]
     picture, caption = _picture(scores)
     folded = scores.provenance.get("folding", "none")
     return {

@@ -13,20 +13,20 @@ from headspan.results.choices import given_labels, given_pairings
 from headspan.results.effects import compared_effects
 from headspan.results.matrix import Edge, Edges, ScoreMatrix
 from headspan.results.scores import Scores
-from headspan.results.tasks.circuit import Circuit, edges_of, given_circuit
-from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.results.tasks.circuit import Circuit, edges_of
+from headspan.scoring.inputs import ScoresLike, given_scores, scores_of_circuit
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
-from headspan.subspaces.metrics import PK, one_metric
+from headspan.subspaces.metrics import PK, metric_of, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
+from headspan.vocabulary.ends import EndsLike, given_ends
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
-from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
-    from headspan.results.labels import Labels
+    from headspan.results.labels import Labels, LabelsLike
 
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -43,8 +43,10 @@ def wiring(
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     *,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
 ) -> Wiring:
@@ -65,25 +67,30 @@ def wiring(
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes, or the name or CSV file of some.
+    from_, to
+        Choose among edges that start or end here: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer (``"L5"``), a
+        class of ``labels``, a node, or a list of them.
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
     circuit
-        A circuit or its JSON file (:mod:`headspan.results.tasks.circuit`): its edges, whatever their scores, in place
-        of those of a rule. Edges of the embedding, of MLPs and of the logits are left out if the result has no such
-        nodes.
+        A circuit or its file, of headspan (:mod:`headspan.results.tasks.circuit`), EAP-IG or MIB: its edges, whatever
+        their scores, in place of those of a rule. Edges of the embedding, of MLPs and of the logits are left out if the
+        result has no such nodes.
     """
     metric = one_metric(metric)
     if circuit is not None:
-        _no_rule(rule, pairing, k, q, null, minimum)
-        return _drawn(given_circuit(circuit), scores, metric, labels, large_effect)
+        _no_rule(rule, pairing, k, q, null, minimum, from_, to)
+        return _drawn(*scores_of_circuit(scores, [metric], circuit), metric, labels, large_effect)
     pairing = "flow" if pairing is None else pairing
     chosen = parse_pairings(pairing)
     _check(rule, k, q, null, minimum)
     k = 20 if k is None else k
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
-    scores = given_scores(scores, [metric], _needed(chosen, rule, against))
+    scores = given_scores(scores, [metric], _needed(chosen, metric))
     chosen = given_pairings(pairing, scores, metric)
     labels = given_labels(labels, scores)
+    ends = given_ends(from_, to, scores.ports, labels)
+    ends.check(chosen)
     measured = compared_effects(scores) if large_effect else None
     if measured is not None:
         asked, chosen = chosen, tuple(one for one in chosen if not one.of_nodes)
@@ -102,12 +109,13 @@ def wiring(
                 allowed &= found[-1].q <= rate
             if measured is not None:
                 allowed &= measured.large(one)
-        edges += _choose(matrix, allowed, k, rule)
+        edges += _choose(matrix, allowed, k, rule, ends.mask(one, matrix.sources, matrix.targets))
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
     most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has only its k pairs
     described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
+    described = " ".join([described, str(ends)]).rstrip()
     return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
 
@@ -115,20 +123,19 @@ def _no_rule(rule: str, *choices: Any) -> None:
     """A circuit defines its own edges."""
     if rule != "top" or any(value is not None for value in choices):
         raise HeadspanError(
-            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null` and `minimum`, or `circuit`"
+            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null`, `minimum`, `from_` and "
+            "`to`, or `circuit`"
         )
 
 
 def _drawn(
+    scores: Scores,
     circuit: Circuit,
-    scores: ScoresLike,
     metric: str,
-    labels: Labels | str | os.PathLike[str] | None,
+    labels: LabelsLike | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""
-    between_heads, _ = circuit.without_missing(PortTable({}))  # all that the scores of a model can have
-    scores = given_scores(scores, [metric], parse_pairings(between_heads.pairings or "flow"))
     total = len(circuit.edges)
     circuit, missing = circuit.without_missing(scores.ports)
     if missing:
@@ -161,11 +168,11 @@ def _drawn(
     return Wiring(metric, chosen, described, edges, _nodes(edges, scores, metric, chosen, labels), names, scores, notes)
 
 
-def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
-    """The pairings to score: all nulls except the random one also need the reversed pairings."""
-    if rule != "significance" or null == "random":
+def _needed(pairings: tuple[Pairing, ...], metric: str) -> tuple[Pairing, ...]:
+    """The pairings to score: two of the nulls and the colours of the drawing also need the reversed pairings."""
+    if metric_of(metric).flow_only:
         return pairings
-    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
+    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings if not p.of_nodes)])
 
 
 def _why_empty(
@@ -215,10 +222,12 @@ def _check(rule: str, k: int | None, q: float | None, null: str | None, minimum:
         raise HeadspanError("the rule threshold needs a smallest score. Give `minimum`, for example 20")
 
 
-def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
-    """The edges of one pairing, best first; ranks count all pairs of the pairing."""
+def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule, between: np.ndarray) -> Iterable[Edge]:
+    """The edges of one pairing among those ``between`` given ends, best first; ranks count all pairs of the pairing."""
     rows, columns, values = matrix.pairs()
     order = descending(values)
+    ranks = np.flatnonzero(between[rows[order], columns[order]])
+    order = order[ranks]
     rows, columns, values = rows[order], columns[order], values[order]
     keep = allowed[rows, columns]
     if rule == "top":
@@ -227,7 +236,7 @@ def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Ite
         keep &= occurrence(columns) < k
     for i in np.flatnonzero(keep):
         source, target = matrix.sources[int(rows[i])], matrix.targets[int(columns[i])]
-        yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
+        yield Edge(matrix.metric, matrix.pairing, int(ranks[i]) + 1, source, target, float(values[i]))
 
 
 def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> str:

@@ -75,6 +75,7 @@ def add_nodes(weights: AttentionWeights, sets: Iterable[NodeSet]) -> WithNodes:
     check_room(
         f"holding {count:,} nodes",
         sum(8 * weights.d_model * found.width(role) * len(found.nodes(role)) for found in sets for role in NODE_ROLES),
+        "Choose fewer, or use a machine with more",
     )
     return WithNodes(weights, _gather(weights, sets))
 

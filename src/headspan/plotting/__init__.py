@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headspan.plotting.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.plotting.context import Context
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
-from headspan.system.memory import check_room
+from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.outputs import check_folder
 from headspan.vocabulary.errors import HeadspanError, inform
 
@@ -219,7 +219,7 @@ def draw(
     chosen, endings = parse_names(names), parse_formats(formats)
     sizes = [values.size for values in context.scores.arrays.values()]
     needed = _PAIR_BYTES * max(sizes, default=0) + _COPY_BYTES * sum(sizes)
-    check_room(f"a drawing of {len(context.scores.ports.query):,} heads", needed)
+    check_room(f"a drawing of {len(context.scores.ports.query):,} heads", needed, FEWER_SCORES)
     check_folder(out, file_names(chosen, context.k, endings), force=force)
     files: list[Path] = []
     skipped: dict[str, str] = {}

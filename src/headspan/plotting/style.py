@@ -14,6 +14,7 @@ from zlib import crc32
 
 from headspan.subspaces.metrics import metric_of
 from headspan.vocabulary.heads import Pairing, Role
+from headspan.vocabulary.words import class_words
 
 ROLE_COLOURS: dict[Role, str] = {
     Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "#009E73", Role.O: "#CC79A7", Role.R: "#663311", Role.W: "#7711DD",
@@ -22,6 +23,13 @@ ROLE_COLOURS: dict[Role, str] = {
 SOURCE_DASHES: dict[Role, Any] = {
     Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-.", Role.W: (0, (3.2, 1.2)), Role.R: (0, (3, 1, 1, 1, 1, 1)),
 }  # fmt: skip
+
+# An edge with evidence (:mod:`headspan.statistics.evidence`) has the colour of its pairing and a width linear in its
+# score above chance; every other edge is grey and thin. Widths and radii are pixels of the page, and the area of a dot
+# is proportional to the effect.
+EDGE_REST = "#8F98A3"
+EDGE_LOOKS = {"rest": 1.0, "least": 1.4, "most": 7.0, "dot": 8.0, "most_dot": 10.0}
+FIGURE_SCALE = 0.6  # points of a figure per pixel of the page
 
 # Each kind of node other than heads has its own outline: corners in a box from −½ to ½, in order around it.
 NODE_SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
@@ -66,6 +74,16 @@ def pairing_colour(pairing: Pairing) -> str:
     return ROLE_COLOURS[pairing.target]
 
 
+def edge_width(strength: float, passes: bool) -> float:
+    """The width of an edge in pixels of the page; ``strength`` is its excess over chance, from 0 to 1.
+
+    >>> edge_width(0.5, True), edge_width(0.5, False)
+    (4.2, 1.0)
+    """
+    looks = EDGE_LOOKS
+    return looks["least"] + (looks["most"] - looks["least"]) * strength if passes else looks["rest"]
+
+
 def label_colours(names: Sequence[str]) -> dict[str, str]:
     """A fill for every label, determined by its name unless another label of the list already has that colour.
 
@@ -91,9 +109,9 @@ def label_title(name: str) -> str:
     >>> label_title("backup_name_mover")
     'Backup name mover'
     >>> label_title("S-inhibition")
-    'S-inhibition'
+    'S-inhibition head'
     """
-    words = name.replace("_", " ").strip()
+    words = class_words(name)
     return words[:1].upper() + words[1:]
 
 

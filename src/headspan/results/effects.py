@@ -14,11 +14,13 @@ import numpy as np
 from headspan.results.checks import check_extra, damaged, effect_shape, is_effect
 from headspan.results.head_scores import KINDS
 from headspan.results.identity import identity, same_model
+from headspan.results.labels import with_labels
 from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.metadata import is_list, is_object
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
+from headspan.results.tasks.examples import PREFIX, Examples
 from headspan.subspaces.metrics import PK
 from headspan.system.deprecation import warn_renamed
 from headspan.system.ordering import places
@@ -30,6 +32,7 @@ NOT_COMPARED = (
     "These effects were measured without random writes, so headspan cannot say which are large. "
     "Measure them again: `hs.effects(model, into=scores)`"
 )
+EXAMPLES = "examples"  # key among the annotations of effects
 HAS_HABIT, LOST_SHARE = 0.2, 0.1  # head score that counts as present, and the share of it whose loss counts
 
 
@@ -41,7 +44,8 @@ class Effects(Tabular):
     among the query heads of a shared key/value head (``random_largest`` …), what random writes do (``random_turned`` …,
     where an effect is at or above its floor), and the change of the head scores.
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
-    model: provenance of the weights that ran, where they are known.
+    model: provenance of the weights that ran, where they are known. classes: of labelled heads, as columns of the rows.
+    examples: what the best edges do on one short sequence; None in files of version 0.3.
     """
 
     ports: PortTable
@@ -52,6 +56,8 @@ class Effects(Tabular):
     notes: list[str] = field(default_factory=list[str])
     interrupted: bool = False
     model: dict[str, Any] = field(default_factory=dict[str, Any])
+    examples: Examples | None = None
+    classes: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -86,10 +92,22 @@ class Effects(Tabular):
         _check_protocol(self.protocol)
         if not self.materials:
             raise damaged(path, "it has no effects")
+        if self.examples is not None:
+            self.examples.check(self.ports, path)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per measured edge, the largest effect of each pairing first."""
+        """One flat record per edge that was asked for, the largest effect of each pairing first."""
         return self.records()
+
+    def asked(self, pairing: Pairing | str) -> np.ndarray:
+        """True for the edges with the ends ``from_`` and ``to``: more are measured, to compare each with its layers."""
+        pairing = Pairing.parse(pairing)
+        sides = [(role, self.protocol.get(name)) for name, role in zip(("from", "to"), pairing, strict=True)]
+        rows, columns = (
+            np.array([names is None or f"{port}.{role}" in names for port in self.ports.of(role)], dtype=bool)
+            for role, names in sides
+        )
+        return rows[:, None] & columns[None, :]
 
     def _headline(self) -> str:
         counts = ", ".join(f"{int((~np.isnan(self.of(p))).sum()):,} {p}" for p in self.pairings)
@@ -202,7 +220,7 @@ class Effects(Tabular):
         for pairing in self.pairings:
             scored = scores[metric, pairing].forward() if scores is not None and (metric, pairing) in scores else None
             rows += _records(self, pairing, scored, k, by)
-        return rows
+        return with_labels(rows, self.classes)
 
 
 def _records(
@@ -213,7 +231,7 @@ def _records(
     values = matrix.values
     ranks = None if scored is None else places(scored.values)
     order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
-    rows, columns = np.nonzero(~np.isnan(values))
+    rows, columns = np.nonzero(~np.isnan(values) & effects.asked(pairing))
     best = np.argsort(-order[rows, columns], kind="stable")[:k]
     extra = [n for n in _columns(effects) if (n, pairing) in effects.arrays]
     table: list[dict[str, Any]] = []
@@ -286,13 +304,15 @@ def attach(scores: Scores, measured: Effects) -> str | None:
     """Put effects into a result of the same model, replacing earlier ones; a note if the model cannot be compared."""
     check_same_heads(measured.ports, scores, "the model of these effects")
     doubt = same_model(scores.provenance, measured.model, "the result", "these effects")
-    for name in [name for name in scores.extra if name.startswith("effect/")]:
+    for name in [name for name in scores.extra if name.startswith(("effect/", PREFIX))]:
         del scores.extra[name]
     scores.extra |= {
         name: np.ascontiguousarray(values, dtype=np.float32) for name, values in _as_extra(measured).items()
     }
     model = {"model": identity(measured.model)} if measured.model else {}
     scores.annotations["effects"] = {**measured.protocol, "interrupted": measured.interrupted, **model}
+    if measured.examples is not None:
+        scores.annotations["effects"][EXAMPLES] = measured.examples.put_into(scores.extra)
     return doubt
 
 
@@ -325,9 +345,11 @@ def effects_in(scores: Scores) -> Effects | None:
     protocol: dict[str, Any] = dict(held) if is_object(held) else {}
     _check_protocol(protocol)
     interrupted, model = protocol.pop("interrupted", False) is True, protocol.pop("model", None)
+    examples = Examples.found_in(scores.extra, protocol.pop(EXAMPLES, None), scores.ports)
     order = {name: i for i, name in enumerate(("random", "text", "tokens"))}
     ordered = dict(sorted(arrays.items(), key=lambda item: (FLOW_PAIRINGS.index(item[0][1]), order.get(item[0][0], 9))))
-    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, model or dict(scores.provenance))
+    about = model or dict(scores.provenance)
+    found = Effects(scores.ports, ordered, clean, norms, protocol, [], interrupted, about, examples)
     if not found.compared:
         found.notes.append(NOT_COMPARED)
     return found
@@ -363,6 +385,8 @@ def _check_protocol(protocol: dict[str, Any]) -> None:
         "tokens": is_object(tokens)
         and all(is_list(lengths) and all(map(number, lengths)) for lengths in tokens.values()),
     }
+    ends = ((name, protocol.get(name, [])) for name in ("from", "to"))
+    right |= {name: is_list(ports) and all(isinstance(port, str) for port in ports) for name, ports in ends}
     for name, good in right.items():
         if not good:
             raise HeadspanError(f"the result is damaged: {name} of its effects is {str(protocol[name])[:80]!r}")

@@ -182,6 +182,7 @@ ANNOTATIONS: dict[str, Field] = {
             "floors": mapping_of(number(0)),
             "least_ratio": number(0),
             "tokens": mapping_of(list_of(number(0))),
+            "examples": MAPPING,
         }
     ),
     "drift": mapping_of(optional(number())),

@@ -51,12 +51,14 @@ KINDS = {
     "info": "reading.info:Info",
     "nodes": "reading.node_overlaps:NodeReport",
     "pair": "reading.pair:PairReport",
+    "pairs of two heads": "reading.head_pairs:HeadPairs",
     "tokens": "reading.tokens:TokenList",
     "comparison": "change.compare:Comparison",
     "diff": "change.diff:Diff",
     "series": "change.series:Series",
     "cached files": "checkpoints.hub.chunk_room:CachedFiles",
     "evaluation": "paper.evaluation:Evaluation",
+    "circuit overlap": "statistics.circuit_overlap:CircuitOverlap",
     "reproduction": "paper.reproduction:Reproduction",
 }
 # In JSON files: the key that a kind has -> its class. Every other JSON file is read as head scores.

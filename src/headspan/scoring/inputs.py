@@ -6,9 +6,13 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
+from headspan.results.choices import given_metrics
 from headspan.results.scores import Scores, is_result
-from headspan.subspaces.metrics import DEFAULT_METRICS
-from headspan.vocabulary.heads import Pairing
+from headspan.results.tasks.circuit import Circuit, given_circuit
+from headspan.results.tasks.graph_files import graph_circuit, is_graph
+from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
+from headspan.vocabulary.heads import Pairing, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -52,6 +56,40 @@ def _scores(
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
+
+
+def opened(reference: ScoresLike) -> Scores | AttentionWeights:
+    """A result, or the weights of a model that has not been scored yet."""
+    if isinstance(reference, Scores):
+        return reference
+    return Scores.load(reference) if is_result(reference) else given_weights(reference)
+
+
+def asked_metrics(metric: str | Iterable[str] | None, *opened: Scores | AttentionWeights) -> tuple[str, ...] | None:
+    """The similarities that a caller asks for, or None for all; names in a result need not be known otherwise."""
+    if metric is None:
+        return None
+    asked = [metric] if isinstance(metric, str) else list(metric)
+    result = next((one for one in opened if isinstance(one, Scores)), None)
+    return parse_metrics(asked) if result is None else given_metrics(asked, result)
+
+
+def scores_of_circuit(
+    scores: ScoresLike,
+    metrics: Iterable[str],
+    circuit: Circuit | str | os.PathLike[str],
+    progress: Update | None = None,
+    *,
+    whole: str | None = None,
+) -> tuple[Scores, Circuit]:
+    """Scores of the pairings of a circuit, and the circuit: given, or in a file of headspan, EAP-IG or MIB."""
+    if isinstance(circuit, (str, os.PathLike)) and is_graph(circuit):
+        found = given_scores(scores, metrics, "flow", progress, whole=whole)
+        return found, graph_circuit(circuit, found.ports)
+    read = given_circuit(circuit)
+    between_heads, _ = read.without_missing(PortTable({}))  # all that the scores of a model can have
+    pairings = parse_pairings(between_heads.pairings or "flow")
+    return given_scores(scores, metrics, pairings, progress, whole=whole), read
 
 
 def given_weights(weights: ModelLike, fold: bool = False, download: bool = False) -> AttentionWeights:

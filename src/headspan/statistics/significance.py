@@ -43,7 +43,7 @@ from headspan.statistics.within_layers import Direction, direction_of, residual_
 from headspan.subspaces.metrics import METRICS, PK, metric_of, one_metric
 from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.system.arguments import checked
-from headspan.system.ordering import descending
+from headspan.system.ordering import descending, shared_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of, one_pairing, pair_mask
 
@@ -101,7 +101,7 @@ class Significance(Tabular):
                 "score": float(matrix.values[i, j]),
                 **{name: float(getattr(self, name)[i, j]) for name in names},
             }
-            for rank, (i, j) in enumerate(zip(rows[order], columns[order], strict=True), start=1)
+            for rank, i, j in zip(shared_ranks(values[order]).tolist(), rows[order], columns[order], strict=True)
         ]
 
     def _headline(self) -> str:
@@ -303,6 +303,18 @@ def benjamini_hochberg(p: ArrayLike) -> np.ndarray:
 def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
     """Whether a result has the scores that the reversed null of a pairing needs."""
     return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
+
+
+def reversed_q(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray | None:
+    """q of every forward pair against the reversed pairs; None where a result has no reversed pairs to compare with."""
+    if scores.screened or metric_of(metric).flow_only or not has_reverse(scores, metric, pairing):
+        return None
+    backward = scores[metric, Pairing(pairing.target, pairing.source)].forward().values.astype(np.float64).T
+    control = np.sort(backward[~np.isnan(backward)])
+    if len(control) < 2:
+        return None
+    values = scores[metric, pairing].forward().values.astype(np.float64)
+    return benjamini_hochberg(p_among(control, values, fit_tail(control), "scores")[0])
 
 
 def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[ScoreMatrix, np.ndarray]:

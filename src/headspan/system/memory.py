@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headspan.vocabulary.errors import HeadspanError
 
+FEWER_SCORES = "Score fewer similarities or pairings, or use a machine with more"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -36,13 +37,12 @@ def available_memory() -> int:
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _container_limits())]))
 
 
-def check_room(what: str, needed: int) -> None:
+def check_room(what: str, needed: int, advice: str = "Use a machine with more") -> None:
     """Raise before work that needs more memory than is free."""
     free = available_memory()
     if needed > free:
         raise HeadspanError(
-            f"{what} needs about {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free: "
-            "score fewer similarities or pairings, or use a machine with more"
+            f"{what} needs about {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free. {advice}"
         )
 
 

@@ -1,1 +1,1 @@
-"""What task circuits leave behind: the table of edges, attributions, and files of other tools."""
+"""What task circuits leave behind: the table of edges, attributions, examples, and files of other tools."""

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from headspan.results.tasks.circuit import Circuit
-from headspan.results.tasks.edge_table import EdgeTable
-from headspan.results.tasks.graph_names import Layout
+from headspan.results.tasks.edge_table import EdgeTable, mlp_node
+from headspan.results.tasks.graph_names import PARALLEL, Layout
 from headspan.system.inputs import input_file, mode_of, read_text, reason
 from headspan.system.outputs import GENERATOR, writing
 from headspan.system.torch_pickle import load_plain
 from headspan.vocabulary.errors import HeadspanError, missing_extra, warn
+from headspan.vocabulary.heads import Role
+from headspan.vocabulary.ports import PortTable
 
 SUFFIXES = (".json", ".pt")
 _WHAT = "graph file"
@@ -67,12 +69,21 @@ def read_graph(path: str | os.PathLike[str], table: EdgeTable) -> tuple[np.ndarr
     The file need not be trusted. A shared K or V has the sum of the values of its copies (see the head of this module),
     and is in the circuit if any copy is. Edges that the file leaves out have the value 0.
     """
-    suffix, layout = graph_kind(path), Layout.of(table)
+    layout = Layout.of(table)
+    return _values(_content(path, layout), path, layout)
+
+
+def _content(path: str | os.PathLike[str], layout: Layout) -> Any:
+    """What a graph file holds, not checked yet."""
     missing = f"there is no file {path}. Write one with to_json or to_pt of a graph of EAP-IG"
-    if suffix == "json":
-        scores, inside = _read_json(path, missing, layout)
-    else:
-        scores, inside = _read_pt(input_file(path, missing), layout)
+    if graph_kind(path) == "json":
+        return _read_json(path, missing, layout)
+    return _read_pt(input_file(path, missing), layout)
+
+
+def _values(content: Any, path: str | os.PathLike[str], layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """The values of all edges and which are in the circuit, (writers, readers), from the content of a graph file."""
+    scores, inside = (_of_json if graph_kind(path) == "json" else _of_pt)(content, Path(path), layout)
     if not np.isfinite(scores[layout.mask]).all():
         raise HeadspanError(f"{path} has scores of edges that are not finite numbers: make it again")
     count = layout.merged(inside.astype(np.int64))
@@ -89,17 +100,35 @@ def given_edges(circuit: Circuit | str | os.PathLike[str], table: EdgeTable) -> 
     """The edges of a circuit: given, or in a file of headspan, EAP-IG or MIB, (writers, readers)."""
     if isinstance(circuit, Circuit):
         return circuit.kept(table)
-    path = Path(circuit)
-    if path.suffix.lower() != ".pt" and not _is_graph(path):
-        return Circuit.load(path).kept(table)
-    kept = read_graph(path, table)[1]
+    if not is_graph(circuit):
+        return Circuit.load(circuit).kept(table)
+    return _some(read_graph(circuit, table)[1], circuit)
+
+
+def graph_circuit(path: str | os.PathLike[str], ports: PortTable) -> Circuit:
+    """The circuit in a graph file of EAP-IG or MIB, for a model with these heads."""
+    layers = range(1 + max((head.layer for head in ports.of(Role.O)), default=-1))
+    tables = [EdgeTable.of(ports, [mlp_node(n, parallel=parallel) for n in layers]) for parallel in (False, True)]
+    content = _content(path, Layout.of(tables[0]))
+    config = content.get("cfg") if isinstance(content, Mapping) else None
+    table = tables[isinstance(config, Mapping) and config.get(PARALLEL) is True]
+    values, kept = _values(content, path, Layout.of(table))
+    return Circuit.of_table(table, values, _some(kept, path), Path(path).stem, "")
+
+
+def _some(kept: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
     if not kept.any():
         raise HeadspanError(f"{path} has no edges in its circuit. Choose some with EAP-IG, or give another file")
     return kept
 
 
-def _is_graph(path: Path) -> bool:
-    """Whether a file begins as a graph of EAP-IG does, which has a config."""
+def is_graph(circuit: Circuit | str | os.PathLike[str]) -> bool:
+    """Whether a file is a graph of EAP-IG: it ends in .pt, or begins with a config."""
+    if isinstance(circuit, Circuit):
+        return False
+    path = Path(circuit)
+    if path.suffix.lower() == ".pt":
+        return True
     if mode_of(path) is None:
         return False
     with open(input_file(path, ""), "rb") as file:
@@ -170,12 +199,15 @@ def _save_pt(
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: str | os.PathLike[str], missing: str, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _read_json(path: str | os.PathLike[str], missing: str, layout: Layout) -> Any:
     text = read_text(path, missing, _WHAT, most=_most(layout))
     try:
-        content = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise HeadspanError(f"{path} cannot be read as a graph file in JSON: {reason(error)[:120]}") from None
+
+
+def _of_json(content: Any, path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     nodes, edges = _parts(content, path, layout, ("nodes", "edges"))
     scored = _check_nodes(nodes, path, layout)
     if not isinstance(edges, Mapping):
@@ -216,11 +248,14 @@ def _check_nodes(nodes: Any, path: str | os.PathLike[str], layout: Layout) -> bo
     return any("score" in one for one in facts)
 
 
-def _read_pt(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _read_pt(path: Path, layout: Layout) -> Any:
     size = path.stat().st_size
     if size > _most(layout):
         raise HeadspanError(f"{path} has {size:,} bytes, too many for a graph of this model: give another file")
-    content = load_plain(path, _WHAT, "give a .json file, or one that to_pt of EAP-IG wrote")
+    return load_plain(path, _WHAT, "give a .json file, or one that to_pt of EAP-IG wrote")
+
+
+def _of_pt(content: Any, path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     named = _parts(content, path, layout, ("src_nodes", "dst_nodes"))
     for names, ours in zip(named, (layout.sources, layout.targets), strict=True):
         _check_order(names, ours, path)

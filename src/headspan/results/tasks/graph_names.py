@@ -14,6 +14,8 @@ from headspan.results.tasks.edge_table import EMBEDDING, LOGITS, EdgeTable, mlp_
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head, Port, Role, attention_position
 
+PARALLEL = "parallel_attn_mlp"  # in the config of a file: MLPs run beside the attention
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -55,7 +57,7 @@ class Layout:
     @property
     def config(self) -> dict[str, int]:
         """The shape of the model under the names of TransformerLens, as in a file."""
-        return {"n_layers": self.n_layers, "n_heads": self.n_heads, "parallel_attn_mlp": self.parallel}
+        return {"n_layers": self.n_layers, "n_heads": self.n_heads, PARALLEL: self.parallel}
 
     def merged(self, cells: np.ndarray) -> np.ndarray:
         """The sums over the copies of every reader, (writers, readers)."""

@@ -13,14 +13,15 @@ import numpy as np
 
 from headspan.results.checks import check_heads, damaged
 from headspan.results.identity import short_name
-from headspan.results.labels import Labels
+from headspan.results.labels import Labels, with_labels
 from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import write_graph
-from headspan.system.ordering import descending
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Node
 from headspan.vocabulary.ports import PortTable
@@ -55,7 +56,9 @@ class Task(Tabular):
     exact: that change measured, for the best edges; NaN elsewhere.
     frequency: share of bootstrap resamples of the prompts in which the edge is among the ``k`` largest.
     circuit: the edges of a circuit, if one was asked for. faithfulness: of that circuit, on held-out prompts.
-    similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk rank`` …).
+    asked: the edges with the ends ``from_`` and ``to``, to list. classes: of labelled heads, as columns of the rows.
+    similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk_rank`` …).
+    examples: what the best edges between heads do on one prompt.
     """
 
     name: str
@@ -76,6 +79,9 @@ class Task(Tabular):
     protocol: dict[str, Any] = field(default_factory=dict[str, Any])
     interrupted: bool = False
     notes: list[str] = field(default_factory=list[str])
+    examples: Examples | None = None
+    asked: np.ndarray | None = None
+    classes: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def table(self) -> EdgeTable:
@@ -98,12 +104,15 @@ class Task(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, the ``k`` with the largest attributions first."""
-        return [self._row(int(place)) for place in self.table.strongest(self.attribution, self.k)]
+        return self._rows(self.k, self.asked)
 
     def edges(self) -> list[dict[str, Any]]:
         """The same for every edge of the circuit, largest first."""
-        kept = self.edges_kept
-        return [self._row(int(p)) for p in self.table.strongest(self.attribution, kept.size) if kept.ravel()[p]]
+        return self._rows(self.attribution.size, self.edges_kept)
+
+    def _rows(self, count: int, among: np.ndarray | None) -> list[dict[str, Any]]:
+        places = self.table.strongest(self.attribution, count, among)
+        return with_labels([self._row(int(place)) for place in places], self.classes)
 
     def _row(self, place: int) -> dict[str, Any]:
         row, column = divmod(place, self.attribution.shape[1])
@@ -118,7 +127,7 @@ class Task(Tabular):
         }
         for name, values in self.similarities.items():
             value = _number(values[row, column])
-            found[name] = int(value) if value is not None and name.endswith(" rank") else value
+            found[name] = int(value) if value is not None and name.endswith("_rank") else value
         return found
 
     def overlap(self) -> list[dict[str, Any]]:
@@ -126,9 +135,9 @@ class Task(Tabular):
         chosen = np.isfinite(self.exact) & self.table.between_heads
         found: list[dict[str, Any]] = []
         for name in self.similarities:
-            if name.endswith(" rank"):
+            if name.endswith("_rank"):
                 continue
-            ranks = self.similarities[f"{name} rank"]
+            ranks = self.similarities[f"{name}_rank"]
             known = chosen & np.isfinite(ranks)
             top = ranks <= np.maximum(1, np.floor(_TOP_SHARE * self._pairs(name)))
             found.append(
@@ -143,7 +152,7 @@ class Task(Tabular):
 
     def _pairs(self, name: str) -> np.ndarray:
         """How many edges the ranks of each reader's pairing count."""
-        ranks = self.similarities[f"{name} rank"]
+        ranks = self.similarities[f"{name}_rank"]
         roles = np.array([str(port.role) for port in self.table.readers])
         counts = {role: np.isfinite(ranks[:, roles == role]).sum() for role in set(roles.tolist())}
         return np.array([counts[role] for role in roles])[None]
@@ -196,12 +205,15 @@ class Task(Tabular):
         arrays = [self.attribution, self.exact, self.frequency, *self.similarities.values()]
         if any(array.shape != shape or array.dtype != np.float32 for array in arrays):
             raise damaged(path, "its arrays do not fit its edges")
-        if self.circuit is not None and (self.circuit.shape != shape or self.circuit.dtype != np.bool_):
-            raise damaged(path, "its circuit does not fit its edges")
+        for edges in (one for one in (self.circuit, self.asked) if one is not None):
+            if edges.shape != shape or edges.dtype != np.bool_:
+                raise damaged(path, "its circuit does not fit its edges")
         if not np.isfinite(self.attribution).all() or any(
-            f"{name} rank" not in self.similarities for name in self.similarities if not name.endswith(" rank")
+            f"{name}_rank" not in self.similarities for name in self.similarities if not name.endswith("_rank")
         ):
             raise damaged(path, "it contains values that no run can have")
+        if self.examples is not None:
+            self.examples.check(self.ports, path)
 
 
 def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndarray]:
@@ -214,12 +226,10 @@ def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndar
             continue
         matrix = scores[metric, pairing].forward()
         columns = np.array([port.role is pairing.target for port in table.readers])
-        order = np.full(matrix.values.size, np.nan)
-        present = np.flatnonzero(~np.isnan(matrix.values.ravel()))
-        order[present[descending(matrix.values.ravel()[present])]] = np.arange(1, len(present) + 1)
+        found = places(matrix.values)
         values[np.ix_(rows, columns)] = matrix.values
-        ranks[np.ix_(rows, columns)] = order.reshape(matrix.values.shape)
-    return {metric: values, f"{metric} rank": ranks}
+        ranks[np.ix_(rows, columns)] = np.where(found > 0, found, np.nan)
+    return {metric: values, f"{metric}_rank": ranks}
 
 
 def _number(value: Any) -> float | None:

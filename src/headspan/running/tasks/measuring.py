@@ -19,8 +19,6 @@ from headspan.running.tasks.patching import circuit_values, exact_values
 
 _MOST_TOKENS = 1024  # of a batch: more are not faster, and progress should move
 _ACTIVATIONS = 40  # numbers of d_model per token and layer that a pass with gradients keeps, about
-RESAMPLES = 200
-_AT_ONCE = 20  # resamples in one product
 
 
 class Measuring:
@@ -31,8 +29,9 @@ class Measuring:
 
     def room(self, prompts: Sequence[Prompt]) -> int:
         """How many tokens of such prompts a pass may keep in half of the memory."""
-        longest, weights = max(len(prompt.clean) for prompt in prompts), self.graph.weights
-        numbers = len(self.graph.blocks) * (_ACTIVATIONS * weights.d_model + 4 * weights.n_heads * longest)
+        lengths, weights = [len(prompt.clean) for prompt in prompts], self.graph.weights
+        numbers = len(self.graph.blocks) * (_ACTIVATIONS * weights.d_model + 4 * weights.n_heads * max(lengths))
+        numbers += self.graph.table.mask.size // min(lengths)  # attributions of every prompt of a batch
         return max(1, self.memory // (2 * 4 * numbers))
 
     def batches(self, prompts: Sequence[Prompt]) -> list[Batch]:
@@ -43,24 +42,27 @@ class Measuring:
         assert run.logits is not None and clean.logits is not None
         return objective(self.goal, batch, run.logits, clean.logits).detach().double().cpu().numpy()
 
-    def attributions(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of every edge and prompt, (prompts, writers, readers); the values of clean and corrupted prompts.
+    def attributions(
+        self, prompts: Sequence[Prompt], keep: Callable[[np.ndarray], Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Give ``keep`` those of every edge, (prompts, writers, readers), batch by batch.
 
-        After Ctrl-C the prompts that are complete; none is an interruption.
+        Returns the values of clean and corrupted prompts. After Ctrl-C those that are complete; none is an
+        interruption. Prompts of one length come together.
         """
-        found: list[np.ndarray] = []
         clean: list[np.ndarray] = []
         corrupted: list[np.ndarray] = []
         try:
             for batch in self.batches(prompts):
                 one = attribute(self.graph, batch, self.goal, self.method, self.memory, self.tick)
-                found.append(one.values.astype(np.float32))
-                clean.append(self.values(batch, one.clean, one.clean))
-                corrupted.append(self.values(batch, one.corrupted, one.clean))
+                both = [self.values(batch, run, one.clean) for run in (one.clean, one.corrupted)]
+                keep(one.values)
+                clean.append(both[0])
+                corrupted.append(both[1])
         except KeyboardInterrupt:
-            if not found:
+            if not clean:
                 raise
-        return np.concatenate(found), np.concatenate(clean), np.concatenate(corrupted)
+        return np.concatenate(clean), np.concatenate(corrupted)
 
     def exact(self, prompts: Sequence[Prompt], edges: np.ndarray) -> np.ndarray:
         """The exact value of some edges (flat indices), mean over prompts."""
@@ -141,20 +143,3 @@ def summary(clean: np.ndarray, corrupted: np.ndarray) -> Values:
         "corrupted": float(corrupted.mean()),
         "solved": float((clean > 0).mean()),
     }
-
-
-def inclusion(values: np.ndarray, mask: np.ndarray, k: int, seed: int) -> np.ndarray:
-    """The share of bootstrap resamples of prompts in which each edge is among the k largest, (writers, readers)."""
-    n, edges = len(values), np.flatnonzero(mask)
-    flat = values.reshape(n, -1)[:, edges]
-    counts = np.zeros(len(edges))
-    rng = np.random.default_rng(seed)
-    k = min(k, len(edges))
-    for start in range(0, RESAMPLES, _AT_ONCE):
-        draws = min(_AT_ONCE, RESAMPLES - start)
-        weights = rng.multinomial(n, np.full(n, 1 / n), size=draws).astype(np.float32) / n
-        largest = np.argpartition(-np.abs(weights @ flat), k - 1, axis=1)[:, :k]
-        np.add.at(counts, largest.ravel(), 1)
-    found = np.zeros(mask.size, dtype=np.float32)
-    found[edges] = counts / RESAMPLES
-    return found.reshape(mask.shape)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from headspan.running.tasks.changes import Changes
 from headspan.running.tasks.graph_model import GraphModel, Group, Read, Run
 from headspan.running.tasks.objectives import Batch, objective
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CircuitReads:
@@ -15,31 +20,47 @@ class CircuitReads:
     def __init__(self, graph: GraphModel, kept: np.ndarray, corrupted: Run, memory: int) -> None:
         self.graph, self.kept, self.corrupted, self.memory = graph, kept & graph.table.mask, corrupted, memory
         self._changes: Changes | None = None
+        self._mixed: dict[Group, torch.Tensor] = {}
 
     def __call__(self, group: Group, run: Run) -> Read | None:
-        import torch
-
-        columns = self.graph.groups[group]
-        before = int(self.graph.table.before[columns.start])
-        kept = self.kept[:before, columns].T  # (readers, writers)
+        kept = self._kept(group)
         if kept.all():
             return None
-        live, other = run.stream(group), self.corrupted.stream(group)
         if not kept.any():
-            return Read(other[None])
-        heads = np.flatnonzero(~kept.all(1))
-        kept = kept[heads]
-        if 2 * kept.sum() <= kept.size:
-            stream, chosen, sign = other, kept, 1.0
-        else:
-            stream, chosen, sign = live, ~kept, -1.0
-        stream = stream.repeat(len(heads), 1, 1, 1)
+            return Read(self.corrupted.stream(group)[None])
+        if group not in self._mixed:
+            self._mix(group, run)
+        return Read(self._mixed.pop(group), np.flatnonzero(~kept.all(1)))
+
+    def _kept(self, group: Group) -> np.ndarray:
+        """The edges kept into the readers of a group, (readers, earlier writers)."""
+        columns = self.graph.groups[group]
+        return self.kept[: int(self.graph.table.before[columns.start]), columns].T
+
+    def _mix(self, group: Group, run: Run) -> None:
+        """The streams of all readers at one place that lack some edges, so that changes are read once for them."""
+        import torch
+
+        alike = [
+            g for g in self.graph.groups if g.block == group.block and (g.receiver is None) == (group.receiver is None)
+        ]
+        rows = {g: kept[~kept.all(1)] for g in alike if (kept := self._kept(g)).any()}
+        kept = np.concatenate(list(rows.values()))
+        few = (
+            2 * kept.sum(1) <= kept.shape[1]
+        )  # add what is kept to the corrupted stream; else remove from the live one
+        share = torch.from_numpy(np.where(few[:, None], kept, kept - 1.0)).to(run.stream(group))
+        ends = torch.stack([run.stream(group), self.corrupted.stream(group)])
+        mixed = ends[torch.from_numpy(few.astype(np.int64)).to(ends.device)]
         if self._changes is None:
             self._changes = Changes(self.graph, run, self.corrupted, self.memory)
-        for rows, changes in self._changes.before(before):
-            share = torch.from_numpy(sign * chosen[:, rows].astype(np.float64)).to(stream)
-            stream += (share @ changes.flatten(1)).reshape(stream.shape)
-        return Read(stream, heads)
+        for writers, changes in self._changes.before(kept.shape[1]):
+            part = share[:, writers]
+            used = part.any(0)
+            if 2 * int(used.sum()) <= len(used):
+                part, changes = part[:, used], changes[used]
+            mixed += (part @ changes.flatten(1)).reshape(mixed.shape)
+        self._mixed.update(zip(rows, mixed.split([len(part) for part in rows.values()]), strict=True))
 
 
 def circuit_values(
@@ -60,16 +81,16 @@ def exact_values(
     """The change of the task's value of every prompt if this edge alone carries the corrupted output."""
     import torch
 
-    group = next(g for g, columns in graph.groups.items() if columns.start <= column < columns.stop)
-    head = np.array([column - graph.groups[group].start])
+    groups = [g for g, columns in graph.groups.items() if columns.start <= column < columns.stop]
+    head = np.array([column - graph.groups[groups[0]].start])
 
     def reads(asked: Group, run: Run) -> Read | None:
-        if asked != group:
+        if asked not in groups:
             return None
-        return Read((run.stream(group) + graph.delta(row, corrupted, clean))[None], head)
+        return Read((run.stream(asked) + graph.delta(row, corrupted, clean))[None], head)
 
     with torch.no_grad():
-        found = graph.run(batch.clean, reads, after=(group.block, clean))
+        found = graph.run(batch.clean, reads, after=(groups[0].block, clean))
         assert found.logits is not None and clean.logits is not None
         changed, before = (objective(goal, batch, logits, clean.logits) for logits in (found.logits, clean.logits))
         return (changed - before).double().cpu().numpy()

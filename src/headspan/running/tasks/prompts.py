@@ -74,15 +74,24 @@ def task_prompts(
     return TaskPrompts(name, first[:count], second[:count], source, notes)
 
 
-def _given(encoder: PromptEncoder, task: TaskLike, notes: list[str]) -> tuple[str, str, list[Prompt]]:
-    """Name, source and prompts of a file or list."""
+def check_task(task: TaskLike) -> None:
+    """Refuse a task that does not exist, before a model is loaded."""
     if isinstance(task, (str, os.PathLike)):
         path = Path(task).expanduser()
-        if path.suffix.lower() not in SUFFIXES and mode_of(path) is None:
+        if task not in TASKS and mode_of(path) is None:
+            if path.suffix.lower() in SUFFIXES:
+                raise HeadspanError(f"there is no file {path}")
             raise HeadspanError(f"there is no task {str(task)!r}. Choose {', '.join(TASKS)}, or give a file of prompts")
-        return path.stem, path.name, prompts_of_file(encoder, path, notes)
-    if not isinstance(task, Sequence) or isinstance(task, (bytes, bytearray)):
+    elif not isinstance(task, Sequence) or isinstance(task, (bytes, bytearray)):
         raise HeadspanError(f"a task must be a name, a file or a list of prompts, not {type(task).__name__}")
+
+
+def _given(encoder: PromptEncoder, task: TaskLike, notes: list[str]) -> tuple[str, str, list[Prompt]]:
+    """Name, source and prompts of a file or list."""
+    check_task(task)
+    if isinstance(task, (str, os.PathLike)):
+        path = Path(task).expanduser()
+        return path.stem, path.name, prompts_of_file(encoder, path, notes)
     return "prompts", "list", prompts_of_list(encoder, task, notes)
 
 

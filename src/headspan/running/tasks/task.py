@@ -15,20 +15,25 @@ from typing import Any
 import numpy as np
 
 from headspan.models.opening import ModelLike, open
+from headspan.results.choices import labels_for
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import identity, same_model
+from headspan.results.labels import LabelsLike, classes_by_name
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable
+from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import given_edges
 from headspan.results.tasks.task_result import FAITHFUL, CurvePoint, Task, Values, on_edges
+from headspan.running.examples import examples_of_task
 from headspan.running.opening import RunningModel, running
 from headspan.running.tasks.attribution import METHODS, shares_of
 from headspan.running.tasks.graph_model import GraphModel
-from headspan.running.tasks.measuring import Faithfulness, Measuring, inclusion, summary
+from headspan.running.tasks.measuring import Faithfulness, Measuring, summary
 from headspan.running.tasks.objectives import check_objective
-from headspan.running.tasks.prompts import TaskPrompts, task_prompts
+from headspan.running.tasks.prompts import TaskPrompts, check_task, task_prompts
+from headspan.running.tasks.resamples import Resamples
 from headspan.scoring.run import score
 from headspan.subspaces.metrics import OBSERVED_METRICS
 from headspan.system.arguments import checked
@@ -36,6 +41,7 @@ from headspan.system.inputs import mode_of
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.ends import EndsLike, given_ends
 from headspan.vocabulary.errors import HeadspanError, warn
 
 K = 40
@@ -51,6 +57,9 @@ def task(
     k: int = K,
     verify: bool = True,
     circuit: int | str | os.PathLike[str] | Circuit | None = None,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
+    labels: LabelsLike | None = None,
     scores: Scores | str | os.PathLike[str] | None = None,
     stats: Statistics | str | os.PathLike[str] | None = None,
     prompts: int | None = None,
@@ -76,14 +85,19 @@ def task(
     k : edges to list. verify : measure these exactly, one pass each.
     circuit : a number of edges, ``"auto"`` for the smallest circuit with a faithfulness of at least 0.8 on held-out
         prompts, or a circuit to evaluate: a `Circuit`, its file, or a graph of EAP-IG or MIB (.json, .pt).
+    from_, to : list only edges that start or end here: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer (``"L5"``),
+        a class of ``labels``, ``"embedding"``, ``"logits"``, an MLP (``"L5MLP"``), or a list of them. A circuit is of
+        all edges. labels : head classes, or the name or CSV file of some; they become columns of the rows.
     scores : a result of this model; the overlap of every edge between heads is listed with its rank.
     stats : statistics of this model (`headspan.observe`); influence is listed likewise.
     prompts : how many for attribution, and again as many held-out ones. Default: 48 of a built-in task; half of a file.
     objective : what the task measures at the last token: ``"logit-difference"``, ``"log-probability"`` or ``"kl"``.
-    memory : memory limit for a batch of prompts, in addition to the model: ``"2GB"`` …
+    memory : memory limit in addition to the model: ``"2GB"`` … With little of it batches are smaller, and there are
+        fewer than 200 resamples for ``frequency``.
     progress : called with (steps done, all steps); by default a bar in a terminal or notebook.
     """
     _check(method, k, objective, circuit, prompts)
+    check_task(task)
     if out is not None:
         inputs: list[Any] = [model, scores, stats, circuit, task]
         check_output(out, "task", inputs=inputs, force=force, ending=".safetensors")
@@ -100,15 +114,22 @@ def task(
         graph = GraphModel(ready)
         check_same_heads(graph.weights.ports, scores, ready.reference)
         wanted = _wanted(circuit, graph.table)
+        classes = labels_for(labels, graph.weights.ports, {"reference": ready.reference, **ready.identity}, scores)
+        ends = given_ends(from_, to, graph.table.ports, classes)
+        asked = graph.table.between(ends)
+        if not asked.any():
+            raise HeadspanError(f"no edge goes {ends}: edges go from a writer to a later reader. Choose other ends")
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
         similarities = _similarities(graph, ready, scores, stats)
-        found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
+        found = _Run(ready, graph, given, (method, objective, k, seed), asked, budget, update)
         found.attribute()
         if verify:
             found.verify()
         if wanted is not None:
             found.find_circuit(wanted)
+        found.watch()
         result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": ready.dtype})
+        result.asked, result.classes = asked if ends else None, classes_by_name(classes)
         if out is not None:
             result.save(out, force=force)
     for sentence in result.notes:
@@ -121,20 +142,24 @@ class _Run:
 
     def __init__(
         self, ready: RunningModel, graph: GraphModel, given: TaskPrompts, chosen: tuple[str, str, int, int],
-        memory: int, update: Update,
+        asked: np.ndarray, memory: int, update: Update,
     ) -> None:  # fmt: skip
+        self.asked = asked
         self.ready, self.graph, self.given = ready, graph, given
         self.method, self.goal, self.k, self.seed = chosen
         self.notes = [*ready.notes, *given.notes]
         self.interrupted = False
         self._done, self._all, self._update = 0, 0, update
-        self.measuring = Measuring(graph, self.goal, self.method, memory, self._tick)
+        self.resamples = Resamples(len(given.prompts), self.asked, self.seed, memory)
+        room = max(1, memory - self.resamples.nbytes)
+        self.measuring = Measuring(graph, self.goal, self.method, room, self._tick)
         shape = graph.table.mask.shape
         self.exact = np.full(shape, np.nan, dtype=np.float32)
         self.held_out: Values | None = None
         self.circuit: np.ndarray | None = None
         self.faithfulness: float | None = None
         self.curve: list[CurvePoint] = []
+        self.examples: Examples | None = None
         first = self.measuring.batches(given.prompts)[0]
         graph.check(first.clean[:1], first.corrupted[:1])
 
@@ -145,12 +170,12 @@ class _Run:
     def attribute(self) -> None:
         parts = len(self.measuring.batches(self.given.prompts))
         self._all = parts * (len(shares_of(self.method)) + self.k)
-        found, clean, corrupted = self.measuring.attributions(self.given.prompts)
+        clean, corrupted = self.measuring.attributions(self.given.prompts, self.resamples.add)
         self.values: Values = summary(clean, corrupted)
-        self.attribution = found.mean(0, dtype=np.float64).astype(np.float32)
-        self.frequency = inclusion(found, self.graph.table.mask, self.k, self.seed)
-        if len(found) < len(self.given.prompts):
-            self._stopped(f"attributions are of {len(found)} of {len(self.given.prompts)} prompts")
+        self.attribution = self.resamples.mean()
+        self.frequency = self.resamples.inclusion(self.k)
+        if len(clean) < len(self.given.prompts):
+            self._stopped(f"attributions are of {len(clean)} of {len(self.given.prompts)} prompts")
         if self.values["solved"] < FAITHFUL and self.goal == "logit-difference":
             self.notes.append(
                 f"{self.ready.reference} solves only {self.values['solved']:.0%} of the prompts of {self.given.name} "
@@ -159,7 +184,7 @@ class _Run:
 
     def verify(self) -> None:
         """Measure the edges with the largest attributions exactly."""
-        edges = self.graph.table.strongest(self.attribution, self.k)
+        edges = self.graph.table.strongest(self.attribution, self.k, self.asked)
         if self.interrupted:
             return
         try:
@@ -191,6 +216,18 @@ class _Run:
         self.interrupted = True
         self.notes.append(f"interrupted: {what}")
 
+    def watch(self) -> None:
+        """What the best edges between heads do on the first prompt."""
+        if self.interrupted:
+            return
+        try:
+            self.examples = examples_of_task(
+                self.ready, self.graph.replayer, self.graph.table, self.attribution, self.given.prompts[0],
+                self.given.name,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            self._stopped("there are no examples")
+
     def result(self, similarities: dict[str, np.ndarray], how: dict[str, Any]) -> Task:
         table = self.graph.table
         return Task(
@@ -201,7 +238,7 @@ class _Run:
             self.attribution,
             self.exact,
             self.frequency,
-            min(self.k, table.n_edges),
+            min(self.k, int(self.asked.sum())),
             self.values,
             self.held_out,
             self.circuit,
@@ -214,12 +251,14 @@ class _Run:
                 "method": self.method,
                 "objective": self.goal,
                 "seed": self.seed,
+                "resamples": self.resamples.count,
                 "sha256": self.given.sha256,
                 "d_model": self.graph.weights.d_model,
                 **how,
             },
             self.interrupted,
             list(dict.fromkeys(self.notes)),
+            self.examples,
         )
 
 
