@@ -20,8 +20,8 @@ from headspan.vocabulary.errors import visible
 
 STYLES = ("base.css", "parts.css")
 SCRIPTS = (
-    "core.js", "model.js", "table.js", "routing.js", "evidence.js", "controls.js", "legend.js", "notes.js", "layout.js",
-    "zoom.js", "tips.js", "circuit.js", "wiring.js", "headline.js", "glossary.js", "intro.js", "paths.js",
+    "core.js", "model.js", "chance.js", "table.js", "routing.js", "evidence.js", "controls.js", "legend.js", "notes.js",
+    "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js", "headline.js", "glossary.js", "intro.js", "paths.js",
     "inspector.js", "heatmap.js", "scatter.js", "distribution.js", "heads.js", "find.js", "save.js", "tables.js",
     "main.js",
 )  # fmt: skip

@@ -52,6 +52,7 @@ KINDS = {
     "nodes": "reading.node_overlaps:NodeReport",
     "links": "reading.links:Links",
     "pair": "reading.pair:PairReport",
+    "pairs of two heads": "reading.head_pairs:HeadPairs",
     "tokens": "reading.tokens:TokenList",
     "comparison": "change.compare:Comparison",
     "diff": "change.diff:Diff",
