@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -19,7 +19,9 @@ from headspan.explorer.encode import Limits, encode_effects, encode_matrices, me
 from headspan.explorer.findings import find, rises_above_chance
 from headspan.explorer.head_values import head_values
 from headspan.explorer.paths import strongest_paths
+from headspan.explorer.tasks import check_tasks, encode_task
 from headspan.explorer.tour import tour
+from headspan.explorer.watch import example_sets
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.plotting.style import SEQUENTIAL, label_colours
@@ -27,6 +29,7 @@ from headspan.results.effects import EXAMPLES, Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
+from headspan.results.tasks.task_result import Task
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.hubs import hubs
@@ -68,6 +71,7 @@ def collect(
     labels: Labels | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
+    tasks: Sequence[Task] = (),
     progress: Update = lambda done, total: None,
 ) -> dict[str, Any]:
     """The payload of a report. Parts that the result or the weights cannot provide are left out, with a reason."""
@@ -79,6 +83,7 @@ def collect(
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))
         labels = labels.for_model(scores.ports)
+    doubts += check_tasks(scores, tasks)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
     edges, summaries = _edges_and_summaries(scores, limits, measured)
@@ -114,6 +119,8 @@ def collect(
         "behaviour": _behaviour(scores, behaviour),
         "head_values": head_values(scores, measured),
         "evaluation": evaluated,
+        "examples": example_sets(measured, tasks),
+        "tasks": [encode_task(task, scores) for task in tasks],
         "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
         "tour": tour(scores, labels) if above else [],
         "notes": [

@@ -8,7 +8,7 @@
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.01", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", large: "", order: "", idle: "", pins: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", large: "", order: "", idle: "", pins: "", circuit: "", tour: "", token: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
   // Ignore values in the address that do not exist.
@@ -24,6 +24,7 @@
     if (state.min !== "" && !Number.isFinite(Number(state.min))) state.min = "";
     state.pairings = state.pairings.split(",").filter((p) => data.pairings.includes(p)).join(",");
     state.pins = state.pins.split("|").filter((key) => HS.pairOf(key)).slice(0, 400).join("|");
+    if (!/^\d{0,2}$/.test(state.token)) state.token = "";
     state.circuit = state.circuit.slice(0, 80);
     if (state.head && !HS.model.exists(state.head)) state.head = "";
     return state;
@@ -63,6 +64,7 @@
   HS.circuit.start();
   HS.paths.start();
   HS.wiring.start();
+  HS.watch.start();
   HS.inspector.start();
   HS.heatmap.start();
   HS.scatter.start();
