@@ -5,6 +5,7 @@
 # make lint    ruff, pyright (strict for the public modules), and mypy on a program that uses the package
 # make bench   the benchmarks of benchmarks/RESULTS.md
 # make docs    the command reference, from --help, and the map of the modules
+# make dist    the source distribution and the wheel in dist/, checked; HEADSPAN_URL=https://… makes README's links absolute
 # make site    docs, API reference and pages of models as one static folder, out/site
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ TORCH ?= torch==2.13.0
 BIN = .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test extras lint bench docs site coverage clean
+.PHONY: demo test extras lint bench docs dist site coverage clean
 
 .venv/core.done: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -56,6 +57,11 @@ docs: .venv/dev.done
 	$(BIN)/python docs/make_cli_reference.py
 	$(BIN)/python docs/make_module_graph.py
 	$(BIN)/python docs/make_models_page.py
+
+dist: .venv/dev.done
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 site: .venv/dev.done
 	$(BIN)/python docs/make_site.py out/site

@@ -55,6 +55,11 @@ class View:
         self.page.locator(selector, has_text=words).wait_for(timeout=20_000)
         return True
 
+    def fill(self, selector: str, text: str) -> None:
+        """Type a number and press Enter, which makes it count at once."""
+        self.page.fill(selector, text)
+        self.page.press(selector, "Enter")
+
     def click_head(self, name: str) -> None:
         self.page.click(f'.node[data-head="{name}"]')
 

@@ -261,7 +261,7 @@ def test_lines_are_as_strong_as_they_rise_above_chance(change: Diff, series: Ser
 
     def expected(values: Any) -> np.ndarray:
         values = np.nan_to_num(np.asarray(values, dtype=np.float64))
-        return np.sqrt(np.clip((values - start) / (4 - start), 0, 1))
+        return np.clip((values - start) / (4 - start), 0, 1)
 
     edges = change_page(change).payload["edges"]
     for name in ("before", "after"):

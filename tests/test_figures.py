@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 import headspan as hs
@@ -118,14 +119,20 @@ def test_both_wiring_diagrams_show_exactly_the_chosen_edges(context: Context, me
             assert sorted(drawn) == sorted(edges | nodes)
 
 
-def test_opacity_follows_the_excess_over_chance(context: Context) -> None:
+def test_edges_look_as_on_the_page(context: Context) -> None:
     chosen = context.wiring("pk")
+    looks = zip(chosen.edges, chosen.strengths(), chosen.evidence(), strict=True)
+    expected = {
+        f"edge:{edge.pairing}:{edge.source}:{edge.target}": (
+            (style.pairing_colour(edge.pairing), 0.6 * (1.4 + 5.6 * strength)) if bits else (style.EDGE_REST, 0.6)
+        )
+        for edge, strength, bits in looks
+    }
     with theme():
-        figure = grid_figure(chosen)
-    drawn = {a.get_gid(): a.get_alpha() for a in figure.findobj() if (a.get_gid() or "").startswith("edge:")}
-    for edge, strength in zip(chosen.edges, chosen.strengths(), strict=True):
-        opacity = drawn[f"edge:{edge.pairing}:{edge.source}:{edge.target}"]
-        assert opacity == pytest.approx(min(1, 0.14 + 1.05 * strength)), "as the page draws it"
+        for figure in (grid_figure(chosen), ellipse_figure([chosen])):
+            edges = [a for a in figure.findobj() if (a.get_gid() or "").startswith("edge:")]
+            drawn = {a.get_gid(): (to_hex(a.get_edgecolor()).upper(), a.get_linewidth()) for a in edges}
+            assert drawn == {gid: (colour.upper(), pytest.approx(wide)) for gid, (colour, wide) in expected.items()}
 
 
 def test_titles_count_heads_inside_and_outside(context: Context) -> None:

@@ -151,7 +151,7 @@ def test_the_planted_pair_opens_the_report(made: Made) -> None:
     target = "L2KV0" if weights.n_kv_heads < weights.n_heads else "L2H0"
     first = page.payload["findings"][0]
     assert first["title"] == f"L0H1 writes what the keys of {target} read"
-    assert f"{scores['pk', 'OK'].at('L0H1', target):.2f} of 4" in first["text"]
+    assert f"{scores['pk', 'OK'].at('L0H1', target):.1f} of 4" in first["text"]
     assert first["view"]["pair"] == f"L0H1.O-{target}.K"
     assert 3 <= len(page.payload["findings"]) <= 5
 

@@ -61,8 +61,9 @@ def test_edge_controls_choose_what_the_library_chooses(
     assert view.edges() == expected(scores, k=20, pairing=opening)
     for pairing in {"OQ", "OK", "OV"} - set(opening):
         page.click(f'.toggle[data-pairing="{pairing}"]')
-    page.fill("#control-k", "7")
+    view.fill("#control-k", "7")
     assert view.edges() == expected(scores, k=7)
+    page.click("#more > summary")
     page.select_option("#control-metric", "cs")
     assert view.edges() == expected(scores, k=7, metric="cs")
     page.select_option("#control-metric", "pk")
@@ -72,13 +73,13 @@ def test_edge_controls_choose_what_the_library_chooses(
     assert view.edges() == expected(scores, k=7, pairing="OQ,OK,QK")
     page.click('.toggle[data-pairing="QK"]')
     page.select_option("#control-rule", "top-per-target")
-    page.fill("#control-k", "2")
+    view.fill("#control-k", "2")
     assert view.edges() == expected(scores, k=2, rule="top-per-target", pairing="OQ,OK")
     least = float(np.float32(scores["pk", "OK"].top(9)[-1].score))
     page.select_option("#control-rule", "threshold")
-    page.fill("#control-min", repr(least))
+    view.fill("#control-min", repr(least))
     assert view.edges() == expected(scores, rule="threshold", minimum=least, pairing="OQ,OK")
-    assert page.is_disabled("#control-k")
+    assert page.is_hidden("#control-k") and page.is_hidden("#control-q")
 
 
 # ------------------------------------------------------------ effects
@@ -91,26 +92,26 @@ def test_edges_of_large_effect_are_marked_and_can_be_had_alone(open_page: Open, 
     page = view.page
 
     def marked() -> set[str]:
-        return set(page.eval_on_selector_all(".large-dot", "all => all.map(e => e.dataset.large)"))
+        return set(page.eval_on_selector_all(".effect-dot.large", "all => all.map(e => e.dataset.large)"))
 
     large = expected(known, k=64, pairing=["OK"], large_effect=True)
     assert len(large) == 28
     assert marked() == large & view.edges() and len(marked()) == len(view.edges()) == 20
-    assert "20 of them have a large effect" in view.text("#wiring-notes")
+    assert "20 have large effects" in view.text("#wiring-notes")
     assert "large effect" in view.text("#legend")
     page.check("#control-large")
     assert view.edges() == marked() == expected(known, k=20, pairing=["OK"], large_effect=True)
     assert "large=1" in view.fragment()
     for pairing in ("OQ", "OV"):
         page.click(f'.toggle[data-pairing="{pairing}"]')
-    page.fill("#control-k", "9")
+    view.fill("#control-k", "9")
     assert view.edges() == expected(known, k=9, large_effect=True)
     page.select_option("#control-rule", "top-per-target")
-    page.fill("#control-k", "1")
+    view.fill("#control-k", "1")
     assert view.edges() == expected(known, k=1, rule="top-per-target", large_effect=True)
     view.click_head("L1H0")
     shown = page.eval_on_selector_all(
-        ".large-dot", "all => all.filter(e => getComputedStyle(e).display !== 'none').length"
+        ".effect-dot.large", "all => all.filter(e => getComputedStyle(e).display !== 'none').length"
     )
     assert shown == len(view.visible_edges()) < len(view.edges())
 
@@ -123,7 +124,8 @@ def test_effects_in_table_card_and_csv(open_page: Open, demo: tuple[Path, Scores
     shown = float(page.get_attribute("[data-effect]", "data-effect") or "nan")
     assert shown == measured.at("OK", "L0H3", "L1H0")
     assert f"{shown:.4f}" in view.text("#inspector") and "total variation" in view.text("#inspector")
-    assert all(fact in view.text("#inspector") for fact in ("yes, 3.3 times", "floor 0.05 total variation"))
+    facts = ("large, 3.3 times that of a random output", "floor 0.05", "336 tokens", "1,095 tokens")
+    assert all(fact in view.text("#inspector") for fact in facts)
     page.click("#edge-list > summary")
     rows = view.saved_csv('[data-csv="edges-pk"]')
     assert len(rows) == 60
@@ -143,7 +145,7 @@ def test_a_page_without_effects_does_not_speak_of_them(open_page: Open, small: t
     path, scores = small
     view = open_page(path, scores, "#large=1")
     assert view.state("large") == "" and view.edges() == expected(scores, k=20)
-    assert view.page.query_selector("#control-large") is None and view.page.query_selector(".large-dot") is None
+    assert view.page.query_selector("#control-large") is None and view.page.query_selector(".effect-dot") is None
     assert "large effect" not in view.text("#legend") and "Effect" not in view.text("#wiring")
 
 
@@ -168,9 +170,10 @@ def test_significance_rule(null: str, open_page: Open, gpt2: tuple[Path, Scores]
 
 def test_significance_and_minimum_can_leave_nothing(open_page: Open, small: tuple[Path, Scores]) -> None:
     view = open_page(*small)
-    view.page.fill("#control-min", "1000")
+    view.page.click("#more > summary")
+    view.fill("#control-min", "1000")
     assert view.edges() == set()
-    assert "No pair passes" in view.text("#wiring-notes")
+    assert "No pair has so large a score" in view.text("#wiring-notes")
 
 
 def test_a_head_keeps_its_edges_and_opens_its_card(open_page: Open, gpt2: tuple[Path, Scores]) -> None:
@@ -447,6 +450,7 @@ def test_similarities_with_different_pairings(open_page: Open, tmp_path: Path) -
     scores = Scores(arrays, full.ports, full.d_model, full.role_ranks, full.provenance)
     report(scores, path=tmp_path / "uneven.html")
     view = open_page(tmp_path / "uneven.html", scores)
+    view.page.click("#more > summary")
     view.page.select_option("#control-metric", "cs")
     assert view.edges() == expected(scores, metric="cs", pairing="OK", k=20)
     view.click_head("L2H0")
@@ -513,7 +517,7 @@ def test_a_notebook_cell_shows_a_working_page(browser: Any) -> None:
     cell.locator('.node[data-head="L2H0"]').click()
     assert "L2H0" in cell.locator("#card-title").inner_text()
     cell.locator("#control-k").fill("3")
-    assert "9 edges" in cell.locator("#wiring-notes").inner_text()
+    cell.locator("#wiring-notes", has_text="9 drawn").wait_for()
     assert errors == []
     context.close()
 

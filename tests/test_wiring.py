@@ -108,7 +108,7 @@ def test_strengths_are_excess_over_chance_whatever_else_is_drawn(scores: Scores)
         mean, variance = moments(scores.d_model, first, second)
         start = float(mean + 3 * variance**0.5)
         share = (edge.score - start) / (min(first, second) - start)
-        assert strength == pytest.approx(max(0.0, min(1.0, share)) ** 0.5)
+        assert strength == pytest.approx(max(0.0, min(1.0, share)))
         assert strength == drawn[edge.pairing, edge.source, edge.target]
     assert 0 < max(drawn.values()) <= 1 and wiring(scores, k=0).strengths() == []
 

@@ -26,6 +26,7 @@ _EXPORTS = {
     "Role": "vocabulary.heads",
     "Scores": "results.scores",
     "Labels": "results.labels",
+    "Metric": "subspaces.metrics",
     # models and results
     "open": "models.opening",
     "fold": "models.folding",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from headspan.statistics.hubs import hubs
     from headspan.statistics.significance import significance
     from headspan.subspaces.matrices import principal_angles, projection_kernel, subspace
+    from headspan.subspaces.metrics import Metric
     from headspan.vocabulary.errors import HeadspanError, HeadspanWarning
     from headspan.vocabulary.heads import Head, Node, Pairing, Port, Role
 
@@ -123,6 +125,7 @@ __all__ = [
     "HeadspanError",
     "HeadspanWarning",
     "Labels",
+    "Metric",
     "Node",
     "Pairing",
     "Port",

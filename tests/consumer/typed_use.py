@@ -86,11 +86,26 @@ def results(folder: Path) -> hs.Scores:
     number: float = edges[0].score
     pairing: hs.Pairing = edges[0].pairing
     rows: list[dict[str, Any]] = edges.rows()
+    array: npt.NDArray[Any] = np.asarray(matrix)
+    by_layer: npt.NDArray[Any] = matrix.by_layer()
+    assert array.shape == (16, 16) and by_layer.shape == (2, 8, 2, 8)
     near: Around = hs.around(scores, "L1H2", k=2)
     incoming: Edges = near.incoming
     of_method: Edges = scores.top(pairing, k=1)
     assert values.ndim == 2 and number and first.layer == 0 and rows and incoming and of_method
     return scores
+
+
+def largest_cosine(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> float:
+    return float(np.cos(hs.principal_angles(source, target)[0]))
+
+
+def own_similarities() -> None:
+    own = hs.Metric("overlap", factor=lambda weight: np.linalg.qr(weight.own)[0])
+    of_pairs = hs.Metric("smallest", pair=lambda a, b: float(np.cos(hs.principal_angles(a, b)[-1])))
+    one: hs.Scores = hs.score("demo", largest_cosine, "OK")
+    two: hs.Scores = hs.score("demo", ["pk", own, of_pairs, largest_cosine], "OK")
+    assert one["largest_cosine", "OK"] == two["largest_cosine", "OK"] and len(two.metrics) == 4
 
 
 def by_keyword(scores: hs.Scores) -> None:
@@ -162,6 +177,9 @@ def labels(scores: hs.Scores) -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", hs.HeadspanWarning)
         edges: Edges = hs.top(scores, "OK", k=1, labels=hs.Labels({hs.Head(0, 3): ("hub",)}))
+        edges = hs.top(scores, "OK", k=1, labels={"L0H3": "hub", hs.Head(1, 2): ["late", "other"]})
+        graph: Wiring = hs.wiring(scores, "OK", labels={"hub": [(0, 3), "L1H2"]})
+        assert graph.edges
     try:
         hs.open("no/such/folder/anywhere")
     except hs.HeadspanError as error:
@@ -193,6 +211,7 @@ def live_model() -> ModelLike:
 def main(folder: Path) -> None:
     reading(folder)
     scores = results(folder)
+    own_similarities()
     by_keyword(scores)
     statistics(scores)
     change(folder)

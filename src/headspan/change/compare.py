@@ -9,10 +9,10 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.results.matrix import ScoreMatrix
-from headspan.results.scores import Scores, is_result
+from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
-from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of, parse_metrics
+from headspan.scoring.inputs import ScoresLike, asked_metrics, given_scores, opened
+from headspan.subspaces.metrics import DEFAULT_METRICS, metric_of
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import spearman
@@ -73,9 +73,9 @@ def compare(
     Takes results, or models to score now; ``metric`` and ``pairing`` choose among what both have. Pairings of nodes
     are compared if both results have the same nodes.
     """
-    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     chosen = None if pairing is None else parse_pairings(pairing)
-    first, second = _opened(first), _opened(second)
+    first, second = opened(first), opened(second)
+    wanted = asked_metrics(metric, first, second)
     check_same_shape(first, second)  # before anything is scored
     a, b = (
         given_scores(x, wanted or DEFAULT_METRICS, chosen or "all", progress, whole="a comparison")
@@ -94,13 +94,6 @@ def compare(
         raise HeadspanError(f"the two results have no similarity and pairing in common{asked}")
     keys.sort(key=lambda key: (a.metrics.index(key[0]), key[1] not in FLOW_PAIRINGS))
     return Comparison(_compare(a, b, name, pair, k) for name, pair in keys)
-
-
-def _opened(reference: ScoresLike) -> Scores | AttentionWeights:
-    """A result, or the weights of a model that has not been scored yet."""
-    if isinstance(reference, Scores):
-        return reference
-    return Scores.load(reference) if is_result(reference) else given_weights(reference)
 
 
 def shared_edges(first: ScoreMatrix, second: ScoreMatrix, k: int = 20) -> int:

@@ -13,6 +13,7 @@ from headspan.change.edge_changes import aligned
 from headspan.change.series import Series
 from headspan.explorer.encode import pack
 from headspan.explorer.page import STYLES, Report, render
+from headspan.plotting.style import EDGE_LOOKS
 from headspan.results.head_scores import KIND_TITLES
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between, usual_dimension
@@ -21,7 +22,7 @@ from headspan.system.ordering import places
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing, Role
 from headspan.vocabulary.ports import PortTable
 
-SCRIPTS = ("core.js", "table.js", "layout.js", "flow.js", "change.js")
+SCRIPTS = ("core.js", "table.js", "layout.js", "routing.js", "flow.js", "change.js")
 
 
 def change_page(change: Diff | Series) -> Report:
@@ -44,6 +45,7 @@ def _diff_payload(change: Diff) -> dict[str, Any]:
         "kind": "diff",
         "model": {"name": f"{change.base} → {change.other}"},
         "facts": facts,
+        "looks": EDGE_LOOKS,
         "notes": change.notes,
         "heads": _heads({role: [line.head for line in change.drift if line.role is role] for role in ROLES}),
         "served_by": _names(change.before.ports),
@@ -64,6 +66,7 @@ def _series_payload(series: Series) -> dict[str, Any]:
             "edges kept": f"{len(series.edges)}, in the top {series.k} of their pairing at some step",
         },
         "notes": series.notes,
+        "looks": EDGE_LOOKS,
         "heads": _heads(series.heads),
         "served_by": _served(series),
         "steps": [[step.step, step.name] for step in series.steps],

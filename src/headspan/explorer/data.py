@@ -16,15 +16,16 @@ import headspan
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
-from headspan.explorer.findings import find, rises_above_chance
-from headspan.explorer.head_values import head_values
+from headspan.explorer.findings import find
+from headspan.explorer.head_values import HeadScores, head_scores, head_values
+from headspan.explorer.headline import disagreements, headline
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.tasks import check_tasks, encode_task
 from headspan.explorer.tour import tour
 from headspan.explorer.watch import example_sets
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
-from headspan.plotting.style import SEQUENTIAL, label_colours
+from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
 from headspan.results.effects import EXAMPLES, Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
@@ -32,6 +33,7 @@ from headspan.results.scores import Scores
 from headspan.results.tasks.task_result import Task
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
+from headspan.statistics.evidence import rises_above_chance
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
@@ -44,8 +46,6 @@ SCHEMA = 1
 DEFAULT_K = 20
 CROWDED = 0.25  # share of all pairs beyond which a diagram is too crowded to read
 _BINS = 255
-
-HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
     "text": (
@@ -86,9 +86,12 @@ def collect(
     doubts += check_tasks(scores, tasks)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
-    edges, summaries = _edges_and_summaries(scores, limits, measured)
-    evaluated = _evaluation(scores, labels)
     above = rises_above_chance(scores)
+    edges, summaries = _edges_and_summaries(scores, limits, measured, above)
+    evaluated = _evaluation(scores, labels)
+    first = headline(scores, edges, summaries, measured, above)
+    above |= any(entry["passing"]["any"] for entry in edges.values())
+    found = [first, *find(scores, summaries, evaluated)] if above else []
     missing: dict[str, str] = {}
     payload: dict[str, Any] = {
         "schema": SCHEMA,
@@ -116,12 +119,14 @@ def collect(
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
         "agreement": _agreement(scores, matrices),
         "labels": _labels(labels),
-        "behaviour": _behaviour(scores, behaviour),
+        "behaviour": head_scores(scores, behaviour),
         "head_values": head_values(scores, measured),
         "evaluation": evaluated,
         "examples": example_sets(measured, tasks),
         "tasks": [encode_task(task, scores) for task in tasks],
-        "findings": [f._asdict() for f in find(scores, summaries, evaluated)] if above else [],
+        "headline": first._asdict(),
+        "findings": [finding._asdict() for finding in found],
+        "disagreements": disagreements(edges, metric_order(scores)[0], summaries),
         "tour": tour(scores, labels) if above else [],
         "notes": [
             without_paths(str(n))
@@ -134,6 +139,7 @@ def collect(
         "provenance": _provenance(scores),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
+        "looks": EDGE_LOOKS,
         "missing": missing,
     }
     payload["nulls"] = [
@@ -171,11 +177,19 @@ def _model(scores: Scores, weights: AttentionWeights | None) -> dict[str, Any]:
 def _metric(scores: Scores, metric: str) -> dict[str, Any]:
     widest = max(float(ranks.max(initial=1)) for ranks in scores.role_ranks.values())
     sizes = {role: values for (name, role), values in scores.sizes.items() if name == metric}
+    largest = metric_of(metric).largest(widest, widest)
+    if not metric_of(metric).known:
+        held = [
+            np.max(values, initial=0.0, where=~np.isnan(values))
+            for (name, _), values in scores.arrays.items()
+            if name == metric
+        ]
+        largest = float(max(held)) or 1.0
     about: dict[str, Any] = {
         "key": metric,
         "title": metric_of(metric).title,
         "short": metric_of(metric).short,
-        "max": metric_of(metric).largest(widest, widest),
+        "max": largest,
         "grows": metric_of(metric).grows_with_rank,
     }
     if metric_of(metric).observed:  # its chance level and its largest value differ from pair to pair
@@ -210,14 +224,14 @@ def _opening_pairings(scores: Scores) -> list[str]:
 
 
 def _edges_and_summaries(
-    scores: Scores, limits: Limits, measured: Effects | None
+    scores: Scores, limits: Limits, measured: Effects | None, above: bool
 ) -> tuple[dict[str, Any], list[PairingSummary]]:
     """The kept edges by ``metric/pairing``, and every pairing against chance. Both share the slow tests."""
     edges: dict[str, Any] = {}
     found: dict[Pairing, PairingSummary] = {}
     for metric, pairing in scores.arrays:
         nulls = Nulls.of(scores, metric, pairing)
-        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls)
+        edges[f"{metric}/{pairing}"] = edges_of(scores, metric, pairing, limits, measured, nulls, above)
         if metric_of(metric).random_null and not pairing.of_nodes:
             with suppress(HeadspanError):  # one layer only, or subspaces that fill the space
                 found[pairing] = summary_of(scores, pairing, random_null=nulls.random, reversed_null=nulls.reversed)
@@ -264,7 +278,7 @@ def _hubs(scores: Scores) -> dict[str, dict[str, str]]:
     return found
 
 
-# ------------------------------------------------------- labels and head scores
+# ------------------------------------------------------- labels and evaluation
 
 
 def _labels(labels: Labels | None) -> dict[str, Any] | None:
@@ -276,22 +290,6 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
         "colours": label_colours(labels.names),
         "heads": {str(head): list(names) for head, names in labels.classes.items()},
     }
-
-
-def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
-    """Head scores given by the caller or stored in the result, restricted to heads of this model."""
-    kept = given or scores.annotations.get("behaviour")
-    if not isinstance(kept, Mapping):
-        return None
-    known = {str(head) for head in scores.ports.query}
-    found: dict[str, dict[str, float]] = {}
-    for kind, by_head in kept.items():
-        if isinstance(by_head, Mapping):
-            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
-            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
-            if values:
-                found[str(kind)] = values
-    return found or None
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:

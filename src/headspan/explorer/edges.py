@@ -10,11 +10,13 @@ from headspan.explorer.encode import Limits, encode_edges
 from headspan.results.checks import pair_sizes
 from headspan.results.effects import Effects
 from headspan.results.large_effects import LEAST_RATIO, SHORT_UNITS
+from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred, dimension_at, usual_dimension
+from headspan.statistics.evidence import Evidence, evidence_of
 from headspan.statistics.significance import DISCOVERY_RATE, Significance, has_reverse, significance
 from headspan.subspaces.metrics import drawing_strength, metric_of
-from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, forward_mask
 
 
 class Nulls(NamedTuple):
@@ -36,10 +38,14 @@ class Nulls(NamedTuple):
 
 
 def edges_of(
-    scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None, nulls: Nulls
+    scores: Scores, metric: str, pairing: Pairing, limits: Limits, measured: Effects | None, nulls: Nulls, above: bool
 ) -> dict[str, Any]:
-    """The kept edges with their statistics and measured effects. All edges with a large effect are kept."""
+    """The kept edges with their statistics, measured effects and evidence. All edges with a large effect are kept.
+
+    above: whether the model rises above chance.
+    """
     statistics, also = _statistics(pairing, nulls), None
+    least = {name[2:]: _least(q) for name, q in statistics.items() if name.startswith("q_")}
     if "q_within" in statistics:  # a pair can stand out within its two layers without one of the largest scores
         with np.errstate(invalid="ignore"):
             also = statistics["q_within"] <= DISCOVERY_RATE
@@ -57,7 +63,24 @@ def edges_of(
         sizes = None if sizes is None else sizes[rows, columns]
         return drawing_strength(metric_of(metric).excess(values, d, *ranks, sizes))
 
-    return encode_edges(scores[metric, pairing], limits, statistics, also, strength)
+    evidence = evidence_of(scores, metric, pairing, measured=measured, above=above, q=statistics.get("q_reversed"))
+    encoded = encode_edges(scores[metric, pairing], limits, statistics, also, strength, evidence.bits)
+    return encoded | {"least_q": least, **_counts(evidence, scores[metric, pairing])}
+
+
+def _counts(evidence: Evidence, matrix: ScoreMatrix) -> dict[str, Any]:
+    """How many of all forward pairs have each kind of evidence, and any; the kinds that were tested."""
+    ahead = forward_mask(matrix.sources, matrix.targets) & ~np.isnan(matrix.values)
+    found = {kind: int(np.count_nonzero(getattr(evidence, kind) & ahead)) for kind in evidence.tested}
+    bits = evidence.bits
+    found["any"] = 0 if bits is None else int(np.count_nonzero((bits > 0) & ahead))
+    return {"tested": list(evidence.tested), "passing": found}
+
+
+def _least(q: np.ndarray) -> float | None:
+    """The smallest q of a pairing: below it, the rule by q chooses nothing."""
+    present = q[~np.isnan(q)]
+    return float(present.min()) if present.size else None
 
 
 def centred_roles(scores: Scores) -> dict[str, bool | list[bool]]:
@@ -70,9 +93,10 @@ def chance_levels(scores: Scores) -> dict[str, list[float]]:
     """Mean and spread of random weights' scores by ``metric/pairing``, where they are the same for all heads."""
     found = {}
     for metric, pairing in scores.arrays:
-        if not metric_of(metric).grows_with_rank and not metric_of(metric).observed:
+        about = metric_of(metric)
+        if about.known and not about.grows_with_rank and not about.observed:
             ranks = scores.ranks(pairing.source).max(initial=1), scores.ranks(pairing.target).max(initial=1)
-            level = metric_of(metric).chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
+            level = about.chance(usual_dimension(scores, pairing), *map(np.asarray, ranks))
             found[f"{metric}/{pairing}"] = [float(value) for value in level]
     return found
 

@@ -190,10 +190,12 @@ def encode_edges(
     statistics: dict[str, np.ndarray] | None = None,
     also: np.ndarray | None = None,
     strength: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+    evidence: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """The kept pairs as parallel arrays; ``statistics`` are further matrices (z, q, effects) to carry along.
 
-    ``strength`` gives the drawing strength of pairs, from 0 to 1; one byte is enough for the eye.
+    ``strength`` gives the drawing strength of pairs, from 0 to 1; one byte is enough for the eye. ``evidence`` are the
+    bits of `headspan.statistics.evidence`.
     """
     rows, columns, ranks = kept_pairs(matrix, limits, also)
     forward = forward_mask(matrix.sources, matrix.targets)
@@ -210,6 +212,8 @@ def encode_edges(
         content[name] = pack(values[rows, columns], "f4")
     if strength is not None:
         content["strength"] = pack(np.rint(255 * strength(rows, columns)), "u1")
+    if evidence is not None:
+        content["evidence"] = pack(evidence[rows, columns], "u1")
     return content
 
 

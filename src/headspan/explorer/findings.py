@@ -1,4 +1,4 @@
-"""The five findings that open a report, in words and numbers."""
+"""The findings that follow the headline of a report, in words and numbers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from headspan.results.effects import effects_in
 from headspan.results.large_effects import LEAST_RATIO
 from headspan.results.scores import Scores
 from headspan.statistics.baseline import PairingSummary
-from headspan.statistics.dimension import dimension_at, usual_dimension
 from headspan.statistics.hubs import HubHead, HubScores, hubs
-from headspan.statistics.influence_units import expected_influence
-from headspan.subspaces.metrics import METRICS, PK, drawn_scores, metric_of
-from headspan.subspaces.random_subspaces import moments, random_quantile
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
 
-_READS = {"Q": "queries", "K": "keys", "V": "values"}
-WANTED = 5
+READS = {"Q": "queries", "K": "keys", "V": "values"}
+WANTED = 4
 _STRONGEST = 20  # strongest edges per pairing that are checked for a large effect
 
 
@@ -35,10 +32,9 @@ class Finding(NamedTuple):
 
 
 def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, Any] | None) -> list[Finding]:
-    """At most five findings; kinds that the result cannot support are left out."""
+    """At most four findings besides the headline; kinds that the result cannot support are left out."""
     flow = [pairing for pairing in FLOW_PAIRINGS if (metric_order(scores)[0], pairing) in scores]
     kinds: tuple[Callable[[], list[Finding]], ...] = (
-        lambda: strongest_pair(scores, flow),
         lambda: large_effects(scores, flow),
         lambda: largest_hub(scores, flow),
         lambda: labelled_heads(evaluation),
@@ -51,64 +47,6 @@ def find(scores: Scores, summaries: list[PairingSummary], evaluation: dict[str, 
 
 
 _NOTABLE, _BY_LOT = 0.5, 0.001  # random standard deviations, and the share of random pairs above their 99.9 % point
-_FALSE_ALARM = 0.001  # probability that a model of noise is reported to be above chance
-_FAR = 7.0  # standard deviations of sampled scores, for similarities without a known null distribution
-_SPECIFIC = 3.0  # times the influence without interaction
-
-
-def rises_above_chance(scores: Scores) -> bool:
-    """Whether any pair scores more than random weights would.
-
-    Uses Projection Kernel if present, because its distribution for random subspaces is known: either one of n pairs is
-    above the point that n random pairs stay below, or more pairs are above the 99.9 % point than expected by chance.
-    """
-    kernel = [p for p in scores.pairings if (PK, p) in scores and not p.of_nodes]
-    if not kernel:
-        return any(_far_from_drawn(scores, metric, pairing) for metric, pairing in scores.arrays)
-    found = [scores[PK, pairing].forward().pairs() for pairing in kernel]
-    total = sum(len(values) for _, _, values in found)
-    if not total:
-        return True  # one layer: there are no forward pairs to compare with chance
-    for pairing, (rows, columns, values) in zip(kernel, found, strict=True):
-        ranks = scores.ranks(pairing.source)[rows], scores.ranks(pairing.target)[columns]
-        d = dimension_at(scores, pairing, rows, columns)
-        can_vary = moments(d, *ranks).variance > 0
-        points = [random_quantile(d, *ranks, level) for level in (0.999, 1 - _FALSE_ALARM / total)]
-        often, once = (int(np.count_nonzero((values > point * (1 + 1e-6)) & can_vary)) for point in points)
-        expected = 0.001 * len(values)
-        if once or often > expected + 6 * np.sqrt(expected) + 4:
-            return True
-    return False
-
-
-def _far_from_drawn(scores: Scores, metric: str, pairing: Pairing) -> bool:
-    values = scores[metric, pairing].pairs()[2]
-    if metric not in METRICS or not len(values):
-        return True  # the level of chance is unknown
-    if metric_of(metric).observed:
-        expected = expected_influence(scores, metric, pairing)
-        return bool(np.nanmax(scores[metric, pairing].values / np.where(expected > 0, expected, np.inf)) > _SPECIFIC)
-    width = int(max(scores.ranks(role).max(initial=1) for role in pairing))
-    drawn = drawn_scores(metric, usual_dimension(scores, pairing), width)
-    return bool(values.max() > drawn.mean() + _FAR * max(float(drawn.std()), 1e-6))
-
-
-def strongest_pair(scores: Scores, flow: list[Pairing]) -> list[Finding]:
-    metric = metric_order(scores)[0]
-    best = [edge for pairing in flow for edge in scores[metric, pairing].forward().top(1)]
-    if not best:
-        return []
-    edge = max(best, key=lambda edge: edge.score)
-    view = {"at": "wiring", "metric": metric, "pair": f"{edge.source}.O-{edge.target}.{edge.pairing.target}"}
-    title = f"{edge.source} writes what the {_READS[edge.pairing.target]} of {edge.target} read"
-    if not metric_of(metric).random_null:
-        return [Finding(title, f"With {metric} {edge.score:.3f} it is the strongest pair of OQ, OK and OV.", view)]
-    row, column = (scores.heads(role).index(end) for role, end in zip(edge.pairing, edge[3:5], strict=True))
-    rank, other = scores.ranks(edge.pairing.source)[row], scores.ranks(edge.pairing.target)[column]
-    chance = float(rank) * float(other) / float(dimension_at(scores, edge.pairing, row, column))
-    times = f", {edge.score / chance:.1f} times the {chance:.2f} of two random subspaces" if chance > 0 else ""
-    text = f"Their subspaces overlap by {edge.score:.2f} of {min(rank, other)} dimensions{times}."
-    return [Finding(title, text, view)]
 
 
 def large_effects(scores: Scores, flow: list[Pairing]) -> list[Finding]:

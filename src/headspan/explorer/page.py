@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 import headspan
-from headspan.plotting.style import DENSITY, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
+from headspan.plotting.style import DENSITY, EDGE_REST, GROUP_COLOURS, HISTOGRAM, ROLE_COLOURS, SOURCE_DASHES
 from headspan.system.arguments import checked
 from headspan.system.outputs import writing
 from headspan.vocabulary.errors import visible
@@ -21,9 +21,10 @@ from headspan.vocabulary.errors import visible
 STYLES = ("base.css", "parts.css")
 REPORT_STYLES = (*STYLES, "watch.css", "task.css")
 SCRIPTS = (
-    "core.js", "model.js", "table.js", "controls.js", "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js",
-    "glossary.js", "intro.js", "paths.js", "watch.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js",
-    "heads.js", "task.js", "find.js", "save.js", "tables.js", "main.js",
+    "core.js", "model.js", "table.js", "routing.js", "evidence.js", "controls.js", "legend.js", "notes.js", "layout.js",
+    "zoom.js", "tips.js", "circuit.js", "wiring.js", "flow.js", "headline.js", "glossary.js", "intro.js", "paths.js",
+    "watch.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js", "heads.js", "task.js", "find.js",
+    "save.js", "tables.js", "main.js",
 )  # fmt: skip
 
 _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
@@ -98,13 +99,17 @@ def _palette_css() -> str:
     colours = {f"role-{role}": colour for role, colour in ROLE_COLOURS.items()}
     groups = {"both": "both", "first only": "first", "second only": "second", "neither": "neither"}
     colours |= {f"group-{short}": GROUP_COLOURS[name] for name, short in groups.items()}
-    colours |= {"histogram": HISTOGRAM, "density": DENSITY}
+    colours |= {"histogram": HISTOGRAM, "density": DENSITY, "rest": EDGE_REST}
     light = "".join(f"--{name}:{colour};" for name, colour in colours.items())
-    quiet = ("group-neither", "histogram")  # backgrounds: darkened rather than lightened on a dark page
+    quiet = ("group-neither", "histogram", "rest")  # backgrounds: darkened rather than lightened on a dark page
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
+    edges += ".edge.rest{stroke:var(--rest)}\n.arrow.rest{fill:var(--rest)}\n"
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
-    dots = "".join(f".large-dot.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n" for role in ROLE_COLOURS)
+    dots = "".join(
+        f".effect-dot.large.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n.effect-dot.small.to-{role}{{stroke:var(--role-{role})}}\n"
+        for role in ROLE_COLOURS
+    )
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n{edges}{dashes}{dots}'
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from headspan.change.diff import Diff
 from headspan.change.series import Series
-from headspan.explorer.data import HeadScores, collect
+from headspan.explorer.data import collect
+from headspan.explorer.head_values import HeadScores
 from headspan.explorer.demo_measurements import shipped_tasks, with_shipped
 from headspan.explorer.page import Report, render
 from headspan.explorer.tasks import TaskFiles, given_tasks
 from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
-from headspan.results.labels import Labels
+from headspan.results.labels import LabelsLike
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import weights_of
@@ -41,7 +42,7 @@ def report(
     model: ModelLike | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     behaviour: BehaviourScores | HeadScores | str | os.PathLike[str] | None = None,
     tokens: int | None = None,
     task: TaskFiles | None = None,

@@ -21,6 +21,7 @@ from headspan.results.matrix import Edge, Edges, edge_row
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular, csv_text
 from headspan.statistics.dimension import centred, dimension_between
+from headspan.statistics.evidence import evidence_of, rises_above_chance
 from headspan.subspaces.metrics import drawing_strength, metric_of
 from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, writing
@@ -144,7 +145,7 @@ class Wiring(Tabular):
         return [(kv, head) for head, kv in links if head in present and kv in present]
 
     def strengths(self) -> list[float]:
-        """The drawing strength of every edge, from 0 to 1: the square root of its excess over chance."""
+        """The drawing strength of every edge, from 0 to 1: its excess over chance."""
         scores, known = self.scores, dict[Role, dict[Any, tuple[float, ...]]]()
         for role in {role for edge in self.edges for role in edge.pairing}:
             ranks = scores.ranks(role)
@@ -161,6 +162,19 @@ class Wiring(Tabular):
         return drawing_strength(
             metric_of(self.metric).excess(values, d, first, second, first_size * second_size)
         ).tolist()
+
+    def evidence(self) -> list[int | None]:
+        """The evidence for every edge as in `Evidence.bits`, 0 for none; None where nothing could be tested."""
+        known: dict[Pairing, np.ndarray | None] = {}
+        above = rises_above_chance(self.scores) if self.edges else False
+        for pairing in {edge.pairing for edge in self.edges}:
+            known[pairing] = evidence_of(self.scores, self.metric, pairing, measured=self._effects, above=above).bits
+        found: list[int | None] = []
+        for edge in self.edges:
+            bits = known[edge.pairing]
+            place = self.scores[self.metric, edge.pairing].find(edge.source, edge.target)
+            found.append(None if bits is None else int(bits[place]))
+        return found
 
     # ---------------------------------------------------------------- exports
 

@@ -17,7 +17,7 @@ from headspan.results.tasks.circuit import Circuit, edges_of
 from headspan.scoring.inputs import ScoresLike, given_scores, scores_of_circuit
 from headspan.statistics.hubs import HubScores, hubs
 from headspan.statistics.significance import DISCOVERY_RATE, Null, Significance, significance
-from headspan.subspaces.metrics import PK, one_metric
+from headspan.subspaces.metrics import PK, metric_of, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
@@ -25,7 +25,7 @@ from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, w
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 
 if TYPE_CHECKING:
-    from headspan.results.labels import Labels
+    from headspan.results.labels import Labels, LabelsLike
 
 Rule = Literal["top", "top-per-target", "significance", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -42,7 +42,7 @@ def wiring(
     q: float | None = None,
     null: Null | None = None,
     minimum: float | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     *,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
@@ -80,7 +80,7 @@ def wiring(
     _check(rule, k, q, null, minimum)
     k = 20 if k is None else k
     rate, against = DISCOVERY_RATE if q is None else q, null or "random"
-    scores = given_scores(scores, [metric], _needed(chosen, rule, against))
+    scores = given_scores(scores, [metric], _needed(chosen, metric))
     chosen = given_pairings(pairing, scores, metric)
     labels = given_labels(labels, scores)
     measured = compared_effects(scores) if large_effect else None
@@ -122,7 +122,7 @@ def _drawn(
     scores: Scores,
     circuit: Circuit,
     metric: str,
-    labels: Labels | str | os.PathLike[str] | None,
+    labels: LabelsLike | None,
     large_effect: bool,
 ) -> Wiring:
     """The wiring of a circuit: its edges with their scores in this result."""
@@ -158,11 +158,11 @@ def _drawn(
     return Wiring(metric, chosen, described, edges, _nodes(edges, scores, metric, chosen, labels), names, scores, notes)
 
 
-def _needed(pairings: tuple[Pairing, ...], rule: str, null: str) -> tuple[Pairing, ...]:
-    """The pairings to score: all nulls except the random one also need the reversed pairings."""
-    if rule != "significance" or null == "random":
+def _needed(pairings: tuple[Pairing, ...], metric: str) -> tuple[Pairing, ...]:
+    """The pairings to score: two of the nulls and the colours of the drawing also need the reversed pairings."""
+    if metric_of(metric).flow_only:
         return pairings
-    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings)])
+    return parse_pairings([*pairings, *(Pairing(p.target, p.source) for p in pairings if not p.of_nodes)])
 
 
 def _why_empty(

@@ -8,11 +8,10 @@ Head(layer=1, index=2, kind='H')
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from headspan.results import strongest
-from headspan.results.labels import Labels
+from headspan.results.labels import LabelsLike
 from headspan.results.matrix import Edges
 from headspan.results.strongest import Around
 from headspan.scoring.inputs import ScoresLike, given_scores
@@ -32,7 +31,7 @@ def top(
     *,
     layer: int | None = None,
     label: str | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
 ) -> Edges:
     found = given_scores(scores, metric, parse_pairings(pairing))
     return strongest.top(found, pairing, k, metric, layer=layer, label=label, labels=labels)

@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headspan.results.choices import given_labels
-from headspan.results.labels import Labels
+from headspan.results.labels import Labels, LabelsLike
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
-from headspan.scoring.inputs import ScoresLike, given_scores
+from headspan.scoring.inputs import ScoresLike, asked_metrics, given_scores, opened
 from headspan.statistics.areas import Areas, Estimate, areas_under_curves, chance_areas, estimate_from, resampled
-from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, metric_of, parse_metrics
+from headspan.subspaces.metrics import CS, DEFAULT_METRICS, PK, metric_of
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import spearman
@@ -299,7 +299,7 @@ class Evaluation(Tabular):
 @checked
 def evaluate(
     scores: ScoresLike,
-    labels: Labels | str | os.PathLike[str],
+    labels: LabelsLike,
     metric: str | Sequence[str] | None = None,
     *,
     bootstrap: int = 0,
@@ -313,7 +313,8 @@ def evaluate(
     if not bootstrap:
         refuse_ignored("without a bootstrap", seed=seed)
     seed = seed or 0
-    wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
+    scores = opened(scores)
+    wanted = asked_metrics(metric, scores)
     if isinstance(labels, (str, os.PathLike)) and labels != "behaviour":
         labels = Labels.load(labels)  # report a wrong name before scoring
     scores = given_scores(

@@ -73,14 +73,14 @@ def _draw(axes: Axes, wiring: Wiring, layout: EllipseLayout, colours: Mapping[st
     for node in wiring.nodes:
         letters = 6.2 if len(str(node.head)) < 6 else 5.4
         draw_name(axes, node, layout.places[node.head], letters if isinstance(node.head, Head) else 4.8)
-    for edge, strength in by_strength(wiring):
+    for edge, strength, passes in by_strength(wiring):
         # Parallel edges of different pairings bend by different amounts, so that all are visible.
         bend = 0.07 + 0.1 * wiring.pairings.index(edge.pairing) if len(wiring.pairings) <= 4 else 0.1
         axes.add_patch(
             FancyArrowPatch(
                 layout.places[edge.source], layout.places[edge.target], patchA=boxes[edge.source],
                 patchB=boxes[edge.target], shrinkA=0, shrinkB=1, connectionstyle=f"arc3,rad={bend}",
-                arrowstyle="-|>,head_length=3.2,head_width=1.5", linewidth=1.35, zorder=2, **edge_look(edge, strength),
+                arrowstyle="-|>,head_length=3.2,head_width=1.5", zorder=2, **edge_look(edge, strength, passes),
             )
         )  # fmt: skip
     axes.set_title(_title(wiring), pad=6)

@@ -11,7 +11,7 @@ from headspan.plotting.canvas import DPI
 from headspan.plotting.context import Context
 from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
-from headspan.results.labels import Labels
+from headspan.results.labels import LabelsLike
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import weights_of
@@ -41,7 +41,7 @@ def figures(
     format: str | Iterable[str] = "png",
     *,
     k: int | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
     model: ModelLike | None = None,
     behaviour: BehaviourScores | Mapping[str, Mapping[str, float | None]] | str | os.PathLike[str] | None = None,
     run: bool = False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headspan.graphs.graph import Wiring, WiringNode
 from headspan.plotting import style
@@ -161,8 +161,8 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
         draw_box(axes, node, where, cells.box_of(node, tokens), colours)
         _write(axes, node, where, cells, tokens.get(node.head, ()) if isinstance(node.head, Head) else ())
     heights = {node.head: cells.box_of(node, tokens)[1] for node in wiring.nodes}
-    for edge, strength in by_strength(wiring):
-        _draw_edge(axes, cells, edge, strength, heights)
+    for edge, strength, passes in by_strength(wiring):
+        _draw_edge(axes, cells, edge, edge_look(edge, strength, passes), heights)
     axes.set_title(title or grid_title(wiring), loc="left", pad=10, fontsize=11)
     legend_below(figure, edges, below - 0.42, columns)
     legend_below(figure, classes, below - 0.42 - edge_room, columns)
@@ -204,7 +204,9 @@ def _cut(token: str, most: int = 10) -> str:
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
-def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: Mapping[HeadOrNode, float]) -> None:
+def _draw_edge(
+    axes: Axes, cells: _Cells, edge: Edge, look: Mapping[str, Any], heights: Mapping[HeadOrNode, float]
+) -> None:
     """A curve from the right side of the source to the left side of the target, level at both ends.
 
     Every pairing arrives at its own height, so that parallel edges stay apart.
@@ -227,8 +229,7 @@ def _draw_edge(axes: Axes, cells: _Cells, edge: Edge, strength: float, heights: 
     )
     axes.add_patch(
         FancyArrowPatch(
-            path=curve, arrowstyle="-|>,head_length=3,head_width=1.5", linewidth=1.3, zorder=2,
-            **edge_look(edge, strength),
+            path=curve, arrowstyle="-|>,head_length=3,head_width=1.5", zorder=2, **look,
         )
     )  # fmt: skip
 

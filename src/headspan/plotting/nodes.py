@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-FAINTEST, DARKER = 0.14, 1.05  # opacity of an edge at chance, and its slope with strength; the same as on the page
 Point = tuple[float, float]
 
 
@@ -84,19 +83,21 @@ def kind_handles(*wirings: Wiring) -> list[Artist]:
     return [Line2D([], [], marker=outline, label=kind, **look) for kind, outline in outlines.items()]
 
 
-def edge_look(edge: Edge, strength: float) -> dict[str, Any]:
-    """Colour, dashes, opacity and id of an edge; ``strength`` comes from `Wiring.strengths`."""
+def edge_look(edge: Edge, strength: float, passes: bool) -> dict[str, Any]:
+    """Colour, dashes, width and id of an edge; ``strength`` and ``passes`` come from `Wiring`."""
     return {
-        "color": style.pairing_colour(edge.pairing),
+        "color": style.pairing_colour(edge.pairing) if passes else style.EDGE_REST,
         "linestyle": style.SOURCE_DASHES[edge.pairing.source],
-        "alpha": min(1.0, FAINTEST + DARKER * strength),
+        "linewidth": style.FIGURE_SCALE * style.edge_width(strength, passes),
         "gid": f"edge:{edge.pairing}:{edge.source}:{edge.target}",
     }
 
 
-def by_strength(wiring: Wiring) -> Iterator[tuple[Edge, float]]:
-    """Edges with their strengths, the strongest last so that they are drawn on top."""
-    return iter(sorted(zip(wiring.edges, wiring.strengths(), strict=True), key=lambda pair: pair[1]))
+def by_strength(wiring: Wiring) -> Iterator[tuple[Edge, float, bool]]:
+    """Edges with their strengths and whether they have evidence, the strongest last so that they are drawn on top."""
+    passes = [bool(bits) for bits in wiring.evidence()]
+    edges = zip(wiring.edges, wiring.strengths(), passes, strict=True)
+    return iter(sorted(edges, key=lambda edge: (edge[2], edge[1])))
 
 
 def pairing_handles(pairings: Sequence[Pairing]) -> list[Artist]:

@@ -23,6 +23,13 @@ SOURCE_DASHES: dict[Role, Any] = {
     Role.O: "-", Role.Q: "--", Role.K: ":", Role.V: "-.", Role.W: (0, (3.2, 1.2)), Role.R: (0, (3, 1, 1, 1, 1, 1)),
 }  # fmt: skip
 
+# An edge with evidence (:mod:`headspan.statistics.evidence`) has the colour of its pairing and a width linear in its
+# score above chance; every other edge is grey and thin. Widths and radii are pixels of the page, and the area of a dot
+# is proportional to the effect.
+EDGE_REST = "#8F98A3"
+EDGE_LOOKS = {"rest": 1.0, "least": 1.4, "most": 7.0, "dot": 8.0, "most_dot": 10.0}
+FIGURE_SCALE = 0.6  # points of a figure per pixel of the page
+
 # Each kind of node other than heads has its own outline: corners in a box from −½ to ½, in order around it.
 NODE_SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     "direction": ((-0.5, -0.5), (0.3, -0.5), (0.5, 0.0), (0.3, 0.5), (-0.5, 0.5)),
@@ -64,6 +71,16 @@ def pairing_colour(pairing: Pairing) -> str:
     '#D55E00'
     """
     return ROLE_COLOURS[pairing.target]
+
+
+def edge_width(strength: float, passes: bool) -> float:
+    """The width of an edge in pixels of the page; ``strength`` is its excess over chance, from 0 to 1.
+
+    >>> edge_width(0.5, True), edge_width(0.5, False)
+    (4.2, 1.0)
+    """
+    looks = EDGE_LOOKS
+    return looks["least"] + (looks["most"] - looks["least"]) * strength if passes else looks["rest"]
 
 
 def label_colours(names: Sequence[str]) -> dict[str, str]:

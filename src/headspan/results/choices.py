@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from headspan.results.head_scores import BehaviourScores
-from headspan.results.labels import Labels
+from headspan.results.labels import Labels, LabelsLike
 from headspan.subspaces.metrics import parse_metrics
 from headspan.vocabulary.errors import HeadspanError, warn
 from headspan.vocabulary.heads import PAIRING_WORDS, Pairing, forward_mask, parse_pairings
@@ -50,8 +50,8 @@ def _flows(scores: Scores, pairing: Pairing) -> bool:
     return bool(forward_mask(scores.heads(pairing.source), scores.heads(pairing.target)).any())
 
 
-def given_labels(labels: Labels | str | os.PathLike[str] | None, scores: Scores) -> Labels | None:
-    """Labels as they are, or by name or file; ``"behaviour"`` takes those of the head scores in the result.
+def given_labels(labels: LabelsLike | None, scores: Scores) -> Labels | None:
+    """Labels as they are, as a dict, or by name or file; ``"behaviour"`` takes those of the head scores in the result.
 
     They are checked against the heads of the model; a shared key/value head takes over those of its group. Warns where
     it is unknown whether they are for these weights.
@@ -60,6 +60,8 @@ def given_labels(labels: Labels | str | os.PathLike[str] | None, scores: Scores)
         return None
     if isinstance(labels, Labels):
         found = labels
+    elif isinstance(labels, Mapping):
+        found = Labels.from_dict(labels)
     elif labels == "behaviour":
         found = _behaviour(scores).labels(threshold=BEHAVES)
     else:

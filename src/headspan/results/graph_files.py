@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -34,7 +35,10 @@ class Graph(NamedTuple):
 
 
 def as_networkx(graph: Graph) -> networkx.MultiDiGraph[str]:
-    """A directed multigraph with the fields as attributes."""
+    """A directed multigraph with the fields as attributes.
+
+    All edges have the same attributes: one that an edge does not have is NaN, or "" if it is not a number.
+    """
     try:
         import networkx
     except ImportError:
@@ -43,8 +47,13 @@ def as_networkx(graph: Graph) -> networkx.MultiDiGraph[str]:
     made.graph.update(graph.about)
     for name, fields in graph.nodes.items():
         made.add_node(name, **fields)
+    missing = {
+        name: math.nan if type(value) in (int, float) else ""
+        for _, _, _, fields in graph.edges
+        for name, value in fields.items()
+    }
     for source, target, key, fields in graph.edges:
-        made.add_edge(source, target, key, **fields)
+        made.add_edge(source, target, key, **{**missing, **fields})
     return made
 
 

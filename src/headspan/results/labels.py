@@ -12,7 +12,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
+
+import numpy as np
 
 from headspan.results.tabular import csv_text
 from headspan.system.arguments import checked
@@ -39,6 +41,11 @@ class Labels:
     classes: Mapping[Head, tuple[str, ...]]
     source: str = "given"
 
+    def __post_init__(self) -> None:
+        """Accept names of heads and single classes too, as `from_dict` does."""
+        if not all(isinstance(head, Head) and isinstance(value, tuple) for head, value in self.classes.items()):
+            object.__setattr__(self, "classes", Labels.from_dict(self.classes).classes)
+
     @classmethod
     @checked
     def from_pairs(cls, pairs: Iterable[tuple[str | Head, str]], source: str = "given") -> Labels:
@@ -56,6 +63,30 @@ class Labels:
             head = Head.parse(name)
             classes[head] = tuple(dict.fromkeys((*classes.get(head, ()), label)))
         return cls(classes, source)
+
+    @classmethod
+    @checked
+    def from_dict(cls, classes: Mapping[Any, Any], source: str = "given") -> Labels:
+        """Labels from a dict: of every head its class or classes, or of every class its heads.
+
+        Heads are named, like ``"L5H5"``, or given as (layer, head).
+
+        >>> one = Labels.from_dict({"L5H5": "induction", "L4H11": ["previous_token"]})
+        >>> one == Labels.from_dict({"induction": [(5, 5)], "previous_token": ["L4H11"]})
+        True
+        """
+        by_head = bool(classes) and all(_is_head(key) for key in classes)
+        if not by_head and any(isinstance(heads, str) for heads in classes.values()):
+            wrong = next(key for key in classes if not _is_head(key))
+            raise HeadspanError(
+                "labels as a dict are {'L5H5': 'induction'} or {'induction': ['L5H5']}, but "
+                f"{str(wrong)[:60]!r} is not a head"
+            )
+        several = {key: [value] if isinstance(value, str) else value for key, value in classes.items()}
+        pairs = [(key, one) for key, value in several.items() if _is_list(value) for one in value]
+        if not all(map(_is_list, several.values())) or not all(isinstance(pair[by_head], str) for pair in pairs):
+            raise HeadspanError("the values of a dict of labels are a class, a list of classes or a list of heads")
+        return cls.from_pairs(((_named(a), b) if by_head else (_named(b), a) for a, b in pairs), source)
 
     @classmethod
     @checked
@@ -133,6 +164,30 @@ class Labels:
 
     def _list(self) -> str:
         return quoted(", ".join(self.names)) or "none at all"
+
+
+# What is taken where labels are: also a dict (see `Labels.from_dict`), and the name or the file of some.
+LabelsLike: TypeAlias = Labels | Mapping[Any, Any] | str | os.PathLike[str]
+
+
+def _is_head(key: object) -> bool:
+    """Whether a key of a dict of labels is a head."""
+    if isinstance(key, tuple):
+        parts = cast("tuple[object, ...]", key)
+        return len(parts) == 2 and all(isinstance(part, (int, np.integer)) for part in parts)
+    return isinstance(key, Head) or (isinstance(key, str) and is_head_name(key))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping, Head))
+
+
+def _named(head: Any) -> Any:
+    """A head given as (layer, head), as in TransformerLens."""
+    if isinstance(head, tuple) and _is_head(cast("object", head)):
+        layer, index = cast("tuple[int, int]", head)
+        return Head(int(layer), int(index))
+    return cast("Any", head)
 
 
 def _missing(path: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ from headspan.results.tabular import Tabular, data_frame, html_table
 from headspan.system.arguments import checked
 from headspan.system.ordering import descending
 from headspan.vocabulary.errors import HeadspanError
-from headspan.vocabulary.heads import HeadOrNode, Pairing, forward_mask
+from headspan.vocabulary.heads import ROLES, Head, HeadOrNode, Pairing, Role, forward_mask
 from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
@@ -87,6 +88,45 @@ class ScoreMatrix(Tabular):
         """The matrix as a data frame: sources as index, targets as columns, NaN where there is no pair."""
         return data_frame(self.values, index=list(map(str, self.sources)), columns=list(map(str, self.targets)))
 
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """``values``, so that numpy functions take the matrix as it is."""
+        if copy is False and dtype is not None and np.dtype(dtype) != self.values.dtype:
+            raise ValueError(f"scores of type {self.values.dtype} are not {np.dtype(dtype)} without a copy")
+        return np.array(self.values, dtype) if copy else np.asarray(self.values, dtype)
+
+    def by_layer(self) -> npt.NDArray[Any]:
+        """The scores as [source layer, source head, target layer, target head], as TransformerLens users index.
+
+        Heads are query heads, also for keys and values: under GQA the score of a shared key/value head appears once for
+        each query head of its group, while ``values`` has it once. NaN where there is no pair, and for layers without
+        attention. A matrix whose layers have different numbers of heads is refused.
+
+        >>> import headspan as hs
+        >>> matrix = hs.score("demo", "pk", "OK")["pk", "OK"]
+        >>> matrix.by_layer().shape, bool(matrix.by_layer()[0, 3, 1, 0] == matrix.at("L0H3", "L1H0"))
+        ((2, 8, 2, 8), True)
+        """
+        rows, columns = self._grid(self.pairing.source, self.sources), self._grid(self.pairing.target, self.targets)
+        found = self.values[np.ix_(rows.ravel(), columns.ravel())]
+        found[rows.ravel() < 0], found[:, columns.ravel() < 0] = np.nan, np.nan
+        return found.reshape(*rows.shape, *columns.shape)
+
+    def _grid(self, role: Role, ends: tuple[HeadOrNode, ...]) -> npt.NDArray[np.intp]:
+        """The place in ``ends`` of every query head, (layer, head); -1 in layers without heads."""
+        table = self.ports or PortTable({role: ends})
+        heads = [head for head in table.query or ends if isinstance(head, Head)]
+        counts = Counter(head.layer for head in heads)
+        places = {head: table.find(head, role) for head in heads} if role in ROLES else {}
+        if len({*counts.values()}) != 1 or {*places.values()} != {*range(len(ends))}:
+            raise HeadspanError(
+                f"the {self.pairing} scores have no form [layer, head, layer, head], because "
+                f"{_uneven(role, ends, counts)}. Use `values` with `sources` and `targets`, or to_pandas()"
+            )
+        grid = np.full((max(counts) + 1, max(counts.values())), -1, dtype=np.intp)
+        for head, place in places.items():
+            grid[head.layer, head.index] = place
+        return grid
+
     def __repr__(self) -> str:
         best = "".join(f"\n  {e.source} → {e.target}  {e.score:.4f}" for e in self.top(3))
         return f"{self._headline()}{best}"
@@ -147,3 +187,12 @@ class ScoreMatrix(Tabular):
 
     def _repr_html_(self) -> str:
         return html_table(self._headline(), self.top(10).rows())
+
+
+def _uneven(role: Role, ends: tuple[HeadOrNode, ...], counts: Counter[int]) -> str:
+    """Why the ends of a role are not a grid of layers and heads."""
+    if not all(isinstance(end, Head) for end in ends):
+        return f"{next(end for end in ends if not isinstance(end, Head))} is not a head"
+    if len({*counts.values()}) > 1:
+        return f"layers have {min(counts.values())} to {max(counts.values())} heads"
+    return f"the {role} include {', '.join(str(end) for end in ends if end.kind == 'KR')[:40] or 'shared heads'}"

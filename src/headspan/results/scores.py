@@ -15,6 +15,7 @@ import numpy as np
 
 from headspan.results import strongest
 from headspan.results.choices import given_pairings
+from headspan.results.graph_files import Fields, Graph, Link, as_networkx
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.scores_file import SEALED_SCHEMA, is_result, read_result, result_parts
 from headspan.results.strongest import Around
@@ -204,30 +205,22 @@ class Scores(Tabular):
     def to_networkx(
         self, metric: str | Iterable[str] = PK, pairing: str | Pairing | Iterable[str | Pairing] | None = None
     ) -> networkx.MultiDiGraph[str]:
-        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with attribute ``score``.
+        """A directed multigraph: heads are nodes, pairs are edges keyed by pairing with ``pairing`` and ``score``.
 
         A KV head has an edge "serves" to each query head of its group, so that paths go in by keys and values and
-        out by outputs.
+        out by outputs; its score is NaN.
         """
-        try:
-            import networkx
-        except ImportError:
-            raise missing_extra("networkx", "graph", "a graph") from None
-        metric = one_metric(metric)
-        graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(
-            metric=metric, model=str(self.provenance.get("reference", ""))
-        )
+        metric, nodes, edges = one_metric(metric), dict[str, Fields](), list[Link]()
         for one in self.pairings if pairing is None else given_pairings(pairing, self, metric):
             matrix = self[metric, one]
             for head in (*matrix.sources, *matrix.targets):
-                graph.add_node(str(head), layer=head.layer, kind=head.kind, position=head.position)
+                nodes[str(head)] = {"layer": head.layer, "kind": head.kind, "position": head.position}
             for i, j, value in zip(*matrix.pairs(), strict=True):
                 source, target = str(matrix.sources[int(i)]), str(matrix.targets[int(j)])
-                graph.add_edge(source, target, key=str(matrix.pairing), score=float(value))
-        for head, kv in self.ports.served_by.items():
-            if graph.has_node(str(head)) and graph.has_node(str(kv)):
-                graph.add_edge(str(kv), str(head), key="serves")
-        return graph
+                edges.append(Link(source, target, str(one), {"pairing": str(one), "score": float(value)}))
+        links = ((str(kv), str(head)) for head, kv in self.ports.served_by.items())
+        edges += [Link(*ends, "serves", {"pairing": "serves"}) for ends in links if {*ends} <= nodes.keys()]
+        return as_networkx(Graph({"metric": metric, "model": str(self.provenance.get("reference", ""))}, nodes, edges))
 
     def to_xarray(self) -> xarray.Dataset:
         """A data set with one labelled matrix ``pk_OK`` … per metric and pairing."""

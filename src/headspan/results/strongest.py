@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headspan.results.choices import given_labels, given_metrics, given_pairings
-from headspan.results.labels import Labels
+from headspan.results.labels import LabelsLike
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
@@ -131,7 +130,7 @@ def top(
     *,
     layer: int | None = None,
     label: str | None = None,
-    labels: Labels | str | os.PathLike[str] | None = None,
+    labels: LabelsLike | None = None,
 ) -> Edges:
     """The k largest scores of every pairing; ranks count all pairs of the pairing.
 

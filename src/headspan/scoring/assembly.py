@@ -14,7 +14,6 @@ from headspan.scoring.arrangement import Job
 from headspan.scoring.factors import FactorStore
 from headspan.scoring.plan import Panel, Plan, Tile
 from headspan.scoring.tiles import is_sound
-from headspan.subspaces.metrics import METRICS
 from headspan.vocabulary.heads import ROLES, HeadOrNode, Pairing, Role
 
 
@@ -35,7 +34,7 @@ def size_name(panel: Panel) -> str:
 
 def is_whole(plan: Plan, tile: Tile, jobs: Sequence[Job], arrays: dict[str, np.ndarray]) -> bool:
     """Whether a saved tile has all its arrays with valid scores; if not, it is computed again."""
-    metric, largest, sizes = METRICS[tile.metric], dict[Panel, float](), dict[Panel, float]()
+    metric, largest, sizes = plan.metric(tile.metric), dict[Panel, float](), dict[Panel, float]()
     for panel in tile.panels:
         rows, ranks = plan.rows(tile.metric, panel), arrays.get(rank_name(panel), np.empty(0))
         if ranks.shape != (rows.stop - rows.start,) or ranks.dtype != np.int32 or (ranks < 0).any():
@@ -68,7 +67,7 @@ class Assembly:
         self._sizes = {
             (metric, role): np.zeros(len(weights.heads(role)), dtype=np.float32)
             for metric in plan.metrics
-            if METRICS[metric].observed
+            if plan.metric(metric).observed
             for role in {role for pairing in plan.pairings_of(metric) for role in pairing}
         }
 
@@ -124,7 +123,7 @@ class Assembly:
     def _same_layer_chance(self) -> dict[str, Any]:
         """Mean and standard deviation of PK by chance inside a layer, by pairing and layer, under latent attention."""
         found: dict[str, dict[str, list[float]]] = {}
-        for pairing in self._plan.pairings if any(METRICS[m].random_null for m in self._plan.metrics) else ():
+        for pairing in self._plan.pairings if any(self._plan.metric(m).random_null for m in self._plan.metrics) else ():
             inside = pairing.same_type if self._plan.pairs == "default" else self._plan.pairs in ("same-type", "all")
             if not inside or not set(pairing) <= {*ROLES}:
                 continue

@@ -23,7 +23,6 @@ import numpy as np
 import headspan
 from headspan.models.observed import ObservedWeights, Roots
 from headspan.node_kinds.beside_heads import AddedNodes, WithNodes
-from headspan.subspaces.metrics import METRICS
 from headspan.vocabulary.errors import HeadspanError, missing_extra
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def run_on_dask(
 
 def _roots_of(tile: Tile, plan: Plan, weights: ObservedWeights) -> Roots | None:
     """The part of the statistics that a tile needs."""
-    if not METRICS[tile.metric].observed:
+    if not plan.metric(tile.metric).observed:
         return None
     places = [(panel.role, layer) for panel in tile.panels for layer in plan.blocks[tile.metric][panel.block]]
     return {place: weights.roots[place] for place in places if place in weights.roots}

@@ -14,9 +14,10 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.plan import Panel, Plan, Tile
-from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.metrics import Metric
 from headspan.subspaces.weight_factors import LayerWeight, factor_sizes
 from headspan.system.threads import parallel_map
+from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Role
 
 
@@ -36,7 +37,7 @@ class Work(NamedTuple):
     role: Role
     layer: int
     weight: LayerWeight
-    places: list[tuple[str, np.ndarray]]  # similarity, and the array for its factors, (n, p, q)
+    places: list[tuple[Metric, np.ndarray]]  # similarity, and the array for its factors, (n, p, q)
     ranks: np.ndarray | None  # if they are known
 
 
@@ -116,13 +117,13 @@ class FactorStore:
 
             for role, items in wanted[layer].items():
                 partner = None
-                if any(METRICS[item.metric].reads_partner for item in items):
+                if any(self._plan.metric(item.metric).reads_partner for item in items):
                     partner = self._weights.partner(role, layer, weight(role.partner) if role in ROLES else None)
                 observed = None
-                if any(METRICS[item.metric].observed for item in items):
+                if any(self._plan.metric(item.metric).observed for item in items):
                     observed = self._weights.observed(role, layer)
                 layer_weight = LayerWeight(weight(role), partner, self._weights.storage_dtype(role, layer), observed)
-                places = [(item.metric, self._place_of(item, layer)) for item in items]
+                places = [(self._plan.metric(item.metric), self._place_of(item, layer)) for item in items]
                 yield Work(role, layer, layer_weight, places, self._ranks.get((role, layer)))
 
     def _place_of(self, item: Item, layer: int) -> np.ndarray:
@@ -132,19 +133,36 @@ class FactorStore:
         """
         whole = self._plan.rows(item.metric, item.panel)
         if item not in self._kept:
-            metric, role = METRICS[item.metric], item.panel.role
+            metric, role = self._plan.metric(item.metric), item.panel.role
             p, q = metric.factor_shape(self._weights.d_model, self._weights.d_head(role))
             self._kept[item] = np.zeros((whole.stop - whole.start, q, p), metric.dtype).transpose(0, 2, 1)
         span = self._plan.ports.span(item.panel.role, layer)
         return self._kept[item][span.start - whole.start : span.stop - whole.start]
 
 
+def _factor_of(metric: Metric, weight: LayerWeight, shape: tuple[int, ...]) -> np.ndarray:
+    """The factors of some heads by a similarity, which may be a caller's own."""
+    found = np.asarray(metric.factor(weight))
+    p, q = shape
+    if (
+        found.ndim != 3
+        or len(found) != len(weight.own)
+        or found.shape[2] > q
+        or not (found.shape[1] == p or (metric.inside_head and found.shape[1] < p))
+    ):
+        raise HeadspanError(
+            f"the factors of {metric.key} have the shape {found.shape}, but {len(weight.own)} heads need "
+            f"({len(weight.own)}, {p}, {q} or less)"
+        )
+    return found
+
+
 def _make_factors(work: Work) -> tuple[Role, int, np.ndarray, np.ndarray | None]:
     """Write the factors of one role in one layer into their arrays, a few heads at a time; return ranks and sizes."""
     ranks = []
     for heads, weight in work.weight.parts():
-        for name, place in work.places:
-            factor = METRICS[name].factor(weight)
+        for metric, place in work.places:
+            factor = _factor_of(metric, weight, place.shape[1:])
             place[heads, : factor.shape[1], : factor.shape[2]] = factor  # zeros beyond the columns of narrower heads
         if work.ranks is None:
             ranks.append(weight.ranks)

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
+from headspan.results.choices import given_metrics
 from headspan.results.scores import Scores, is_result
 from headspan.results.tasks.circuit import Circuit, given_circuit
 from headspan.results.tasks.graph_files import graph_circuit, is_graph
-from headspan.subspaces.metrics import DEFAULT_METRICS
+from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
 from headspan.vocabulary.heads import Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
 
@@ -55,6 +56,22 @@ def _scores(
     weights = open(scores)
     chosen = pairings if isinstance(pairings, str) else list(pairings)
     return score(weights, metrics if isinstance(metrics, str) else list(metrics), chosen, progress=progress)
+
+
+def opened(reference: ScoresLike) -> Scores | AttentionWeights:
+    """A result, or the weights of a model that has not been scored yet."""
+    if isinstance(reference, Scores):
+        return reference
+    return Scores.load(reference) if is_result(reference) else given_weights(reference)
+
+
+def asked_metrics(metric: str | Iterable[str] | None, *opened: Scores | AttentionWeights) -> tuple[str, ...] | None:
+    """The similarities that a caller asks for, or None for all; names in a result need not be known otherwise."""
+    if metric is None:
+        return None
+    asked = [metric] if isinstance(metric, str) else list(metric)
+    result = next((one for one in opened if isinstance(one, Scores)), None)
+    return parse_metrics(asked) if result is None else given_metrics(asked, result)
 
 
 def scores_of_circuit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from headspan.models.weights import AttentionWeights
 from headspan.scoring.arrangement import Job
 from headspan.scoring.contraction import Route, route_cost
+from headspan.scoring.defined import check_dimensions, left_out
 from headspan.subspaces.metrics import METRICS, Metric
 from headspan.system.threads import cores
 from headspan.vocabulary.errors import HeadspanError
@@ -93,6 +94,10 @@ class Plan:
     tiles: list[Tile] = field(default_factory=list)
     operations: float = 0.0  # approximate number of floating-point operations of all tiles
     left_out: dict[str, dict[Pairing, str]] = field(default_factory=dict)  # per metric: pairings left out, and why
+    own: dict[str, Metric] = field(default_factory=dict[str, Metric])  # similarities of the caller, by name
+
+    def metric(self, name: str) -> Metric:
+        return self.own[name] if name in self.own else METRICS[name]
 
     def pairings_of(self, metric: str) -> tuple[Pairing, ...]:
         """The pairings that a similarity is computed for: all, except those of nodes for which it is not defined."""
@@ -149,19 +154,22 @@ class Plan:
 
         A same-role kernel is symmetric, so entries needed below its diagonal are computed above it.
         """
-        jobs = []
-        for first, second in tile.pairs:
-            rows, columns = self.rows(tile.metric, first), self.rows(tile.metric, second)
-            needed = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=bool)
-            for pairing in self.pairings_of(tile.metric):
-                if pairing == (first.role, second.role):
-                    needed |= self.mask(tile.metric, pairing, first, second)
-                if pairing == (second.role, first.role):
-                    needed |= self.mask(tile.metric, pairing, second, first).T
-            if first.role is second.role:
-                needed &= np.arange(rows.start, rows.stop)[:, None] <= np.arange(columns.start, columns.stop)
-            jobs.append(Job(first, second, needed))
-        return jobs
+        return [Job(*pair, np.logical_or(*self.directions(tile.metric, *pair))) for pair in tile.pairs]
+
+    def directions(self, metric: str, first: Panel, second: Panel) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of two panels that are needed: with the first as the source, and with the second."""
+        rows, columns = self.rows(metric, first), self.rows(metric, second)
+        onward = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=bool)
+        back = onward.copy()
+        for pairing in self.pairings_of(metric):
+            if pairing == (first.role, second.role):
+                onward |= self.mask(metric, pairing, first, second)
+            if pairing == (second.role, first.role):
+                back |= self.mask(metric, pairing, second, first).T
+        if first.role is second.role:
+            upper = np.arange(rows.start, rows.stop)[:, None] <= np.arange(columns.start, columns.stop)
+            onward, back = onward & upper, back & upper
+        return onward, back
 
 
 def make_plan(
@@ -171,13 +179,17 @@ def make_plan(
     pairs: PairSet,
     memory: int,
     route: Route | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> Plan:
-    """Cut the work into as few tiles as memory allows, or raise an error with the memory needed."""
-    _check_dimensions(weights, metrics, pairings)
-    plan = Plan(metrics, pairings, pairs, weights.ports)
-    plan.left_out = {name: left for name in metrics if (left := _left_out(weights, METRICS[name], pairings))}
+    """Cut the work into as few tiles as memory allows, or raise an error with the memory needed.
+
+    own: similarities of the caller among the metrics, by name.
+    """
+    plan = Plan(metrics, pairings, pairs, weights.ports, own=dict(own or {}))
+    check_dimensions(weights, [plan.metric(name) for name in metrics], pairings)
+    plan.left_out = {name: left for name in metrics if (left := left_out(weights, plan.metric(name), pairings))}
     for name, left in plan.left_out.items():
-        if METRICS[name].flow_only and not plan.pairings_of(name):
+        if plan.metric(name).flow_only and not plan.pairings_of(name):
             raise HeadspanError(
                 f"{name} is not defined for {', '.join(map(str, left))}: {next(iter(left.values()))}. "
                 f"Choose from {', '.join(map(str, FLOW_PAIRINGS))}"
@@ -193,18 +205,18 @@ def make_plan(
     plan.work_bytes = max(0, min(_MOST_WORK, spare // 3))
     for metric in metrics:
         smallest = _even_blocks(weights.places, 1)
-        least = max(_tile_bytes(weights, plan, METRICS[metric], smallest, "blocks"), default=0) + 4 * 2**20
+        least = max(_tile_bytes(weights, plan, plan.metric(metric), smallest, "blocks"), default=0) + 4 * 2**20
         if spare - plan.work_bytes < least:
             needed = memory - spare + least * 3 // 2
             raise HeadspanError(
                 f"{memory / 1e9:.2f} GB is too little memory for this model: the scores and two layers need about "
                 f"{needed / 1e9:.2f} GB. Allow more with `memory`, or choose fewer similarities or pairings"
             )
-        plan.blocks[metric], plan.groupings[metric] = _cut(weights, plan, METRICS[metric], spare - plan.work_bytes)
+        plan.blocks[metric], plan.groupings[metric] = _cut(weights, plan, plan.metric(metric), spare - plan.work_bytes)
     for metric in metrics:
         made = _tile_pairs(plan, metric, plan.blocks[metric], plan.groupings[metric])
         tiles = [Tile(metric, i, pairs) for i, pairs in enumerate(made)]
-        if METRICS[metric].all_pairs is None:
+        if plan.metric(metric).kernel:
             costs = _costs(weights, plan, tiles)
             plan.routes[metric] = route or min(costs, key=lambda r: costs[r])
             plan.operations += costs[plan.routes[metric]]
@@ -212,7 +224,7 @@ def make_plan(
             plan.operations += _ALL_PAIRS_COST * _pair_count(plan, tiles) * weights.d_head(plan.roles[0]) ** 3
         plan.tiles += tiles
     factors = {(tile.metric, panel) for tile in plan.tiles for panel in tile.panels}
-    everything = sum(_factor_bytes(weights, METRICS[m], panel.role, plan.rows(m, panel)) for m, panel in factors)
+    everything = sum(_factor_bytes(weights, plan.metric(m), panel.role, plan.rows(m, panel)) for m, panel in factors)
     largest = max((_value_bytes(plan.ports, plan.blocks[t.metric], t.pairs) for t in plan.tiles), default=0)
     plan.together = everything + largest <= spare - plan.work_bytes
     return plan
@@ -230,7 +242,7 @@ def _rows(ports: PortTable, role: Role, layers: Sequence[int]) -> slice:
 
 def _cut(weights: AttentionWeights, plan: Plan, metric: Metric, spare: int) -> tuple[list[tuple[int, ...]], str]:
     """Blocks of layers, and the grouping of their panels into tiles that fit and repeat the least work."""
-    if metric.all_pairs is not None:
+    if not metric.kernel:
         most = min(_SMALL_TILE, len(weights.places))
         return _blocks(weights, plan, metric, spare, "blocks", most) or _even_blocks(weights.places, 1), "blocks"
     found = {}
@@ -343,55 +355,10 @@ def _costs(weights: AttentionWeights, plan: Plan, tiles: Sequence[Tile]) -> dict
     for tile in tiles:
         for panel in tile.panels:
             rows = plan.rows(tile.metric, panel)
-            p, q = METRICS[tile.metric].factor_shape(weights.d_model, weights.d_head(panel.role))
+            p, q = plan.metric(tile.metric).factor_shape(weights.d_model, weights.d_head(panel.role))
             shapes[panel] = (rows.stop - rows.start, p, q)
     return route_cost(shapes, (job for tile in tiles for job in plan.jobs(tile)))
 
 
 def _pair_count(plan: Plan, tiles: Sequence[Tile]) -> int:
     return sum(int(np.count_nonzero(job.needed)) for tile in tiles for job in plan.jobs(tile))
-
-
-def _check_dimensions(weights: AttentionWeights, metrics: Sequence[str], pairings: Sequence[Pairing]) -> None:
-    for metric in metrics:
-        if not METRICS[metric].inside_head:
-            continue
-        for pairing in (p for p in pairings if not p.of_nodes):
-            for role in pairing:
-                widths = {*map(int, weights.widths(role))}
-                if len(widths) > 1:
-                    raise HeadspanError(
-                        f"{metric} compares weights column by column, but the {role} of this model have "
-                        f"{' and '.join(map(str, sorted(widths)))} columns. Leave out {metric} or the pairing {pairing}"
-                    )
-            m, m2 = weights.d_head(pairing.source), weights.d_head(pairing.target)
-            if m != m2:
-                raise HeadspanError(
-                    f"{metric} compares weights column by column, but {pairing.source} has {m} columns and "
-                    f"{pairing.target} has {m2}. Leave out {metric} or the pairing {pairing}"
-                )
-
-
-def _left_out(weights: AttentionWeights, metric: Metric, pairings: Sequence[Pairing]) -> dict[Pairing, str]:
-    """The pairings for which a similarity has no scores, with the reason."""
-    found: dict[Pairing, str] = {}
-    if metric.flow_only:
-        reason = "it says how much of what the source writes shows in what the target reads"
-        found |= {pairing: reason for pairing in pairings if not pairing.flow}
-    for pairing in (p for p in pairings if p.of_nodes and p not in found):
-        widths = sorted({int(width) for role in pairing for width in weights.widths(role)})
-        if metric.inside_head and (len(widths) > 1 or widths == [1]):
-            nodes = np.concatenate([weights.widths(role) for role in NODE_ROLES])
-            found[pairing] = f"it compares weights column by column, and the nodes have {_columns(nodes)}"
-        elif metric.observed and pairing.source is Role.W and (unknown := weights.without_variance()):
-            found[pairing] = f"the variance of what {unknown[0]} writes is unknown (hs.Node takes it as variance)"
-        elif metric.reads_partner:
-            lacking = [name for role in pairing for name in weights.without_partner(role)]
-            if lacking:
-                found[pairing] = f"it compares circuits, and {lacking[0]} has no second weight of the same width"
-    return found
-
-
-def _columns(widths: np.ndarray) -> str:
-    least, most = int(widths.min()), int(widths.max())
-    return f"{least} to {most} columns" if least < most else "1 column" if most == 1 else f"{most} columns"

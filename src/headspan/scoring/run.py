@@ -30,7 +30,7 @@ from headspan.scoring.screening import DELTA
 from headspan.scoring.screening import screen as find_strongest
 from headspan.scoring.tile import compute_tile
 from headspan.scoring.tiles import TileStore
-from headspan.subspaces.metrics import DEFAULT_METRICS, PK, check_statistics, parse_metrics
+from headspan.subspaces.metrics import DEFAULT_METRICS, PK, MetricsLike, check_statistics, parse_metrics, split_metrics
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import default_memory, parse_memory
@@ -53,7 +53,7 @@ _OVERHEAD = 1.4  # time of a run relative to its arithmetic
 @checked
 def score(
     model: ModelLike,
-    metric: str | Sequence[str] = DEFAULT_METRICS,
+    metric: MetricsLike = DEFAULT_METRICS,
     pairing: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
@@ -74,7 +74,9 @@ def score(
     """Similarities of all pairs of heads.
 
     model: an opened model (``headspan.open``), folded weights (``headspan.fold``), or anything that can be opened.
-    metric: of pk, cs, simple_cs, linear_cka, procrustes; or "all".
+    metric: of pk, cs, simple_cs, linear_cka, procrustes; or "all". Your own is a function of two weights, each
+        (d_model, d_head), that returns a number, called as ``metric(source, target)`` for every pair, or a
+        ``headspan.Metric``. Its name is that of the function; a run with one does not resume.
     pairing: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
         "nodes" means only these; RR and WW are scored only if named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
@@ -100,7 +102,8 @@ def score(
     weights = open(model)
     if out is not None:
         check_output(out, "result", inputs=[weights.reference], force=force)
-    names = parse_metrics(metric, observed=stats is not None)
+    shipped, own = split_metrics(metric)
+    names = parse_metrics(shipped, observed=stats is not None)
     observed = check_statistics(names, stats is not None)
     if stats is not None:
         weights = _with_statistics(weights, stats)
@@ -109,6 +112,9 @@ def score(
             raise HeadspanError("screening compares heads only. Leave out the nodes, or use `hs.nodes(model)` for them")
         weights = _with_nodes(weights, nodes)
     chosen = _chosen(weights.ports, pairing, pairs)
+    names = (*names, *own)
+    if own and dask is not None:
+        raise HeadspanError(f"a cluster cannot compute your own similarity {next(iter(own))}. Leave out `dask`")
     if not names or not chosen:
         raise HeadspanError("nothing to score. Choose at least one similarity and one pairing that has pairs")
     budget = parse_memory(memory) if memory is not None else default_memory()
@@ -122,7 +128,7 @@ def score(
         if out is not None:
             scores.save(out, force=force)
         return scores
-    plan = make_plan(weights, names, chosen, pairs, budget, route)  # raises if the model does not fit
+    plan = make_plan(weights, names, chosen, pairs, budget, route, own)  # raises if the model does not fit
     for sentence in plan.remarks():
         warn(sentence)
     if observed and weights.folding == "none":
@@ -135,7 +141,7 @@ def score(
         )
     result = Assembly(weights, plan)
     with (
-        TileStore(out, plan.key) if out is not None else nullcontext() as store,
+        TileStore(out, plan.key) if out is not None and not own else nullcontext() as store,
         progress_bar("scoring", progress) as update,
     ):
         finished = _take_over(store, plan, result) if store is not None and resume else set[str]()

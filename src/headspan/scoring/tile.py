@@ -10,8 +10,8 @@ from headspan.models.weights import AttentionWeights
 from headspan.scoring.assembly import pair_name, rank_name, size_name
 from headspan.scoring.contraction import contract
 from headspan.scoring.factors import FactorStore
+from headspan.scoring.own_metrics import check_numbers, own_scores
 from headspan.scoring.plan import Plan, Tile
-from headspan.subspaces.metrics import METRICS
 
 
 def compute_tile(
@@ -24,8 +24,8 @@ def compute_tile(
 ) -> dict[str, np.ndarray]:
     """Scores of one tile by pair of panels ("Q0-K1": role and block of both sides), and subspace ranks ("rank-Q0")."""
     store = store or FactorStore(weights, plan)
-    factors, jobs, metric = store.of(tile), plan.jobs(tile), METRICS[tile.metric]
-    if metric.all_pairs is None:
+    factors, jobs, metric = store.of(tile), plan.jobs(tile), plan.metric(tile.metric)
+    if metric.kernel:
         route = plan.routes[tile.metric]
         rooted = metric.finish is np.sqrt
         kernels = contract(
@@ -34,9 +34,14 @@ def compute_tile(
         values = [metric.finish(kernel) for kernel in kernels]
     else:
         values = []
-        for job in jobs:
-            values.append(metric.all_pairs(factors[job.first], factors[job.second], job.needed))  # type: ignore[index]
+        for job, pair in zip(jobs, tile.pairs, strict=True):
+            if tile.metric in plan.own:
+                values.append(own_scores(weights, plan, metric, pair, factors))
+            else:
+                values.append(metric.all_pairs(factors[pair[0]], factors[pair[1]], job.needed))  # type: ignore[misc]
             tick(1 / len(jobs))
+    if tile.metric in plan.own:
+        check_numbers(plan, tile, jobs, values)
     sizes = {panel: store.sizes(panel, tile.metric) for panel in tile.panels} if metric.observed else {}
     if metric.observed:
         ends = [(sizes[first], sizes[second]) for first, second in tile.pairs]

@@ -305,6 +305,18 @@ def has_reverse(scores: Scores, metric: str, pairing: Pairing) -> bool:
     return not pairing.same_type and (metric, Pairing(pairing.target, pairing.source)) in scores
 
 
+def reversed_q(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray | None:
+    """q of every forward pair against the reversed pairs; None where a result has no reversed pairs to compare with."""
+    if scores.screened or metric_of(metric).flow_only or not has_reverse(scores, metric, pairing):
+        return None
+    backward = scores[metric, Pairing(pairing.target, pairing.source)].forward().values.astype(np.float64).T
+    control = np.sort(backward[~np.isnan(backward)])
+    if len(control) < 2:
+        return None
+    values = scores[metric, pairing].forward().values.astype(np.float64)
+    return benjamini_hochberg(p_among(control, values, fit_tail(control), "scores")[0])
+
+
 def _both_directions(matrix: ScoreMatrix, scores: Scores, null: Null) -> tuple[ScoreMatrix, np.ndarray]:
     """The forward pairs, and the reversed pairs in the same layout: sources as rows, targets as columns."""
     pairing = matrix.pairing

@@ -30,9 +30,11 @@ Fisher information of the attention pattern, for V the inverse variance of the v
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,6 +49,7 @@ from headspan.subspaces.weight_factors import (
     procrustes_all_pairs,
     subspace_factor,
     triangular_factor,
+    weight_itself,
 )
 from headspan.vocabulary.errors import HeadspanError
 
@@ -57,9 +60,11 @@ def _itself(kernel: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Metric:
-    """One similarity.
+    """One similarity; ``headspan.score`` also takes your own.
 
+    key: its name, ``lower_case``; title and short are the same by default.
     factor: computes normalised (n, p, q) factors for some heads of a layer; each depends only on its own head.
+        By default the weights themselves, ``weight.own``, (n, d_model, d_head).
     finish: the map from ‖F_AᵀF_B‖_F² to the score.
     reads_partner: whether the factor needs the other weight of the circuit.
     inside_head: the factor is m×m and compares weights column by column, so both need the same d_head;
@@ -68,17 +73,18 @@ class Metric:
     observed: the factor needs statistics of a run, is made of folded weights, and has a size: the score is multiplied
         by the sizes (Frobenius norms) of both ends, whose product is its largest value.
     flow_only: defined only where the source writes and the target reads.
-    known: False for a similarity from another version, whose range is unknown.
+    known: False for a similarity of a result that is not in the table, whose range is unknown.
     all_pairs: computes the scores of the needed pairs from two factor arrays, for similarities without a kernel.
+    pair: computes the score of one pair from the factor of the source and that of the target; called for each pair.
     at_random: mean and standard deviation of the score of two random weights if there is a formula; otherwise they
         are sampled.
     random_null: the distribution of the score of two random subspaces is known, so that a pair has a z and a p.
     """
 
     key: str
-    title: str
-    short: str
-    factor: Callable[[LayerWeight], np.ndarray]
+    title: str = ""
+    short: str = ""
+    factor: Callable[[LayerWeight], np.ndarray] = weight_itself
     finish: Callable[[np.ndarray], np.ndarray] = _itself
     reads_partner: bool = False
     inside_head: bool = False
@@ -89,17 +95,27 @@ class Metric:
     at_random: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     random_null: bool = False
     known: bool = True
+    pair: Callable[[np.ndarray, np.ndarray], float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.key)
+        object.__setattr__(self, "short", self.short or self.title)
+
+    @property
+    def kernel(self) -> bool:
+        """Whether the score is computed from ‖F_AᵀF_B‖_F²; otherwise pair by pair."""
+        return self.all_pairs is None and self.pair is None
 
     @property
     def dtype(self) -> type[np.floating]:
         """Factors for the kernel are float32; similarities computed pair by pair keep float64."""
-        return np.float32 if self.all_pairs is None else np.float64
+        return np.float32 if self.kernel else np.float64
 
     def factor_shape(self, d_model: int, d_head: int) -> tuple[int, int]:
         """(p, q) of a factor."""
         if not self.inside_head:
             return d_model, d_head
-        return (d_head if self.all_pairs is None else min(d_head, d_model)), d_head
+        return (d_head if self.kernel else min(d_head, d_model)), d_head
 
     def largest(self, rank: float, other_rank: float, size: float = 1.0) -> float:
         """The largest value for subspaces of these dimensions; ``size``: the product of the sizes of both ends."""
@@ -148,8 +164,11 @@ class Metric:
         """Where a score lies between chance (0) and the largest possible score (1).
 
         The scale starts three standard deviations above the mean of random weights, in any dimension and for any
-        similarity, so it can be used for all models.
+        similarity, so it can be used for all models. Of an unknown similarity, the largest given value is 1.
         """
+        if not self.known:
+            most = np.max(np.abs(values), initial=0.0, where=~np.isnan(values))
+            return np.clip(values / (most or 1.0), 0.0, 1.0)
         mean, sd = self.chance(d, ranks, other_ranks, sizes)
         start = mean + 3 * sd
         room = self._largest(ranks, other_ranks, sizes) - start
@@ -158,12 +177,11 @@ class Metric:
 
 
 def drawing_strength(excess: np.ndarray) -> np.ndarray:
-    """How strongly to draw pairs, from 0 to 1, in every picture: the root of their excess over chance.
+    """How strongly to draw pairs, from 0 to 1, in every picture: their excess over chance; 0 where there is no score.
 
-    The root is used because the strongest pairs of trained models have an excess of 0.1 to 0.5, and readers compare
-    lines by their width. 0 where there is no score.
+    The width of a line is linear in it, so a line twice as far above chance is twice as far from the thinnest.
     """
-    return np.sqrt(np.nan_to_num(excess))
+    return np.nan_to_num(excess)
 
 
 def _random_kernel(d: np.ndarray, m: np.ndarray, m2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -294,5 +312,48 @@ def metric_of(name: str) -> Metric:
     """The similarity with this name; for an unknown one, an object with only the name."""
     if name in METRICS:
         return METRICS[name]
-    nothing = lambda d, ranks, _: (0.0 * ranks, 0.0 * ranks)  # noqa: E731
-    return Metric(name, name, name, subspace_factor, at_random=nothing, known=False)
+    return Metric(name, at_random=_unknown_chance, known=False)
+
+
+def _unknown_chance(d: np.ndarray, ranks: np.ndarray, other_ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return 0.0 * ranks, 0.0 * ranks
+
+
+# -- those of a caller ---------------------------------------------------------------------------------------
+
+PairFunction: TypeAlias = Callable[[np.ndarray, np.ndarray], float]  # of two weights, each (d_model, d_head)
+MetricsLike: TypeAlias = "str | Metric | PairFunction | Sequence[str | Metric | PairFunction]"
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_TAKEN = ("all", "rank", "size", "effect")  # by files of results
+
+
+def split_metrics(given: MetricsLike) -> tuple[list[str], dict[str, Metric]]:
+    """The names among similarities, and those that are the caller's own: `Metric` objects and functions of a pair.
+
+    >>> def shared(a, b):
+    ...     return float(np.abs(a.T @ b).max())
+    >>> names, own = split_metrics(["pk", shared])
+    >>> names, list(own), own["shared"].pair is shared
+    (['pk'], ['shared'], True)
+    """
+    alone = isinstance(given, (str, Metric)) or not isinstance(given, Iterable)
+    several: list[Any] = [given] if alone else list(cast("Iterable[Any]", given))
+    names: list[str] = [one for one in several if not isinstance(one, Metric) and not callable(one)]
+    own: dict[str, Metric] = {}
+    for one in (one for one in several if isinstance(one, Metric) or callable(one)):
+        metric = (
+            one
+            if isinstance(one, Metric)
+            else Metric(str(getattr(one, "__name__", "")), pair=cast("PairFunction", one))
+        )
+        if not _NAME.fullmatch(str(metric.key)):
+            raise HeadspanError(
+                f"{str(metric.key)[:60]!r} cannot be the name of a similarity. Give it one in lower case: "
+                "`hs.Metric('my_metric', pair=function)`"
+            )
+        if metric.key in METRICS or metric.key in own or metric.key in _TAKEN:
+            raise HeadspanError(f"there is another similarity {metric.key}. Give yours another name with `hs.Metric`")
+        if metric.observed:
+            raise HeadspanError(f"{metric.key} cannot use statistics of a run, which influence alone does")
+        own[metric.key] = metric
+    return names, own

@@ -111,6 +111,11 @@ def _partners_of(partner: np.ndarray, index: int, n: int) -> np.ndarray:
     return partner[index * per_head : (index + 1) * per_head].reshape(-1, partner.shape[2])
 
 
+def weight_itself(weight: LayerWeight) -> np.ndarray:
+    """The weights as they are: for similarities that a caller gives."""
+    return weight.own
+
+
 def plain_factor(weight: LayerWeight) -> np.ndarray:
     """simple_cs: the weight itself."""
     own = _rescaled(weight.own)

@@ -7,15 +7,17 @@ HS.circuit = (() => {
     const edge = HS.model.findEdge(HS.state.metric, pairing, row, column);
     if (edge) return edge;
     const { score, exact } = HS.model.value(HS.state.metric, pairing, row, column), { start, most } = HS.model.limits(HS.state.metric, pairing, row, column);
-    const strength = Number.isNaN(score) ? 0 : Math.sqrt(Math.max(0, Math.min(1, (score - start) / (most - start))));
-    return { metric: HS.state.metric, pairing, source, target, score, rank: 0, strength, exact, z: null, q: { random: null, reversed: null, within: null }, effect: null, percentile: null, large: null, ratio: null };
+    const strength = Number.isNaN(score) ? 0 : Math.max(0, Math.min(1, (score - start) / (most - start)));
+    return { metric: HS.state.metric, pairing, source, target, score, rank: 0, strength, evidence: null, exact, z: null, q: { random: null, reversed: null, within: null }, effect: null, percentile: null, large: null, ratio: null };
   };
   const edges = () => keys().map(edgeOf);
   const key = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
   const has = (edge) => keys().includes(key(edge));
-  const set = (list) => HS.set({ pins: [...new Set(list)].join("|") }, true);
-  const toggle = (edge) => set(has(edge) ? keys().filter((k) => k !== key(edge)) : [...keys(), key(edge)]);
+  const set = (list, more = {}) => HS.set({ pins: [...new Set(list)].join("|"), ...more }, true);
+  // more: other changes of the view that belong to the same step in the history.
+  const toggle = (edge, more) => set(has(edge) ? keys().filter((k) => k !== key(edge)) : [...keys(), key(edge)], more);
   const add = (list) => set([...keys(), ...list]);
+  const alone = () => HS.state.only === "1" && keys().length > 0;
 
   const button = (edge) => HS.el("button", { type: "button", class: "pin", "aria-pressed": String(has(edge)), "data-pin": key(edge),
     "aria-label": `${has(edge) ? "Unpin" : "Pin"} ${edge.source} → ${edge.target} (${edge.pairing})`, title: has(edge) ? "Remove from the circuit" : "Add to the circuit", text: has(edge) ? "−" : "+",
@@ -38,11 +40,15 @@ HS.circuit = (() => {
     box.replaceChildren(
       HS.el("div", { class: "circuit-bar" }, HS.el("label", { class: "field inline" }, HS.el("span", { text: "Circuit" }), name),
         HS.el("button", { type: "button", id: "circuit-save", text: "Save JSON", onclick: () => HS.download(`${file()}.json`, `${JSON.stringify(content(), null, 1)}\n`, "application/json") }),
+        HS.el("button", {
+          type: "button", id: "circuit-only", "aria-pressed": String(alone()), text: "Only this circuit",
+          title: "Draw these edges alone, with a layout of their own", onclick: () => HS.set({ only: alone() ? "" : "1" }, true),
+        }),
         HS.el("button", { type: "button", text: "Clear", onclick: () => set([]) })),
       HS.el("ul", { class: "pins" }, ...list.map((edge) => HS.el("li", {}, HS.pairLink(edge.pairing, edge.source, edge.target), HS.el("span", { text: `${edge.pairing} ${HS.score(edge.score, edge.metric)}` }), button(edge)))),
     );
   };
 
-  const start = () => { show(); HS.on(["pins", "metric"], show); };
-  return { keys, edges, has, toggle, add, button, content, start };
+  const start = () => { show(); HS.on(["pins", "metric", "only"], show); };
+  return { keys, edges, alone, has, toggle, add, button, content, start };
 })();

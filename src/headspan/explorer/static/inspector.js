@@ -90,9 +90,7 @@ HS.inspector = (() => {
 
   // One hop: pin the edge and move the card to its other end.
   const follow = (edge, other) => {
-    const was = HS.circuit.has(edge);
-    HS.circuit.toggle(edge);
-    if (!was) HS.openHead(edge[other]);
+    HS.circuit.toggle(edge, HS.circuit.has(edge) ? {} : { head: edge[other], pair: "" });
   };
 
   const tokens = (name) => {
@@ -128,6 +126,8 @@ HS.inspector = (() => {
     if (value.q?.random !== null && value.q) rows.push(["q, random", HS.qvalue(value.q.random)]);
     if (value.q?.reversed !== null && value.q) rows.push(["q, reversed", HS.qvalue(value.q.reversed)]);
     if (value.q?.within !== null && value.q) rows.push(["q, within", HS.qvalue(value.q.within)]);
+    const kept = HS.model.findEdge(metric, pairing, row, column);
+    if (kept && kept.evidence !== null) rows.unshift(["Evidence", HS.el("b", { "data-evidence": kept.evidence, text: HS.evidence.verdict(kept) })]);
     rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
     parts.push(facts(rows), ...HS.watch.part(pairing, source, target), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
@@ -148,8 +148,8 @@ HS.inspector = (() => {
     const unit = data.effects.units[pairing];
     if (edge === null || edge.effect === null)
       return [["Effect", Number.isNaN(found) ? "not measured" : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)} ${unit}${data.effects.compared ? ", not among the large effects" : ""}`]];
-    return [["Effect", HS.el("span", { "data-effect": found, text: `${HS.number(found)} ${unit}, percentile ${HS.number(edge.percentile, 1)} between these layers` })],
-      ["Large effect", HS.el("span", { "data-large": String(edge.large), title: HS.largeMeans(), text: HS.largeText(edge) })]];
+    return [["Effect", HS.el("span", { "data-effect": found, "data-verdict": String(edge.large), title: HS.largeMeans(), text: HS.evidence.effect(edge) })],
+      ["Measured on", `${HS.evidence.tokens()}; percentile ${HS.number(edge.percentile, 1)} between these layers`]];
   };
 
   const details = (pairing, row, column) => data.details?.[pairing]?.[`${row}>${column}`];

@@ -68,7 +68,7 @@ HS.model = (() => {
     }
     const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
     const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
-    return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : 1 };
+    return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : metric(key).max };
   };
 
   // ------------------------------------------------------------- edges
@@ -81,13 +81,15 @@ HS.model = (() => {
       count: raw.count, forward: raw.forward,
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
+      evidence: raw.evidence ? HS.decode(raw.evidence, Uint8Array) : null,
       strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed), within: optional(raw.q_within),
       effect: optional(raw.effect), percentile: optional(raw.percentile), large: optional(raw.large), ratio: optional(raw.ratio),
     };
   });
 
   const edgeAt = (metricKey, pairing, a, i) => ({
-    metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], strength: a.strength ? a.strength[i] / 255 : 0, z: a.z ? a.z[i] : null,
+    metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], strength: a.strength ? a.strength[i] / 255 : 0,
+    evidence: a.evidence ? a.evidence[i] : null, z: a.z ? a.z[i] : null,
     q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null, within: a.within ? a.within[i] : null },
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
@@ -116,10 +118,13 @@ HS.model = (() => {
   };
 
   // ------------------------------------------------------------- edge rules (forward pairs only)
+  // The largest k that the page can draw: it keeps so many pairs of each pairing, and of each head.
+  const mostK = (rule) => (rule === "top-per-target" ? data.limits.per_head : data.limits.overall);
+
   const chooseIn = (metricKey, pairing, view) => {
     const a = arrays(metricKey, pairing);
     if (!a) return { edges: [], complete: true };
-    const perTarget = new Map();
+    const perTarget = new Map(), k = Math.min(view.k, mostK(view.rule));
     const layersOut = once(`position ${pairing[0]}`, () => Float64Array.from(listOf[pairing[0]], position));
     const layersIn = once(`position ${pairing[1]}`, () => Float64Array.from(listOf[pairing[1]], position));
     const edges = [];
@@ -127,11 +132,11 @@ HS.model = (() => {
     for (let i = 0; i < a.rank.length; i++) {
       if (layersOut[a.source[i]] >= layersIn[a.target[i]] || a.score[i] < view.min) continue;
       if (view.rule === "significance" && !(a[view.null] && a[view.null][i] <= view.q)) continue;
-      if (view.rule === "top" && seen >= view.k) break;
+      if (view.rule === "top" && seen >= k) break;
       seen += 1;
       if (view.rule === "top-per-target") {
         const taken = perTarget.get(a.target[i]) ?? 0;
-        if (taken >= view.k) continue;
+        if (taken >= k) continue;
         perTarget.set(a.target[i], taken + 1);
       }
       if (view.large && !(a.large && a.large[i] > 0)) continue; // keep only edges with a large effect
@@ -200,5 +205,5 @@ HS.model = (() => {
     return { names, values, ranks, order };
   });
 
-  return { shared, heads, place, about, parts, layer, position, columnName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, choose, matrix, value, hub };
+  return { shared, heads, place, about, parts, layer, position, columnName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, mostK, choose, matrix, value, hub };
 })();

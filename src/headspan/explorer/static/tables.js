@@ -14,17 +14,10 @@ HS.tables = (() => {
       ["Pairs compared", HS.count(data.compared)],
       ["Large effects", data.effects?.compared ? Object.entries(data.effects.large).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
-    if (!data.above_chance) {
-      HS.byId("notice").hidden = false;
-      HS.byId("notice").append(HS.el("b", { text: "Nothing here rises above chance. " }), "No pair of heads overlaps more than random weights of the same dimensions would. The lines below are just the largest of many chance values, so there are no findings.");
-    }
     HS.byId("findings").append(...data.findings.map((f) => HS.el("li", {}, HS.el("b", { text: f.title }), HS.el("p", { text: f.text }),
-      f.view ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => show(f.view) }) : null)));
+      Object.keys(f.view).length ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => HS.headline.open(f.view) }) : null)));
     HS.byId("notes").append(...data.notes.map((text) => HS.el("p", { class: "note", text })));
   };
-
-  // A finding's view changes only the settings that it names, then scrolls there.
-  const show = (view) => { HS.set({ head: "", pair: "", ...view }, true); HS.byId(view.at ?? "wiring").scrollIntoView(); };
 
   const edges = (list) => {
     const metric = HS.state.metric;

@@ -1,15 +1,16 @@
 // The wiring diagram: columns are positions in the residual stream, boxes are heads, lines run from left to right.
 "use strict";
 HS.wiring = (() => {
-  const HEADER = 26, FOLD = 22, SIDE = 14, IDLE_ROW = 19;
+  const HEADER = 26, FOLD = 22, SIDE = 14, IDLE_ROW = 19, TOP = HEADER + 14;
   let nodes = new Map(); // name -> {group, shape, x, y, column, counts}
-  let lines = []; // {edge, path, hit, mark}
+  let lines = []; // {edge, path, hit, route, passes, dot, mark}
   let geometry = null, svg = null, world = null, header = null, cursor = null;
 
   const view = () => ({
-    metric: HS.state.metric, rule: HS.state.rule, pairings: HS.state.pairings.split(",").filter((p) => HS.data.pairings.includes(p)),
-    k: Math.max(0, Math.floor(Number(HS.state.k)) || 0), min: HS.state.min === "" ? -Infinity : Number(HS.state.min), q: Number(HS.state.q), null: HS.state.null,
-    large: HS.state.large === "1",
+    metric: HS.state.metric, rule: HS.state.rule,
+    pairings: HS.state.pairings.split(",").filter((p) => HS.data.pairings.includes(p)),
+    k: Math.max(0, Math.floor(Number(HS.state.k)) || 0), min: HS.state.min === "" ? -Infinity : Number(HS.state.min),
+    q: Number(HS.state.q), null: HS.state.null, large: HS.state.large === "1", only: HS.circuit.alone(),
   });
   const pairKey = (edge) => `${edge.source}.${edge.pairing[0]}-${edge.target}.${edge.pairing[1]}`;
 
@@ -44,155 +45,170 @@ HS.wiring = (() => {
     if (HS.state.head && HS.model.exists(HS.state.head)) shown.add(HS.state.head);
     const groups = grouped(shown);
     const everyone = HS.state.idle === "1" || !edges.length ? HS.model.allHeads : []; // never an empty picture
-    const positions = [...new Set([...groups.map((g) => g.position), ...everyone.map(HS.model.position)])].sort((a, b) => a - b);
+    const seen = [...groups.map((g) => g.position), ...everyone.map(HS.model.position)];
+    const positions = [...new Set(seen)].sort((a, b) => a - b);
     const place = new Map(positions.map((p, i) => [p, i]));
-    const links = [...new Map(edges.map((e) => [`${e.source}>${e.target}`, e])).values()];
-    const plan = arranged({ columns: positions, groups: groups.map((g) => ({ ...g, column: place.get(g.position) })), links: links.map(({ source, target }) => ({ source, target })), numeric: HS.state.order === "number" });
-    const level = (p) => Math.min(Math.floor(p / 2), 1 + HS.data.model.layers.at(-1)); // the unembedding comes after the last layer
+    const links = [...new Map(edges.map(({ source, target }) => [`${source}>${target}`, { source, target }])).values()];
+    const placed = groups.map((g) => ({ ...g, column: place.get(g.position) }));
+    const plan = arranged({ columns: positions, groups: placed, links, numeric: HS.state.order === "number" });
+    // The unembedding comes after the last layer.
+    const level = (p) => Math.min(Math.floor(p / 2), 1 + HS.data.model.layers.at(-1));
     const folds = positions.map((p, i) => i > 0 && level(p) - level(positions[i - 1]) > 1);
     const room = Math.max(240, HS.byId("diagram").clientWidth - 2 * SIDE - FOLD * folds.filter(Boolean).length);
     const column = Math.max(52, Math.min(positions.length < 4 ? 300 : 220, room / Math.max(1, positions.length)));
     const box = column >= 96 ? 56 : 30;
     let x = SIDE;
     const xs = positions.map((_, i) => { x += folds[i] ? FOLD : 0; x += column; return x - column / 2; });
-    const idle = everyone.filter((name) => !shown.has(name));
     const parked = new Map(), filled = positions.map(() => 0);
-    for (const name of idle) { const c = place.get(HS.model.position(name)); parked.set(name, { column: c, row: filled[c]++ }); }
-    const deep = Math.max(0, ...filled);
-    return { ...plan, positions, xs, folds, column, box, tall: 20, parked, width: x + SIDE, floor: HEADER + 14 + plan.height, total: HEADER + 14 + plan.height + 14 + (deep ? deep * IDLE_ROW + 22 : 0) };
+    for (const name of everyone.filter((n) => !shown.has(n))) {
+      const c = place.get(HS.model.position(name));
+      parked.set(name, { column: c, row: filled[c]++ });
+    }
+    const deep = Math.max(0, ...filled), floor = TOP + plan.height;
+    return { ...plan, positions, xs, folds, column, box, tall: 20, parked, width: x + SIDE, floor,
+      total: floor + 14 + (deep ? deep * IDLE_ROW + 22 : 0) };
   };
+
+  const drawColumns = (g) => g.positions.forEach((position, i) => {
+    const left = g.xs[i] - g.column / 2, name = HS.model.columnName(position, g.column);
+    const band = `layer-band${i % 2 ? " odd" : ""}`;
+    world.append(HS.svg("rect", { class: band, x: left, y: 0, width: g.column, height: g.total }));
+    header.append(HS.svg("text", { "data-x": g.xs[i], y: 17, "text-anchor": "middle", text: name }));
+    if (!g.folds[i]) return;
+    const first = HS.model.columnName(g.positions[i - 1] + 2), last = HS.model.columnName(position - 2);
+    world.append(HS.svg("g", { class: "fold" },
+      HS.svg("title", { text: `${first} to ${last}: no line in this view` }),
+      HS.svg("rect", { x: left - FOLD + 3, y: 0, width: FOLD - 6, height: g.total }),
+      HS.svg("text", { x: left - FOLD / 2, y: HEADER + 24, "text-anchor": "middle", text: "⋯" })));
+  });
 
   const build = (edges) => {
     geometry = measure(edges);
     const g = geometry;
     world = HS.svg("g", { class: "world" });
     header = HS.svg("g", { class: "header" });
-    g.positions.forEach((position, i) => {
-      world.append(HS.svg("rect", { class: `layer-band${i % 2 ? " odd" : ""}`, x: g.xs[i] - g.column / 2, y: 0, width: g.column, height: g.total }));
-      header.append(HS.svg("text", { "data-x": g.xs[i], y: 17, "text-anchor": "middle", text: HS.model.columnName(position, g.column) }));
-      if (!g.folds[i]) return;
-      const between = `${HS.model.columnName(g.positions[i - 1] + 2)} to ${HS.model.columnName(position - 2)}: no line in this view`;
-      world.append(HS.svg("g", { class: "fold" }, HS.svg("title", { text: between }), HS.svg("rect", { x: g.xs[i] - g.column / 2 - FOLD + 3, y: 0, width: FOLD - 6, height: g.total }),
-        HS.svg("text", { x: g.xs[i] - g.column / 2 - FOLD / 2, y: HEADER + 24, "text-anchor": "middle", text: "⋯" })));
-    });
+    drawColumns(g);
     nodes = new Map();
     const boxes = HS.svg("g"), frames = HS.svg("g");
     g.stacks.forEach((stack, c) => {
-      for (const item of stack) {
-        if (item.lane) continue;
-        const high = HS.layout.size(item);
-        if (item.frame) frames.append(HS.svg("rect", { class: "group", x: g.xs[c] - g.box / 2 - 7, y: HEADER + 14 + item.y - high / 2, width: g.box + 14, height: high, rx: 8 }));
-        for (const row of item.rows) boxes.append(makeNode(row.name, c, HEADER + 14 + HS.layout.rowY(row), g.tall));
+      for (const item of stack.filter((one) => !one.lane)) {
+        const high = HS.layout.size(item), left = g.xs[c] - g.box / 2 - 7, y = TOP + item.y - high / 2;
+        if (item.frame)
+          frames.append(HS.svg("rect", { class: "group", x: left, y, width: g.box + 14, height: high, rx: 8 }));
+        for (const row of item.rows) boxes.append(makeNode(row.name, c, TOP + HS.layout.rowY(row), g.tall));
       }
     });
-    for (const [name, { column, row }] of g.parked) boxes.append(makeNode(name, column, g.floor + 26 + row * IDLE_ROW, 15, true));
-    if (g.parked.size) world.append(HS.svg("line", { class: "floor", x1: 0, x2: g.width, y1: g.floor + 8, y2: g.floor + 8 }));
+    for (const [name, { column, row }] of g.parked)
+      boxes.append(makeNode(name, column, g.floor + 26 + row * IDLE_ROW, 15, true));
+    const y = g.floor + 8;
+    if (g.parked.size) world.append(HS.svg("line", { class: "floor", x1: 0, x2: g.width, y1: y, y2: y }));
     world.append(frames, HS.svg("g", { class: "lines" }), boxes);
-    svg = HS.svg("svg", { id: "wiring-svg", role: "group", "aria-label": "Wiring diagram. Arrow keys move between heads, Enter opens a head, Escape closes it." },
-      arrowheads(), world, HS.svg("rect", { class: "header-ground", x: 0, y: 0, width: "100%", height: HEADER }), header);
+    const label = "Wiring diagram. Arrow keys move between heads, Enter opens a head, e moves to its edges, Escape closes.";
+    svg = HS.svg("svg", { id: "wiring-svg", role: "group", "aria-label": label }, HS.routing.arrowheads("arrow"), world,
+      HS.svg("rect", { class: "header-ground", x: 0, y: 0, width: "100%", height: HEADER }), header);
     HS.byId("diagram").replaceChildren(svg);
     HS.zoom.fit(svg, world, header, { width: g.width, height: g.total });
     cursor = nodes.has(HS.state.head) ? HS.state.head : nodes.has(cursor) ? cursor : nodes.keys().next().value ?? null;
     if (cursor) nodes.get(cursor).group.setAttribute("tabindex", "0");
   };
 
-  const arrowheads = () => HS.svg("defs", {}, ...["Q", "K", "V", "O", "R"].map((role) =>
-    HS.svg("marker", { id: `arrow-${role}`, class: `arrow to-${role}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, HS.svg("path", { d: "M0 .8 L8 4 L0 7.2 Z" }))));
-
   // Heads are boxes; other nodes have other shapes of the same size.
   const outline = (kind, x, y, w, h) => {
-    if (kind === "H") return HS.svg("rect", { class: "shape", x: x - w / 2, y: y - h / 2, width: w, height: h, rx: 5 });
-    if (kind === "KV" || kind === "KR") return HS.svg("rect", { class: "shape kv", x: x - w / 2, y: y - h / 2, width: w, height: h, rx: h / 2 });
+    const box = { x: x - w / 2, y: y - h / 2, width: w, height: h };
+    if (kind === "H") return HS.svg("rect", { class: "shape", ...box, rx: 5 });
+    if (kind === "KV" || kind === "KR") return HS.svg("rect", { class: "shape kv", ...box, rx: h / 2 });
     if (kind === "neuron") return HS.svg("ellipse", { class: "shape", cx: x, cy: y, rx: w / 2, ry: h / 2 });
-    const cut = kind === "direction" ? w / 2 : 7;
-    return HS.svg("path", { class: "shape", d: `M${x - w / 2} ${y} l${cut} ${-h / 2} h${w - 2 * cut} l${cut} ${h / 2} l${-cut} ${h / 2} h${2 * cut - w} Z` });
+    const cut = kind === "direction" ? w / 2 : 7, level = w - 2 * cut, top = h / 2;
+    const d = `M${x - w / 2} ${y} l${cut} ${-top} h${level} l${cut} ${top} l${-cut} ${top} h${-level} Z`;
+    return HS.svg("path", { class: "shape", d });
   };
 
   const makeNode = (name, column, y, tall, idle = false) => {
-    const g = geometry, x = g.xs[column], about = HS.model.about(name);
-    const shape = outline(about.kind, x, y, g.box, tall);
-    const group = HS.svg("g", { class: `node${idle ? " idle" : ""}`, "data-head": name, role: "button", tabindex: "-1" }, shape, HS.svg("g", { class: "stripes" }),
-      HS.svg("text", { x, y: y + 4, text: HS.model.boxLabel(name, g.box) }));
+    const g = geometry, x = g.xs[column], shape = outline(HS.model.about(name).kind, x, y, g.box, tall);
+    const group = HS.svg("g",
+      { class: `node${idle ? " idle" : ""}`, "data-head": name, role: "button", tabindex: "-1" }, shape,
+      HS.svg("g", { class: "stripes" }), HS.svg("text", { x, y: y + 4, text: HS.model.boxLabel(name, g.box) }));
     nodes.set(name, { group, shape, x, y, column, tall, counts: [0, 0] });
     return group;
   };
 
   // ---------------------------------------------------------------- lines
-  // Every line leaves and enters its boxes at its own height, ordered by the other end.
   const routes = (edges) => {
     const g = geometry, way = new Map(g.chains.map((c) => [`${c.source}>${c.target}`, c.chain]));
     const made = edges.map((edge) => {
       const chain = way.get(`${edge.source}>${edge.target}`);
-      return { edge, via: chain.slice(1, -1).map((lane) => HEADER + 14 + HS.layout.rowY(lane)), a: nodes.get(edge.source), b: nodes.get(edge.target) };
+      return {
+        edge, pairing: edge.pairing, key: pairKey(edge), a: nodes.get(edge.source), b: nodes.get(edge.target),
+        via: chain.slice(1, -1).map((lane) => TOP + HS.layout.rowY(lane)),
+      };
     });
-    const spread = (end, next, offset) => {
-      const by = new Map();
-      for (const r of made) { if (!by.has(r[end])) by.set(r[end], []); by.get(r[end]).push(r); }
-      for (const [node, list] of by) {
-        const step = Math.min(4, (node.tall - 6) / Math.max(1, list.length - 1));
-        list.sort((p, q) => next(p) - next(q) || pairKey(p.edge).localeCompare(pairKey(q.edge)));
-        list.forEach((r, i) => { r[offset] = node.y + (i - (list.length - 1) / 2) * step; });
-      }
-    };
-    spread("a", (r) => r.via[0] ?? r.b.y, "y1");
-    spread("b", (r) => r.via.at(-1) ?? r.a.y, "y2");
+    HS.routing.spread(made);
     return made;
   };
 
-  const curve = (r) => {
-    const g = geometry, half = g.box / 2 + 9;
-    const bow = (x1, y1, x2, y2) => { const bend = (x2 - x1) * 0.48; return `C${(x1 + bend).toFixed(1)} ${y1.toFixed(1)} ${(x2 - bend).toFixed(1)} ${y2.toFixed(1)} ${x2.toFixed(1)} ${y2.toFixed(1)}`; };
-    const beside = ("QKVOR".indexOf(r.edge.pairing[1]) - 1) * 1.6; // two pairings of the same two heads share a lane
-    let x = r.a.x + half, y = r.y1, d = `M${(r.a.x + g.box / 2).toFixed(1)} ${y.toFixed(1)} H${x.toFixed(1)} `;
-    r.via.forEach((lane, i) => {
-      const at = g.xs[r.a.column + 1 + i];
-      d += `${bow(x, y, at - half, lane + beside)} H${(at + half).toFixed(1)} `;
-      [x, y] = [at + half, lane + beside];
+  // Lines without evidence are drawn first, so that they never cover one that has some.
+  const makeLines = (edges, only) => {
+    const isPinned = new Set(HS.circuit.keys()), g = geometry;
+    const made = routes(edges).map((r) => {
+      const { edge } = r, passes = only || HS.evidence.passes(edge), wide = HS.routing.width(edge.strength, passes);
+      const route = HS.routing.route(r, g.xs, g.box / 2, g.column, wide), pinned = isPinned.has(r.key) ? "pinned" : "";
+      const line = HS.routing.line("arrow", route.way, edge, wide, passes, pinned);
+      line.path.dataset.strength = edge.strength.toFixed(3);
+      return { edge, ...line, route, passes, dot: HS.evidence.dot(edge), mark: null };
+    }).sort((a, b) => a.passes - b.passes || a.edge.strength - b.edge.strength);
+    const dotted = made.filter((line) => line.dot);
+    HS.routing.placeDots(dotted.map(({ route, dot }) => ({ route, r: dot.r }))).forEach(({ x, y }, i) => {
+      const { edge, dot } = dotted[i], size = dot.large ? "large" : "small";
+      dotted[i].mark = HS.svg("circle", {
+        class: `effect-dot ${size} to-${edge.pairing[1]}`, [`data-${size}`]: pairKey(edge),
+        cx: x.toFixed(1), cy: y.toFixed(1), r: dot.r.toFixed(2),
+      });
     });
-    return `${d}${bow(x, y, r.b.x - half, r.y2)} H${(r.b.x - g.box / 2 - 1).toFixed(1)}`;
+    return made;
   };
 
   const drawEdges = () => {
-    const { edges, cut } = HS.model.choose(view());
-    const pinned = HS.circuit.edges().filter((pin) => !edges.some((edge) => pairKey(edge) === pairKey(pin)));
-    const all = [...edges, ...pinned];
+    const now = view(), chosen = now.only ? { edges: [], cut: [] } : HS.model.choose(now);
+    const { edges } = chosen, there = new Set(edges.map(pairKey));
+    const all = [...edges, ...HS.circuit.edges().filter((pin) => !there.has(pairKey(pin)))];
     build(all);
-    const isPinned = new Set(HS.circuit.keys());
-    lines = routes(all).map((r) => {
-      const { edge } = r, d = curve(r), s = edge.strength;
-      const kind = `edge from-${edge.pairing[0]} to-${edge.pairing[1]}${isPinned.has(pairKey(edge)) ? " pinned" : ""}`;
-      const path = HS.svg("path", { class: kind, d, "stroke-width": (0.9 + 3.4 * s).toFixed(2), opacity: Math.min(1, 0.14 + 1.05 * s).toFixed(2), "data-strength": s.toFixed(3), "marker-end": `url(#arrow-${edge.pairing[1]})` });
-      const hit = HS.svg("path", { class: "edge-hit", d, "data-pair": pairKey(edge) });
-      // A dot marks a large effect, just before the box that reads.
-      const mark = edge.large ? HS.svg("circle", { class: `large-dot to-${edge.pairing[1]}`, "data-large": pairKey(edge), cx: (r.b.x - geometry.box / 2 - 12).toFixed(1), cy: r.y2.toFixed(1), r: 3 }) : null;
-      return { edge, path, hit, mark };
-    });
-    world.querySelector(".lines").replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.hit), ...lines.map((l) => l.mark).filter(Boolean));
+    lines = makeLines(all, now.only);
+    const marks = lines.map((l) => l.mark).filter(Boolean);
+    world.querySelector(".lines").replaceChildren(...lines.map((l) => l.path), ...lines.map((l) => l.hit), ...marks);
     const touched = new Set();
-    for (const { source, target } of all) { touched.add(source).add(target); nodes.get(source).counts[0] += 1; nodes.get(target).counts[1] += 1; }
+    for (const { source, target } of all) {
+      touched.add(source).add(target);
+      nodes.get(source).counts[0] += 1;
+      nodes.get(target).counts[1] += 1;
+    }
     for (const [name, node] of nodes) {
       node.group.classList.toggle("active", touched.has(name));
-      node.group.setAttribute("aria-label", [HS.model.boxLabel(name, geometry.box), name, ...HS.model.labels(name), `${node.counts[0]} edges out`, `${node.counts[1]} in`].join(", "));
+      const [out, into] = node.counts, about = [HS.model.boxLabel(name, geometry.box), name, ...HS.model.labels(name)];
+      node.group.setAttribute("aria-label", [...about, `${out} edges out`, `${into} in`].join(", "));
     }
-    HS.wiringNotes(view(), edges, cut, touched.size, geometry);
+    HS.notes.show(now, all, chosen.cut);
     HS.tables.edges(all);
     shade();
     highlight();
   };
 
   // Highlight only what belongs to the selected pair or head (with the heads that share its keys and values).
+  // The ends of pinned edges keep their strength, so that no head in the middle of a chosen path is dimmed.
   const highlight = () => {
     const head = HS.state.head, pair = HS.state.pair, kin = new Set(head ? HS.model.kin(head) : []);
     const near = new Set(kin);
     for (const { edge, path, hit, mark } of lines) {
       const lit = head ? kin.has(edge.source) || kin.has(edge.target) : pair ? pairKey(edge) === pair : false;
       for (const part of [path, hit, mark]) part?.classList.toggle("lit", lit);
+      mark?.classList.toggle("pinned", path.classList.contains("pinned"));
+      hit.classList.toggle("pinned", path.classList.contains("pinned"));
       path.classList.toggle("chosen", pair === pairKey(edge));
-      if (lit) { near.add(edge.source); near.add(edge.target); }
+      if (lit || path.classList.contains("pinned")) { near.add(edge.source); near.add(edge.target); }
     }
     const chosen = HS.chosenPair();
     if (chosen) { near.add(chosen.source); near.add(chosen.target); }
-    HS.byId("wiring-alone").textContent = head && !lines.some((l) => l.path.classList.contains("lit")) ? `${head} has no edge in this view; its card lists its best partners.` : "";
+    const alone = head && !lines.some((l) => l.path.classList.contains("lit"));
+    HS.byId("wiring-alone").textContent = alone ? `${head} has no edge in this view; its card lists its best partners.` : "";
     svg.classList.toggle("focused", nodes.has(head));
     svg.classList.toggle("one-pair", Boolean(chosen));
     for (const [name, { group }] of nodes) {
@@ -205,14 +221,16 @@ HS.wiring = (() => {
 
   // A head with several classes is striped in their colours.
   const shade = () => {
-    const [kind, key] = HS.state.shade.split(":"), fills = HS.shading(kind, key);
+    const [kind, key] = HS.state.shade.split(":"), fills = HS.shading(kind, key), wide = geometry.box - 2;
     for (const [name, { group, shape, x, y, tall }] of nodes) {
-      const colours = fills(name) ?? [], stripes = group.querySelector(".stripes"), wide = geometry.box - 2;
+      const colours = fills(name) ?? [], stripes = group.querySelector(".stripes"), width = wide / colours.length;
       shape.style.fill = colours[0] ?? "";
-      stripes.replaceChildren(...colours.slice(1).map((fill, i) => HS.svg("rect", { class: "stripe", x: x - wide / 2 + ((i + 1) * wide) / colours.length, y: y - tall / 2 + 1, width: wide / colours.length, height: tall - 2, rx: 3, fill })));
+      stripes.replaceChildren(...colours.slice(1).map((fill, i) => HS.svg("rect", {
+        class: "stripe", x: x - wide / 2 + (i + 1) * width, y: y - tall / 2 + 1, width, height: tall - 2, rx: 3, fill,
+      })));
       group.classList.toggle("filled", kind === "labels" && colours.length > 0);
     }
-    HS.legend();
+    HS.legend.show();
   };
 
   // ---------------------------------------------------------------- moving and events
@@ -259,20 +277,28 @@ HS.wiring = (() => {
   };
 
   // A head without lines is drawn while it is selected.
-  const choose = () => { if ((HS.state.head && !nodes.has(HS.state.head)) || extra !== "") { extra = nodes.has(HS.state.head) ? "" : HS.state.head; drawEdges(); } else highlight(); };
   let extra = "";
+  const choose = () => {
+    if (!(HS.state.head && !nodes.has(HS.state.head)) && extra === "") { highlight(); return; }
+    extra = nodes.has(HS.state.head) ? "" : HS.state.head;
+    drawEdges();
+  };
 
   // Arranging the boxes is the slow part of changing the similarity, so do it ahead while idle.
   const prepare = (keys) => {
-    if (keys.length) (window.requestIdleCallback ?? setTimeout)(() => { measure(HS.model.choose({ ...view(), metric: keys[0] }).edges); prepare(keys.slice(1)); });
+    if (!keys.length) return;
+    (window.requestIdleCallback ?? setTimeout)(() => {
+      measure(HS.model.choose({ ...view(), metric: keys[0] }).edges);
+      prepare(keys.slice(1));
+    });
   };
 
   const start = () => {
     listen();
     drawEdges();
     prepare(HS.data.metrics.map((m) => m.key).filter((key) => key !== HS.state.metric));
-    HS.on(["metric", "pairings", "rule", "k", "min", "q", "null", "large", "order", "idle", "pins"], drawEdges);
-    HS.on(["head", "pair"], choose);
+    const shown = ["metric", "pairings", "rule", "k", "min", "q", "null", "large", "order", "idle", "pins", "only"];
+    HS.on([...shown, "head", "pair"], (changed) => (shown.some((key) => changed.has(key)) ? drawEdges() : choose()));
     HS.on(["shade", "theme"], shade);
   };
   return { start, redraw: drawEdges, view, lines: () => lines, geometry: () => geometry };
