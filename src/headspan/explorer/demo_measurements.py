@@ -1,4 +1,4 @@
-"""Head scores, effects and a task circuit of the demo model, shipped with the package so that they can be shown without torch."""
+"""Head scores, effects and a task circuit of the demo model, shipped with the package: they need no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from headspan.results.effects import effects_in
 from headspan.results.scores import Scores
 from headspan.results.tasks.task_result import Task
-
 
 _DATA = Path(str(resources.files("headspan"))) / "data"
 _EFFECTS, _TASK = _DATA / "demo-effects.safetensors", _DATA / "demo-task.safetensors"

@@ -11,7 +11,6 @@ import numpy as np
 from headspan.results.effects import Effects
 from headspan.results.scores import Scores
 
-
 HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 

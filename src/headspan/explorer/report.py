@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from headspan.change.diff import Diff
 from headspan.change.series import Series
 from headspan.explorer.data import collect
-from headspan.explorer.head_values import HeadScores
 from headspan.explorer.demo_measurements import shipped_tasks, with_shipped
+from headspan.explorer.head_values import HeadScores
 from headspan.explorer.page import Report, render
 from headspan.explorer.tasks import TaskFiles, given_tasks
 from headspan.results.choices import given_behaviour, given_labels

@@ -50,7 +50,8 @@ def encode_task(task: Task, scores: Scores) -> dict[str, Any]:
         "n_edges": table.n_edges,
         "circuit": size,
         # A circuit of the largest attributions is one point of the curve; one from a file may be any edges.
-        "largest": task.circuit is not None and bool((table.circuit(task.attribution, size or 0) == task.circuit).all()),
+        "largest": task.circuit is not None
+        and bool((table.circuit(task.attribution, size or 0) == task.circuit).all()),
         "faithfulness": _finite(task.faithfulness),
         "cpr": _finite(task.cpr),
         "cmd": _finite(task.cmd),

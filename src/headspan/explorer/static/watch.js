@@ -48,28 +48,35 @@ HS.watch = (() => {
     return asked >= 0 && asked < one.tokens.length ? asked : all.indexOf(Math.max(...all));
   };
 
+  // The card is drawn again, so the focus has to follow.
+  const choose = (i) => { HS.set({ token: i }); box.querySelector(`[data-token="${i}"]`).focus(); };
+
   // One token is in the tab order; arrow keys choose the next.
-  const sentence = (one, query, values, label) => HS.el("div", { class: "sentence", role: "radiogroup", "aria-label": label },
+  const sentence = (one, query, values, label) => HS.el("div",
+    { class: "sentence", role: "radiogroup", "aria-label": label },
     ...one.tokens.map((text, i) => HS.el("button", {
       type: "button", role: "radio", text, class: values[i] === null ? "token later" : "token", "data-token": i,
       css: shade(values[i]), "aria-checked": String(i === query), tabindex: i === query ? "0" : "-1",
-      "aria-label": `${text.trim() || "space"}, token ${i + 1}${values[i] === null ? "" : `: ${HS.number(values[i], 2)}`}`,
-      onclick: () => HS.set({ token: i }),
+      "aria-label": `${text.trim() || "space"}, token ${i + 1}` +
+        (values[i] === null ? "" : `: ${HS.number(values[i], 2)}`),
+      onclick: () => choose(i),
       onkeydown: (event) => {
         const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
         const to = event.key === "Home" ? 0 : event.key === "End" ? one.tokens.length - 1 : step && i + step;
         if (to === undefined || to < 0 || to >= one.tokens.length) return;
         event.preventDefault();
-        HS.set({ token: to });
-        box.querySelector(`[data-token="${to}"]`).focus();
+        choose(to);
       },
     })));
   const plain = (one, query, values) => HS.el("div", { class: "sentence", "aria-hidden": "true" },
-    ...one.tokens.map((text, i) => HS.el("span", { class: `token${values[i] === null ? " later" : ""}${i === query ? " query" : ""}`, text, css: shade(values[i]) })));
+    ...one.tokens.map((text, i) => HS.el("span", {
+      class: `token${values[i] === null ? " later" : ""}${i === query ? " query" : ""}`, text, css: shade(values[i]),
+    })));
 
   const bar = (share) => HS.el("i", { css: { width: `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%` } });
-  const line = (text, values, digits = 2) => [HS.el("span", { class: "token", text }),
-    HS.el("span", { class: "pair-bars" }, ...values.map(bar)), HS.el("span", { class: "num", text: values.map((v) => HS.number(v, digits)).join(" → ") })];
+  const line = (text, values) => [HS.el("span", { class: "token", text }),
+    HS.el("span", { class: "pair-bars" }, ...values.map(bar)),
+    HS.el("span", { class: "num", text: values.map((v) => HS.number(v, 2)).join(" → ") })];
 
   const attention = (one) => {
     const all = sizes(one), query = chosen(one, all), before = one.before(query), after = one.after(query);
@@ -77,11 +84,15 @@ HS.watch = (() => {
       .sort((a, b) => Math.abs(after[b] - before[b]) - Math.abs(after[a] - before[a])).slice(0, LISTED);
     const mean = all.reduce((sum, v) => sum + v, 0) / all.length;
     return [
-      HS.el("p", { class: "watch-row", text: "Before the patch" }), sentence(one, query, before, `Token from which ${one.head} attends`),
+      HS.el("p", { class: "watch-row", text: "Before the patch" }),
+      sentence(one, query, before, `Token from which ${one.head} attends`),
       HS.el("p", { class: "watch-row", text: "After" }), plain(one, query, after),
-      HS.el("div", { class: "watch-bars" }, ...order.flatMap((key) => line(one.tokens[key], [before[key], after[key]]))),
+      HS.el("div", { class: "watch-bars" },
+        ...order.flatMap((key) => line(one.tokens[key], [before[key], after[key]]))),
       HS.el("p", { class: "hint", "data-moved": all[query], "data-query": query,
-        text: `Shading: attention of ${one.head} from ${quote(one.tokens[query])}. The patch moves ${HS.number(all[query], 2)} of it (total variation), ${HS.number(mean, 2)} on average over all tokens. Choose another token to see its attention.` }),
+        text: `Shading: attention of ${one.head} from the outlined token, ${quote(one.tokens[query])}. The patch ` +
+          `moves ${HS.number(all[query], 2)} of it (total variation), ${HS.number(mean, 2)} on average over all ` +
+          "tokens. Choose another token to see its attention." }),
     ];
   };
 
@@ -92,28 +103,36 @@ HS.watch = (() => {
       sentence(one, token, all, `Token at which ${one.head} writes`),
       HS.el("div", { class: "watch-bars" }, ...order.flatMap((i) => line(one.tokens[i], [all[i]]))),
       HS.el("p", { class: "hint", "data-moved": all[token], "data-query": token,
-        text: `Shading: length of the change of ${one.head}'s output, relative to the output. At ${quote(one.tokens[token])} it is ${HS.number(all[token], 2)}. Attention stays as it is.` }),
+        text: `Shading: length of the change of ${one.head}'s output, relative to the output. At ` +
+          `${quote(one.tokens[token])} it is ${HS.number(all[token], 2)}. Attention stays as it is.` }),
     ];
   };
 
-  const draw = () => { if (box && shown) box.replaceChildren(...(shown.changes ? output(shown) : attention(shown))); };
+  const draw = () => {
+    if (box && shown) box.replaceChildren(...(shown.changes ? output(shown) : attention(shown)));
+  };
 
   // The part of a pair's card; empty for a model that was not run.
   const part = (pairing, source, target) => {
     shown = sets.length ? find(pairing, source, target) : null;
     if (!shown) {
-      const most = Math.max(0, ...sets.map((set) => set.edges.filter((e) => e[0] === pairing).length));
-      return most ? [HS.el("h3", { text: "Watch this edge" }), HS.empty(`This page has an example for the ${most} best ${pairing} edges only: those with the largest effects.`)] : [];
+      const most = Math.max(0, ...sets.map((set) => set.edges.filter((edge) => edge[0] === pairing).length));
+      const why = `This page has examples for the ${most} best ${pairing} edges only.`;
+      return most ? [HS.el("h3", { text: "Watch this edge" }), HS.empty(why)] : [];
     }
-    const { set, head } = shown, other = head === target ? "" : ` Of the heads that use ${target}, ${head} changes most and is shown.`;
+    const { set, head } = shown;
+    const other = head === target ? "" : ` Of the heads that use ${target}, ${head} changes most and is shown.`;
+    const what = `${set.sequence}. What ${source} writes, as seen by ${target}.${pairing[1]}, ${set.replaced}.${other}`;
     box = HS.el("div", { class: "watch" });
     draw();
-    return [HS.el("h3", { text: "Watch this edge" }), HS.el("p", { class: "hint", text: `${set.sequence}. What ${source} writes, as seen by ${target}.${pairing[1]}, ${set.replaced}.${other}` }), box];
+    return [HS.el("h3", { text: "Watch this edge" }), HS.el("p", { class: "hint", text: what }), box];
   };
 
   const start = () => {
     HS.on(["token"], draw);
-    HS.on(["pair"], (changed) => { if (HS.state.token !== "" && !changed.has("token")) HS.set({ token: "" }); });
+    HS.on(["pair"], (changed) => {
+      if (HS.state.token !== "" && !changed.has("token")) HS.set({ token: "" }); // another pair, another token
+    });
   };
   return { part, find, start };
 })();
