@@ -67,7 +67,7 @@ GOOD: dict[str, list[str]] = {
      "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
-    "stats": ["stats.safetensors", "result.safetensors"],
+    "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],
     "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
