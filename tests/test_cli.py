@@ -49,7 +49,10 @@ COMMANDS = {
     "nodes": "nodes {ref} --unembedding",
     "site": "site {out} {ref}",
     "cache": "cache",
+    "skill": "skill",
+    "mcp": "mcp {out}",
 }
+NO_MODEL = ("cache", "skill", "mcp")  # the commands that take none
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -207,7 +210,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "cache"])  # which takes no model
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in NO_MODEL])
 @pytest.mark.parametrize("fault", ["missing path", "junk safetensors", "unknown architecture", "config without heads"])
 def test_every_command_refuses_a_bad_model(run: Run, files: Path, command: str, fault: str) -> None:
     make, words = BAD_MODELS[fault]
@@ -241,7 +244,7 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "observe", "cache", "nodes")
+READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "observe", "nodes", *NO_MODEL)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in READ_NO_KEYS])

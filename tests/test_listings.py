@@ -41,7 +41,20 @@ LISTINGS = {
     "task": "task {model} induction --prompts 2 -k 3 --scores {result}",
 }
 # Commands that describe one thing, write files, or take long: their JSON, if any, is one object.
-OTHERS = {"info", "score", "observe", "pair", "report", "figures", "reproduce", "track", "site", "cache"}
+OTHERS = {
+    "info",
+    "score",
+    "observe",
+    "pair",
+    "report",
+    "figures",
+    "reproduce",
+    "track",
+    "site",
+    "cache",
+    "skill",
+    "mcp",
+}
 Run = Callable[..., str]
 
 

@@ -37,11 +37,12 @@ MOST_WORDS = 9  # of a pattern that other tests look for in an error
 MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no such head": (
         lambda place: hs.paths("demo", to="L9H0"),
-        "there is no head L9H0 with the role K: these go from L0H0 to L1H7",
+        "there is no head L9H0: the heads go from L0H0 to L1H7",
     ),
     "not a head": (
         lambda place: hs.paths("demo", to="nonsense"),
-        "'nonsense' is not a head name: write L4H7 (layer 4, head 7) or L17KV1 for a shared key/value head",
+        "'nonsense' names no end of edges. Give a head (L5H1), a port (L5H1.K), a layer (L5) or a class of heads, "
+        "with `labels`",
     ),
     "end of a path": (
         lambda place: hs.paths("demo", to="L1H0.O"),

@@ -100,6 +100,7 @@ def test_what_is_recorded(llama_stats: Statistics, llama_folder: Path) -> None:
     ("options", "reason"),
     [
         ({"tokens": TOKENS[:1]}, "at least two"),
+        ({"tokens": TOKENS[:1] * 3}, "the same"),
         ({"tokens": TOKENS, "random": True}, "random.*exclude"),
         ({"tokens": TOKENS, "length": 5}, "length"),
         ({"tokens": TOKENS, "draws": 0}, "Give 1 or more"),

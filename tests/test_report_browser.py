@@ -301,7 +301,8 @@ def test_heat_map_scatter_and_hubs_are_linked(open_page: Open, small: tuple[Path
     page.mouse.click(box["x"] + 44 + 12.5 * cell, box["y"] + 4 + 5.5 * cell)
     assert view.state("pair") == "L1H1.O-L3H0.V"
     assert f"{scores['pk', 'OV'].at('L1H1', 'L3H0'):.3f}" in view.text("#inspector")
-    page.check("#heat-common")
+    page.uncheck("#heat-common")
+    assert "99.7 % point of this panel" in view.text("#heat-caption")
     page.select_option("#control-scatter", "OV")
     page.locator("#scatter-caption", has_text="96 forward pairs of OV").wait_for()  # it is drawn with the next frame
     scatter = page.locator("#scatter-canvas")

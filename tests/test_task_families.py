@@ -33,13 +33,11 @@ PROMPTS = [
 GOAL = "logit-difference"
 TWO_ATTENTIONS = {"latent longcat_flash", "latent longcat_flash-two"}
 EVERY = test_effects_families.CASES | {f"latent {name}": one for name, one in test_effects_latent.CASES.items()}
-# Separate gates of heads, an indexer that chooses keys, Mamba beside attention: they read the stream too.
-OTHER_READERS = {
-    "afmoe", "falcon_h1", "lfm3", "latent bailing_hybrid", "latent deepseek_v32-chosen", "latent glm_moe_dsa-chosen",
-}  # fmt: skip
+# An indexer that chooses keys, Mamba beside attention: they read the stream too.
+OTHER_READERS = {"falcon_h1", "latent deepseek_v32-chosen", "latent glm_moe_dsa-chosen"}
 CASES: dict[str, Family] = {n: family for n, family in EVERY.items() if n not in TWO_ATTENTIONS | OTHER_READERS}
 SINGLE = {"xglm"}  # its mask overflows in float64
-KINDS = ["gpt2", "llama", "gemma2", "phi", "olmo2", "jamba", "latent deepseek_v3"]
+KINDS = ["gpt2", "llama", "gemma2", "phi", "olmo2", "jamba", "afmoe", "latent deepseek_v3"]
 
 
 @contextmanager
@@ -102,10 +100,11 @@ def some_exact_values(graph: GraphModel, batch: Batch, runs: Any, close: float) 
         kinds = {str(port.role) + str(port.head.kind): i for i, port in enumerate(graph.table.readers)}
         for column in kinds.values():
             row = int(graph.table.before[column]) - 2
-            group, columns = next((g, c) for g, c in graph.groups.items() if c.start <= column < c.stop)
+            groups = [g for g, columns in graph.groups.items() if columns.start <= column < columns.stop]
             leaves = {g: leaf.detach() for g, leaf in oracle.leaves(clean["embedding.W"].shape, logits.dtype).items()}
             port = str(graph.table.writers[row])
-            leaves[group][column - columns.start] = corrupted[port] - clean[port]
+            for group in groups:  # two for Q with a gate
+                leaves[group][column - graph.groups[group].start] = corrupted[port] - clean[port]
             changed, _ = oracle.forward(batch.clean, leaves)
             theirs = objective(GOAL, batch, changed, changed).numpy() - before
             ours = exact_values(graph, batch, GOAL, row, column, *runs)

@@ -30,7 +30,7 @@ POSITIONAL: dict[str, list[str]] = {
     "evaluate": ["EITHER"], "reproduce": ["MODEL"], "tokens": ["MODEL", "HEAD"], "pair": ["MODEL", "PORT", "PORT"],
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
     "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
-    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"],
+    "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"], "skill": [],
     "task": ["MODEL", "TASK"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
@@ -68,7 +68,9 @@ GOOD: dict[str, list[str]] = {
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
     "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],
-    "adapter": ["lora"], "neurons": ["L0:1", "L1:*", "*"],
+    "adapter": ["lora"],
+    "components": ["components.safetensors", "components.safetensors:h.0.attn.c_attn:0,2-3"],
+    "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
 # Where each command may write without being refused.
 FITTING: dict[str, list[str]] = {
@@ -96,6 +98,7 @@ ODD = [
 ]  # fmt: skip
 WRITES = ("out", "into", "labels_out", "circuit_out", "graph_out")
 NEVER = {"--help", "--open", "--dask", "--version"}  # a browser; processes, which `OnDask` starts
+WAITS = "mcp"  # for requests; tests/test_agent.py sends it hostile ones
 RARE = ("run", "effects", "observe", "task")  # they run a model
 
 # What is added where it was not chosen, so that a case takes little time; OUT stands for a word that is drawn.
@@ -127,6 +130,7 @@ def commands() -> dict[str, list[Option]]:
             if p.param_type_name == "option" and not {*p.opts} & NEVER
         ]
         for name, command in group.commands.items()
+        if name != WAITS
     }
 
 

@@ -219,7 +219,7 @@ def write_extras(folder: Path) -> None:
 
 
 def write_inputs(folder: Path, rng: np.random.Generator) -> None:
-    """What is given beside a model: vectors, a sparse autoencoder, a LoRA adapter, a circuit."""
+    """What is given beside a model: vectors, a sparse autoencoder, a LoRA adapter, a circuit, components."""
     np.save(folder / "probe.npy", rng.normal(size=(3, D)))
     np.savez(folder / "probes.npz", a=rng.normal(size=D), b=rng.normal(size=(D, 2)))
     vectors = {"u": rng.normal(size=D), "v": rng.normal(size=(5, D)), "bases": rng.normal(size=(2, D, 3))}
@@ -242,3 +242,6 @@ def write_inputs(folder: Path, rng: np.random.Generator) -> None:
     edge = {"source": "L0H1.O", "target": "L1H3.K", "metric": "pk", "score": 1.0}
     circuit = {"format": "headspan circuit", "version": 1, "name": "c", "model": "gpt2", "nodes": ["L0H1"]}
     (folder / "circuit.json").write_text(json.dumps(circuit | {"edges": [edge]}))
+    factors = {"V": rng.normal(size=(D, 4)), "U": rng.normal(size=(4, 3 * D))}
+    components = {f"_components.h-0-attn-c_attn.{name}": a.astype(np.float32) for name, a in factors.items()}
+    save_file(components, folder / "components.safetensors")

@@ -35,6 +35,7 @@ _MODULES = {
     "pictures": ["wiring", "figures"],
     "report": ["report", "site"],
     "cache": ["cache"],
+    "agent": ["skill", "mcp"],
 }
 
 

@@ -19,10 +19,10 @@ A command that lists something returns a `Listing` and is registered as ``app.co
 `listing` adds ``--json`` and ``--csv``. Rows are flat: the same keys in every row; values are numbers, strings or None.
 JSON and CSV contain every column; the table shows the columns in ``shown`` (or all), or the command's ``tables``.
 
-Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `LabelsOption`,
-`WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`, `out_option`; options that name nodes
-are in cli/nodes.py. Old and plural spellings go into ``ALIASES``: they work but are hidden. References, label
-lists and files are resolved by `headspan.scoring.inputs`.
+Options shared by several commands are defined here: `Metric`, `Metrics`, `Pairings`, `k_option`, `FromOption`,
+`ToOption`, `LabelsOption`, `WeightsOption`, `BehaviourOption`, `Fold`, `Bos`, `Dtype`, `NullOption`, `Force`,
+`out_option`; options that name nodes are in cli/nodes.py. Old and plural spellings go into ``ALIASES``: they work but
+are hidden. References, label lists and files are resolved by `headspan.scoring.inputs`.
 
 A command that writes first calls `headspan.system.outputs.check_output` with its inputs and ``force``.
 
@@ -86,6 +86,9 @@ LabelsOption = Annotated[
         "of its circuit), or behaviour (head scores ≥ 0.3).",
     ),
 ]
+_ENDS = "a head (L5H1), port (L5H1.K), layer (L5), class of --labels, or node; may be repeated."
+FromOption = Annotated[list[str] | None, typer.Option("--from", help=f"Only edges that start here: {_ENDS}")]
+ToOption = Annotated[list[str] | None, typer.Option("--to", help=f"Only edges that end here: {_ENDS}")]
 WeightsOption = Annotated[
     str | None,
     typer.Option("--weights", help="For a RESULT: the model it was made from; needed for tokens, angles and norms."),
@@ -109,6 +112,11 @@ NullOption = Annotated[
 ]
 # Spellings of version 0.1 that still work, unless the command uses the word for something else.
 ALIASES = {"--metrics": "--metric", "--pairings": "--pairing", "--used": "--large-effect"}
+
+
+def ends_in_words(from_: list[str] | None, to: list[str] | None) -> list[str]:
+    """``["from L4", "to L5H1.K"]``, for titles."""
+    return [f"{word} {', '.join(names)}" for word, names in (("from", from_), ("to", to)) if names]
 
 
 def k_option(what: str, minimum: int = 1) -> Any:
@@ -202,14 +210,22 @@ class Listing:
     def _print_tables(self) -> None:
         print_lines(self.head)
         shown = [{name: row[name] for name in self.shown or row} for row in self.rows]
+        tables = self.tables or [(self.title, shown, self.formats)]
         left_out: dict[str, None] = {}
-        for i, (title, rows, formats) in enumerate(self.tables or [(self.title, shown, self.formats)]):
+        for i, (title, rows, formats) in enumerate(tables):
             if i:
                 print()
-            left_out |= dict.fromkeys(print_table(rows, title, formats, self.spare))
+            left_out |= dict.fromkeys(print_table(list(map(_labels_beside_heads, rows)), title, formats, self.spare))
         print_lines(self.tail)
         if left_out:
             print_lines([f"Too narrow for {', '.join(left_out)}: a wider terminal or --csv shows them."])
+
+
+def _labels_beside_heads(row: Row) -> Row:
+    """A row in which the classes of a head are in the column of the head."""
+    ends = [end for end in ("source", "target") if end in row and f"{end}_labels" in row]
+    found = {name: value for name, value in row.items() if name not in [f"{end}_labels" for end in ends]}
+    return found | {end: f"{row[end]} {row[f'{end}_labels']}".rstrip() for end in ends}
 
 
 def with_options(

@@ -12,16 +12,20 @@ from headspan.cli.common import (
     STOPPED,
     Bos,
     Dtype,
+    FromOption,
+    LabelsOption,
     Listing,
     Metrics,
     ModelRef,
     Pairings,
+    ToOption,
     check_store,
     k_option,
     listing,
     note,
     progress,
 )
+from headspan.cli.tables import EFFECT_FORMATS, effect_columns
 from headspan.vocabulary.errors import refuse_ignored
 
 if TYPE_CHECKING:
@@ -31,9 +35,12 @@ if TYPE_CHECKING:
     from headspan.results.observations import Statistics
     from headspan.results.scores import Scores
 
-_SHORT = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
 _HABITS = {"identity": "id", "previous_token": "prev", "duplicate_token": "dup", "induction": "ind"}
-_ALWAYS = ("pairing", "source", "target", "score", "rank", "effect")
+_ALWAYS = (
+    "pairing", "source", "source_labels", "target", "target_labels", "score", "rank", "effect", "effect_unit",
+    "large_effect", "random_write_ratio", "percentile_in_layers",
+)  # fmt: skip
+_SPARE = ("ratio", "change", "rank", "score")
 _MEASURED, _SHOWN = 200, 20  # edges per pairing, without -k and --all
 
 
@@ -50,6 +57,9 @@ def effects(
     pairing: Pairings = None,
     k: Annotated[int | None, k_option("Edges per pairing. [default: measure 200, print 20]")] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure and list every edge.")] = False,
+    from_: FromOption = None,
+    to: ToOption = None,
+    labels: LabelsOption = None,
     text: Annotated[list[Path] | None, typer.Option("--text", help="Run on this text file; may be repeated.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Run on random sequences repeated twice.")] = False,
     sequences: Annotated[int | None, typer.Option(min=1, help="Number of random sequences. [default: 4]")] = None,
@@ -99,6 +109,7 @@ def effects(
     \b
     Examples:
       headspan effects demo
+      headspan effects demo --to L1H0.K
       headspan effects ./gpt2 gpt2.safetensors --pairing OK -k 50
       headspan effects model.gguf --into model.safetensors
       headspan effects demo --summary
@@ -115,7 +126,7 @@ def effects(
         check_output(into, "result", inputs=[model, *(text or [])])
     check_dtype(dtype)
     if summary:
-        refuse_ignored("with --summary", k=k, all=every)
+        refuse_ignored("with --summary", k=k, all=every, from_=from_, to=to, labels=labels)
         if into is None:
             refuse_ignored("with --summary and without --into", draws=draws, floor=floor)
     else:
@@ -133,6 +144,9 @@ def effects(
             result,
             pairing=pairings,
             k=(k or _MEASURED) if limited else None,
+            from_=from_,
+            to=to,
+            labels=labels,
             text=texts,
             random=True if random else None,
             ablate=ablate,
@@ -152,6 +166,8 @@ def effects(
         )
     for remark in found.notes:
         note(remark)
+    if into is not None:
+        note(f"{into}: {found._headline()}")
     code = STOPPED if found.interrupted else 0
     if summary:
         run_again = {"bos": bos, "device": device, "dtype": dtype}
@@ -173,18 +189,16 @@ def _edges(model: str, found: Effects, rows: list[dict[str, Any]], most: int, co
     """All edges as records; the table shows the first ``most`` of each pairing."""
     chosen = [row for pairing in found.pairings for row in [r for r in rows if r["pairing"] == str(pairing)][:most]]
     left = f"{len(chosen)} of {len(rows)} edges are shown: --all lists every edge, -k sets the number per pairing"
-    formats = {"score": ".3f", "effect": ".4f", "ratio": ".1f"}
+    formats = {"score": ".2f"} | EFFECT_FORMATS
     title = f"Edges of {model}, measured on {found.measured_on}"
     remarks = [*_legend(found), *([left] if len(chosen) < len(rows) else [])]
-    return Listing(rows, tables=[(title, [_shown(row) for row in chosen], formats)], tail=remarks, code=code)
+    shown = [_shown(row) for row in chosen]
+    return Listing(rows, tables=[(title, shown, formats)], spare=_SPARE, tail=remarks, code=code)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row narrow enough for a terminal: of the head scores, only the one that changes most."""
-    from headspan.results.large_effects import SHORT_UNITS
-
-    shown = {_SHORT.get(key, key): row[key] for key in (*_ALWAYS, *_SHORT) if key in row}
-    shown["unit"] = SHORT_UNITS[shown["unit"]]
+    shown = effect_columns({key: row[key] for key in _ALWAYS if key in row})
     changes = {short: row.get(f"change_{name}") for name, short in _HABITS.items()}
     known = {short: change for short, change in changes.items() if change is not None}
     if any(f"change_{name}" in row for name in _HABITS):
@@ -202,8 +216,10 @@ def _legend(found: Effects) -> list[str]:
         units += " change: the head score that changes most."
     if not found.compared:
         return [units, "Effects were not compared with random outputs, so none is marked as large."]
-    floors = ", ".join(f"{found.floor(pairing):g} for {pairing}" for pairing in found.pairings)
-    count = ", ".join(f"{int(found.large(p).sum())} of {int((found.of(p) >= 0).sum())} {p}" for p in found.pairings)
+    listed = {pairing: found.asked(pairing) & (found.of(pairing) >= 0) for pairing in found.pairings}
+    listed = {pairing: edges for pairing, edges in listed.items() if edges.any()}
+    floors = ", ".join(f"{found.floor(pairing):g} for {pairing}" for pairing in listed)
+    count = ", ".join(f"{int((found.large(p) & mine).sum())} of {int(mine.sum())} {p}" for p, mine in listed.items())
     return [
         units,
         f"large: at least the floor ({floors}) and {LEAST_RATIO:g} times a random output of the same length (ratio). "

@@ -21,6 +21,7 @@ Examples:
   headspan nodes ./gpt2 --neurons L3:17,L5:* -k 3 --csv
   headspan nodes ./gpt2 --sae ./sae-resid-pre-8:0,5,10-20 --fold --json
   headspan nodes ./base --adapter ./lora
+  headspan nodes ./base --components spd.safetensors:h.3.attn.c_attn:0-99
 """
 SHOWN = ("node", "side", "rank", "partner", "share", "p", "z", "p_kind")
 FORMATS = {"share": ".3f", "p": ".1e", "z": "+.1f", "p_kind": ".3f"}
@@ -50,6 +51,13 @@ _OPTIONS: dict[str, Any] = {
         list[str] | None,
         typer.Option("--tokens", help="Single-token words, comma-separated, spaces kept; may be repeated."),
     ],
+    "components": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--components",
+            help="Components of a parameter decomposition (SPD): FILE[:MODULE[:0,5,10-20]]; may be repeated.",
+        ),
+    ],
 }  # fmt: skip
 
 
@@ -61,6 +69,7 @@ class NodeWords(NamedTuple):
     adapter: list[str] | None = None
     neurons: list[str] | None = None
     tokens: str | None = None
+    components: list[str] | None = None
 
     def inputs(self) -> list[Path]:
         """The files and directories that they are read from."""
@@ -73,6 +82,10 @@ class NodeWords(NamedTuple):
             from headspan.node_kinds.saes import directory_and_features
 
             found += [directory_and_features(given)[0] for given in self.sae]
+        if self.components:
+            from headspan.node_kinds.components import file_and_module
+
+            found += [file_and_module(given)[0] for given in self.components]
         return found
 
     def given(self) -> dict[str, Any] | None:
@@ -84,7 +97,7 @@ NO_NODES = NodeWords()
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --nodes, --sae, --adapter, --neurons and --tokens; it gets them as its argument ``nodes``."""
+    """Give a command the options that name nodes; it gets them as its argument ``nodes``."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:
@@ -123,7 +136,8 @@ def nodes(
     from headspan.reading.node_overlaps import nodes as find
 
     with open_model(model, fold) as weights, progress("comparing nodes with heads") as update:
-        report = find(weights, *nodes, embedding, unembedding, k=k, progress=update)
+        named = nodes._asdict()
+        report = find(weights, **named, embedding=embedding, unembedding=unembedding, k=k, progress=update)
         rows = report.rows()
     for sentence in report.notes:
         note(sentence)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headspan.cli.common import (
     Fold,
     Force,
+    FromOption,
+    LabelsOption,
     Listing,
     Pairings,
     ResultRef,
+    ToOption,
     WeightsOption,
+    ends_in_words,
     k_option,
     listing,
     note,
@@ -31,10 +35,9 @@ def register(app: typer.Typer) -> None:
 
 def paths(
     scores: ResultRef,
-    to: Annotated[
-        str | None, typer.Option("--to", help="End of the path: a head (L5H1), one of its ports (L5H1.K) or a node.")
-    ] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="Start of the path: a head or a node.")] = None,
+    from_: FromOption = None,
+    to: ToOption = None,
+    labels: LabelsOption = None,
     depth: Annotated[int, typer.Option(help="Largest number of hops (up to 4); 1 lists single hops.")] = 3,
     k: Annotated[int, k_option("Paths per number of hops.")] = 10,
     pairing: Pairings = None,
@@ -72,14 +75,25 @@ def paths(
     with progress("following paths") as update:
         found = find(
             given, to, from_, depth, k, pairing,
-            model=model, nodes=nodes.given(), memory=memory, progress=update,
+            model=model, labels=labels, nodes=nodes.given(), memory=memory, progress=update,
         )  # fmt: skip
     if out is not None:
         circuit = found.to_circuit()
         circuit.save(out, force=force)
         and_nodes = " and nodes" if nodes.given() else ""
         note(f"{out}: {len(circuit.edges)} edges between {len(circuit.nodes)} heads{and_nodes}")
-    shown = ("hops", "rank", "path", "score", "product", "chance", "z")
+    rows = found.rows()
     formats = {"score": ".3f", "product": ".3f", "chance": ".3g", "z": ".1f"}
-    title = " ".join(["strongest paths", *(["from", from_] if from_ else []), *(["to", to] if to else [])])
-    return Listing(found.rows(), title, formats, PATH_COLUMNS, shown, remarks=found.notes, written=out is not None)
+    title = " ".join(["strongest paths", *ends_in_words(from_, to)])
+    shown = [_shown(row) for row in rows]
+    return Listing(
+        rows, columns=PATH_COLUMNS, tables=[(title, shown, formats)], remarks=found.notes, written=out is not None
+    )
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for a terminal: the path as one text, with the classes of its ends."""
+    classes = [row.get(f"{end}_labels") for end in ("source", "target")]
+    between = {"labels": " → ".join(found or "–" for found in classes)} if "source_labels" in row else {}
+    shown = ("score", "product", "chance", "z")
+    return {"hops": row["hops"], "rank": row["rank"], "path": row["path"], **between} | {n: row[n] for n in shown}

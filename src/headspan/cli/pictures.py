@@ -10,12 +10,14 @@ import typer
 from headspan.cli.common import (
     BehaviourOption,
     Force,
+    FromOption,
     LabelsOption,
     Listing,
     Metric,
     NullOption,
     Pairings,
     ResultRef,
+    ToOption,
     WeightsOption,
     k_option,
     listing,
@@ -23,6 +25,7 @@ from headspan.cli.common import (
     out_option,
     progress,
 )
+from headspan.cli.tables import EFFECT_FORMATS, effect_columns
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ def wiring(
     null: NullOption = None,
     minimum: Annotated[float | None, typer.Option(help="Leave out pairs that score less than this.")] = None,
     labels: LabelsOption = None,
+    from_: FromOption = None,
+    to: ToOption = None,
     large_effect: Annotated[
         bool, typer.Option("--large-effect", help="Only edges with a large effect (headspan effects --into).")
     ] = False,
@@ -96,6 +101,8 @@ def wiring(
         null,  # type: ignore[arg-type]
         minimum,
         labels,
+        from_=from_,
+        to=to,
         large_effect=large_effect,
         circuit=circuit,
     )
@@ -108,7 +115,10 @@ def wiring(
     rows = chosen.rows()
     hidden = {"metric"} | {name for name in EFFECT_FIELDS if all(row[name] is None for row in rows)}
     shown = [c for c in EDGE_COLUMNS if c not in hidden and (labels or not c.endswith("_labels"))]
-    return Listing(rows, title, {"score": ".4f", "effect": ".4f"}, EDGE_COLUMNS, shown, written=bool(out))
+    table = [effect_columns({name: row[name] for name in shown}) for row in rows]
+    formats = {"score": ".4f"} | EFFECT_FORMATS
+    tables = [(title, table, formats)]
+    return Listing(rows, columns=EDGE_COLUMNS, tables=tables, spare=("rank",), written=bool(out))
 
 
 def _kind(path: Path) -> str:

@@ -103,16 +103,12 @@ def _one_head(weights: AttentionWeights, head: str, role: str | None, k: int, pr
 
 
 def _all_heads(weights: AttentionWeights, role: str | None, k: int, preprocess: str) -> Listing:
-    from headspan.reading.tokens import all_tokens
+    from headspan.reading.tokens import TokenList, all_tokens
     from headspan.vocabulary.heads import ROLES
 
     with progress("projecting the vocabulary") as update:
         found = all_tokens(weights, ROLES if role is None else [role], k, preprocess, update)
-    rows = [
-        {"head": str(f.head), "role": str(f.role), "rank": rank, **token._asdict()}
-        for f in found
-        for rank, token in enumerate(f.tokens, start=1)
-    ]
+    rows = [{"head": str(f.head), "role": str(f.role), **row} for f in found for row in TokenList(f.tokens).rows()]
     shown = [{"head": f"{f.head}.{f.role}", "best": f.tokens[0].score, "tokens": _joined(f.tokens)} for f in found]
     title = f"tokens of every head ({_explain(weights, role or 'O', preprocess)})"
     return Listing(rows, tables=[(title, shown, {"best": ".3f"})])

@@ -10,12 +10,15 @@ import typer
 from headspan.cli.common import (
     Fold,
     Force,
+    FromOption,
     LabelsOption,
     Listing,
     Metrics,
     ModelRef,
     Pairings,
     ResultRef,
+    ToOption,
+    ends_in_words,
     k_option,
     listing,
     note,
@@ -24,6 +27,7 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.cli.nodes import NO_NODES, NodeWords, node_options
+from headspan.cli.tables import EFFECT_FORMATS, effect_columns
 from headspan.vocabulary.errors import HeadspanError
 
 if TYPE_CHECKING:
@@ -157,9 +161,15 @@ def top(
     pairing: Pairings = None,
     k: Annotated[int, k_option("Pairs per pairing.", 0)] = 20,
     metric: Metrics = None,
+    from_: FromOption = None,
+    to: ToOption = None,
     head: Annotated[str | None, typer.Option(help="Only pairs that contain this head (L5H1) or port (L5H1.K).")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Only pairs with a head of this layer.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pairs with a head of this class of --labels.")] = None,
+    side: Annotated[
+        str | None,
+        typer.Option(help="Whether --head, --layer or --label is the source or the target. [default: either]"),
+    ] = None,
     labels: LabelsOption = None,
 ) -> Listing:
     """List the pairs of heads with the largest scores; for pk, with z against random subspaces.
@@ -168,42 +178,58 @@ def top(
     Examples:
       headspan top gpt2.safetensors --pairing OK -k 20
       headspan top gpt2.safetensors --head L5H1 -k 5
-      headspan top gpt2.safetensors --labels gpt2-ioi --label induction
+      headspan top gpt2.safetensors --to L5H1.K --from L4
+      headspan top gpt2.safetensors --labels gpt2-ioi --label induction --side target
     """
     from headspan.graphs.strongest import around
     from headspan.graphs.strongest import top as strongest
     from headspan.results.choices import given_labels, given_metrics
     from headspan.results.effects_fields import with_effects
+    from headspan.results.labels import classes_by_name, with_labels
     from headspan.results.matrix import edge_row
     from headspan.scoring.inputs import given_scores
     from headspan.statistics.influence_units import with_units
     from headspan.subspaces.metrics import PK
     from headspan.vocabulary.heads import parse_pairings
 
-    if head is not None and (layer is not None or label is not None):
-        raise HeadspanError("--head cannot be combined with --layer or --label. Leave them out")
+    if head is not None and any(given is not None for given in (layer, label, from_, to)):
+        raise HeadspanError("--head cannot be combined with --layer, --label, --from or --to. Leave them out")
+    if side not in (None, "source", "target"):
+        raise HeadspanError(f"--side is source or target, not {side!r}")
     result = given_scores(scores, metric or PK, parse_pairings(pairing or "flow"))
     names = given_metrics(",".join(metric or [PK]).split(","), result)
     classes = given_labels(labels, result)
-    if head is not None:
+    where = f" of pairs with {head}" if head is not None else _where(from_, to, layer, label, side)
+    if head is not None and side is None:
         found = around(result, head, k, names, pairing)
         if found.note:
             note(found.note)
         rows = found.rows()
-        where = f" of pairs with {head}"
     else:
-        within = {} if label is None else {"label": label, "labels": classes}
-        rows = [edge_row(e) for e in strongest(result, pairing or "flow", k, names, layer=layer, **within)]
-        where = "" if layer is None else f" of pairs with a head of layer {layer}"
-        where = where if label is None else f"{where} of pairs with a head of class {label}"
-    rows = with_effects(with_units(_with_z(rows, result), result), result)
-    if classes is not None and label is None:
-        for row in rows:
-            row |= {f"{end}_labels": classes.joined(row[end]) for end in ("source", "target")}
-    formats = {"score": ".4f", "z": ".2f", "expected": ".4f", "ratio": ".1f", "amount": ".3g", "effect": ".4f"}
+        if head is not None:
+            from_, to, side = ([head], None, None) if side == "source" else (None, [head], None)
+        edges = strongest(
+            result, pairing or "flow", k, names,
+            from_=from_, to=to, layer=layer, label=label, labels=classes, side=side,  # type: ignore[arg-type]
+        )  # fmt: skip
+        rows = list(map(edge_row, edges))
+    rows = with_labels(with_effects(with_units(_with_z(rows, result), result), result), classes_by_name(classes))
+    formats = {"score": ".4f", "z": ".2f", "expected": ".4f", "ratio": ".1f", "amount": ".3g", **EFFECT_FORMATS}
     tables = [(f"largest {name} scores{where}", _shown(rows, name), formats) for name in names]
-    spare = ("effect_unit", "unit", "expected", "amount")
+    spare = ("percentile_in_layers", "effect_unit", "unit", "expected", "amount")
     return Listing(rows, tables=tables, spare=spare, tail=_about_influence(result, names))
+
+
+def _where(
+    from_: list[str] | None, to: list[str] | None, layer: int | None, label: str | None, side: str | None
+) -> str:
+    """Which pairs are listed, for the title."""
+    ends = ends_in_words(from_, to)
+    one = {"source": "that start in", "target": "that end in"}.get(side or "", "with a head of")
+    either = [f"{one} layer {layer}"] if layer is not None else []
+    either += [f"{one} class {label}"] if label is not None else []
+    parts = ([" of pairs " + " ".join(ends)] if ends else []) + [f" of pairs {words}" for words in either]
+    return parts[0] + "".join(part.replace(" of pairs", " and") for part in parts[1:]) if parts else ""
 
 
 def _shown(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -213,7 +239,8 @@ def _shown(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
     metric = metric_of(name)
     others = {"metric", *(() if metric.random_null else ("z",)), *(() if metric.observed else FIELDS)}
-    return [{key: value for key, value in row.items() if key not in others} for row in rows if row["metric"] == name]
+    mine = [{key: value for key, value in row.items() if key not in others} for row in rows if row["metric"] == name]
+    return list(map(effect_columns, mine))
 
 
 def _about_influence(scores: Scores, names: Sequence[str]) -> list[str]:

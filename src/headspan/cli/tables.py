@@ -12,11 +12,22 @@ from typing import Any
 from headspan.vocabulary.errors import visible
 
 Row = Mapping[str, Any]
+EFFECT_FORMATS = {"effect": ".4f", "percentile_in_layers": ".1f", "ratio": ".1f"}
+_EFFECT_NAMES = {"effect_unit": "unit", "large_effect": "large", "random_write_ratio": "ratio"}
 
 _PIPE = 200  # columns if the output has no width
 _GAP = 2  # spaces between columns
 _WORD = 16  # text up to this length is treated as a name and never wrapped
 _FOLDED = 11  # longer text is wrapped at this width or more
+
+
+def effect_columns(row: Row) -> dict[str, Any]:
+    """A row of an edge with short names and units of its effect; names that it has already stay long."""
+    from headspan.results.large_effects import SHORT_UNITS
+
+    short = {name: new for name, new in _EFFECT_NAMES.items() if new not in row}
+    units = {"effect_unit": SHORT_UNITS.get(row.get("effect_unit") or "")}
+    return {short.get(name, name): units.get(name, value) for name, value in row.items()}
 
 
 def print_json(value: Any) -> None:

@@ -12,8 +12,12 @@ from headspan.cli.common import (
     Bos,
     Dtype,
     Force,
+    FromOption,
+    LabelsOption,
     Listing,
     ModelRef,
+    ToOption,
+    ends_in_words,
     k_option,
     listing,
     note,
@@ -44,6 +48,9 @@ def task(
         str, typer.Option(help="ig (EAP-IG, better circuits) or eap (EAP, faster, better single edges).")
     ] = "ig",
     k: Annotated[int, k_option("Edges to list.")] = 40,
+    from_: FromOption = None,
+    to: ToOption = None,
+    labels: LabelsOption = None,
     verify: Annotated[bool, typer.Option(help="Measure the listed edges exactly, with one pass each.")] = True,
     circuit: Annotated[
         str | None,
@@ -89,6 +96,7 @@ def task(
     \b
     Examples:
       headspan task demo induction
+      headspan task demo induction --to logits -k 10
       headspan task model.gguf ioi --circuit auto --out ioi.safetensors
       headspan task ./gpt2 prompts.jsonl --scores gpt2.safetensors -k 20
       headspan task ./gpt2 ioi --circuit eap_graph.json
@@ -113,6 +121,9 @@ def task(
             method=method,
             k=k,
             verify=verify,
+            from_=from_,
+            to=to,
+            labels=labels,
             circuit=int(circuit) if circuit is not None and circuit.isdecimal() else circuit,
             scores=scores,
             stats=stats,
@@ -138,7 +149,8 @@ def task(
     rows = found.rows()
     formats = {"estimate": "+.3f", "exact": "+.3f", "freq": ".2f"}
     formats |= {name: ".3f" for name in found.similarities if not name.endswith("_rank")}
-    title = f"{found.name} in {model}: the {len(rows)} edges with the largest estimates"
+    ends = "".join(f" {part}" for part in ends_in_words(from_, to))
+    title = f"{found.name} in {model}: the {len(rows)} edges{ends} with the largest estimates"
     return Listing(
         rows,
         tables=[(title, [_shown(row) for row in rows], formats)],

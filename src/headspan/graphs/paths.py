@@ -16,7 +16,9 @@ import numpy as np
 
 from headspan.graphs.chains import READS, WRITES, Chains, Links, chains, chance, readers
 from headspan.graphs.path_search import Found, Way, against_the_stream, search, with_the_stream
+from headspan.results.choices import labels_for
 from headspan.results.identity import short_name
+from headspan.results.labels import Labels, LabelsLike, classes_by_name, with_labels
 from headspan.results.scores import Scores, is_result
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_weights
@@ -24,8 +26,10 @@ from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
+from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update, progress_bar
-from headspan.vocabulary.errors import HeadspanError, inform, warn
+from headspan.vocabulary.ends import End, EndsLike, given_end, words
+from headspan.vocabulary.errors import HeadspanError, inform, quoted, warn
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     NODE_PAIRINGS,
@@ -33,7 +37,6 @@ from headspan.vocabulary.heads import (
     HeadOrNode,
     Node,
     Pairing,
-    Port,
     Role,
     parse_pairings,
 )
@@ -95,14 +98,15 @@ class Paths(Tabular, list[Path]):
 
     model: str
     notes: tuple[str, ...]
+    classes: dict[str, str]  # of labelled heads, as columns of the rows
 
     def __init__(self, found: Iterable[Path] = (), model: str = "", notes: Iterable[str] = ()) -> None:
         super().__init__(found)
-        self.model, self.notes = model, tuple(notes)
+        self.model, self.notes, self.classes = model, tuple(notes), {}
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per path."""
-        return [path.row() for path in self]
+        return with_labels([path.row() for path in self], self.classes)
 
     def _headline(self) -> str:
         return f"{len(self)} paths"
@@ -134,13 +138,14 @@ def _carrier(port: HeadOrNode) -> Role:
 @checked
 def paths(
     scores: ScoresLike | None = None,
-    to: Head | Port | str | None = None,
-    from_: Head | Port | str | None = None,
+    to: EndsLike | None = None,
+    from_: EndsLike | None = None,
     depth: int = 3,
     k: int = 10,
     pairing: str | Pairing | Iterable[str | Pairing] | None = None,
     *,
     model: ModelLike | None = None,
+    labels: LabelsLike | None = None,
     nodes: NodesLike | None = None,
     memory: int | str = _DEFAULT_MEMORY,
     progress: Update | None = None,
@@ -152,16 +157,19 @@ def paths(
     scores
         A model, or a result (then with ``model``, the model that it was made from).
     to
-        Where paths end: a head (``"L5H1"``: what its queries, keys and values read), one port of it (``"L5H1.K"``), or
-        a node. With shared keys and values ``"L17H3.K"`` is what its KV head reads.
+        Where paths end: a head (``"L5H1"``: what its queries, keys and values read), one port of it (``"L5H1.K"``), a
+        layer (``"L5"``), a class of ``labels``, a node, or a list of them. With shared keys and values ``"L17H3.K"`` is
+        what its KV head reads.
     from_
-        Where paths begin: a head, by what it writes, or a node. Without ``to`` and ``from_``: anywhere.
+        Where paths begin, in the same words: a head by what it writes. Without ``to`` and ``from_``: anywhere.
     depth
         Most hops of a path, 1 to 4.
     pairing
         The last hop, for example ``"OK"`` for paths that end in keys. All by default.
     model
         With a result: the model that it was made from.
+    labels
+        Head classes, or the name or CSV file of some; they become columns of the rows.
     nodes
         Other readers and writers of the stream, as for :func:`headspan.score`; a result does not hold the vectors of
         its nodes, so give them again. A plain neuron and a
@@ -186,9 +194,12 @@ def paths(
         for sentence in opened.added.notes:
             inform(sentence)
     if result is not None and result.ports.nodes:
-        _check_nodes(result, opened, (to, from_))
+        _check_nodes(result, opened, [name for names in (to, from_) for name in words(names)])
+    classes = labels_for(labels, opened.ports, opened.provenance, result)
     with progress_bar("following paths", progress) as update:
-        return strongest(opened, to, from_, depth, k, pairing, room, update)
+        found = strongest(opened, to, from_, depth, k, pairing, room, update, classes)
+    found.classes = classes_by_name(classes)
+    return found
 
 
 def _result(scores: ScoresLike | None) -> Scores | None:
@@ -232,20 +243,21 @@ def _check_nodes(scores: Scores, opened: AttentionWeights, ends: Iterable[Any]) 
 
 def strongest(
     weights: AttentionWeights,
-    to: Head | Port | str | list[Port] | None = None,
-    from_: Head | Port | str | None = None,
+    to: EndsLike | None = None,
+    from_: EndsLike | None = None,
     depth: int = 3,
     k: int = 10,
     pairings: str | Pairing | Iterable[str | Pairing] | None = None,
     memory: int = 10**9,
     progress: Update = lambda done, total: None,
+    labels: Labels | None = None,
 ) -> Paths:
-    """The search of :func:`paths` on opened weights; ``to`` may be a list, whose paths are then ranked together."""
+    """The search of :func:`paths` on opened weights; the paths of all ends are ranked together."""
     table = weights.ports
     last = _last_hops(pairings)
-    sources = None if from_ is None else _sources(weights, from_)
-    each = [_targets(weights, one, last) for one in (to if isinstance(to, list) else [to])]
-    targets, notes = [target for found, _ in each for target in found], [note for _, some in each for note in some]
+    sources = None if from_ is None else _sources(weights, given_end(from_, table, labels))
+    end = None if to is None else given_end(to, table, labels)
+    targets, notes = _targets(weights, end, last), [] if end is None else sorted(set(end.notes(table)))
     stock = chains(weights)
     if to is None and sources is not None:
         ends = stock.writers.take([stock.writers.place(*one) for one in sources])
@@ -281,53 +293,42 @@ def _last_hops(pairings: str | Pairing | Iterable[str | Pairing] | None) -> froz
     return frozenset(map(str, chosen))
 
 
-def _sources(weights: AttentionWeights, name: Head | Port | str) -> list[tuple[HeadOrNode, Role]]:
-    """The possible starts of a path: the output of a query head, of the group of a KV head, or of a node."""
+def _sources(weights: AttentionWeights, start: End) -> list[tuple[HeadOrNode, Role]]:
+    """The possible starts of a path: the outputs of query heads and nodes."""
     table = weights.ports
-    port, role = table.ask(name)
-    if role is not None and role not in WRITES:
-        raise HeadspanError(f"a path begins with an output. Give {port}.{_writer(port)} instead of {port}.{role}")
-    if isinstance(port, Node):
-        if not any(str(node) == str(port) for node in table.of(Role.W)):
+    for port, role in start.named:
+        if role is not None and role not in WRITES:
+            raise HeadspanError(f"a path begins with an output. Give {port}.{_writer(port)} instead of {port}.{role}")
+        if isinstance(port, Node) and not any(str(node) == str(port) for node in table.of(Role.W)):
             raise HeadspanError(f"{port} only reads, so a path cannot begin with it. Give it as the end, with `to`")
-        return [(table.resolve(port, Role.W), Role.W)]
-    assert isinstance(port, Head)
-    group = table.group_of(port) if port.kv else (port,)
-    return [(table.resolve(one, Role.O), Role.O) for one in group]
+    found = [(port, role) for role in WRITES for port in table.of(role) if str(port) in start.ports.get(role, ())]
+    if not found:
+        raise HeadspanError(f"nothing of {quoted(start.text)} writes, so no path begins there. Choose another start")
+    return found
 
 
-def _targets(
-    weights: AttentionWeights, name: Head | Port | str | None, last: frozenset[str]
-) -> tuple[list[tuple[Role, int]], list[str]]:
-    """The ports at which paths can end, by role and index, and a note about the name."""
+def _targets(weights: AttentionWeights, end: End | None, last: frozenset[str]) -> list[tuple[Role, int]]:
+    """The ports at which paths can end, by role and index."""
     table = weights.ports
     read = [role for role in READS if table.of(role) and any(pairing[1] == role.value for pairing in last)]
-    if name is None:
-        return [(role, i) for role in read for i in range(len(table.of(role)))], []
-    port, role = table.ask(name)
-    if role is not None and role not in READS:
-        other = f"{port}.R" if isinstance(port, Node) else f"{port}, or {port}.K"
-        raise HeadspanError(f"a path ends with an input. Give {other} instead of {port}.{role}")
-    if isinstance(port, Node):
-        if not any(str(node) == str(port) for node in table.of(Role.R)):
+    if end is None:
+        return [(role, i) for role in read for i in range(len(table.of(role)))]
+    for port, role in end.named:
+        if role is not None and role not in READS:
+            other = f"{port}.R" if isinstance(port, Node) else f"{port}, or {port}.K"
+            raise HeadspanError(f"a path ends with an input. Give {other} instead of {port}.{role}")
+        if isinstance(port, Node) and not any(str(node) == str(port) for node in table.of(Role.R)):
             raise HeadspanError(
                 f"{port} only writes, so a path cannot end with it. Give it as the beginning, with `from_`"
             )
-        possible = [Role.R]
-    else:
-        assert isinstance(port, Head)
-        possible = [Role.K, Role.V] if port.kv else [Role.Q, Role.K, Role.V]
-        if port.kind == "KR":
-            possible = [Role.K]
-    asked = possible if role is None else [role]
-    chosen = [one for one in asked if one in read]
+    possible = [role for role in READS if end.ports.get(role)]
+    chosen = [role for role in possible if role in read]
     if not chosen:
         raise HeadspanError(
-            f"{name} reads with {', '.join(map(str, asked))}, and the last hop must be "
+            f"{quoted(end.text)} reads with {', '.join(map(str, possible)) or 'nothing'}, and the last hop must be "
             f"{', '.join(sorted(last))}. Choose one that matches"
         )
-    notes = {table.note(port, one) for one in chosen if one.shared}
-    return [(one, table.find(port, one)) for one in chosen], sorted(note for note in notes if note)
+    return [(role, i) for role in chosen for i in np.flatnonzero(end.among(table.of(role), role)).tolist()]
 
 
 def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list[Path]:
@@ -346,7 +347,7 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     d = dimension_between(stock.d_model, left, right)
     by_chance = chance(d, first, second, links.sizes[middle], links.fourths[middle])
     listed: list[Path] = []
-    for rank, i in enumerate(order, start=1):
+    for rank, i in zip(shared_ranks(scores[order]).tolist(), order, strict=True):
         end, *via, other = map(int, found.places[i])
         ends = (way.ends, end), (way.outer, other)
         (sources, source), (targets, target) = ends if forward else ends[::-1]

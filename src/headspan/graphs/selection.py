@@ -21,6 +21,7 @@ from headspan.subspaces.metrics import PK, metric_of, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.ordering import descending, occurrence
+from headspan.vocabulary.ends import EndsLike, given_ends
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible, warn
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, parse_pairings
 
@@ -44,6 +45,8 @@ def wiring(
     minimum: float | None = None,
     labels: LabelsLike | None = None,
     *,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
     large_effect: bool = False,
     circuit: Circuit | str | os.PathLike[str] | None = None,
 ) -> Wiring:
@@ -64,6 +67,9 @@ def wiring(
         With any rule, leave out pairs that score less than this.
     labels
         Head classes to attach to the nodes, or the name or CSV file of some.
+    from_, to
+        Choose among edges that start or end here: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer (``"L5"``), a
+        class of ``labels``, a node, or a list of them.
     large_effect
         Keep only edges with a large effect, as measured in the result (see :mod:`headspan.results.large_effects`).
     circuit
@@ -73,7 +79,7 @@ def wiring(
     """
     metric = one_metric(metric)
     if circuit is not None:
-        _no_rule(rule, pairing, k, q, null, minimum)
+        _no_rule(rule, pairing, k, q, null, minimum, from_, to)
         return _drawn(*scores_of_circuit(scores, [metric], circuit), metric, labels, large_effect)
     pairing = "flow" if pairing is None else pairing
     chosen = parse_pairings(pairing)
@@ -83,6 +89,8 @@ def wiring(
     scores = given_scores(scores, [metric], _needed(chosen, metric))
     chosen = given_pairings(pairing, scores, metric)
     labels = given_labels(labels, scores)
+    ends = given_ends(from_, to, scores.ports, labels)
+    ends.check(chosen)
     measured = compared_effects(scores) if large_effect else None
     if measured is not None:
         asked, chosen = chosen, tuple(one for one in chosen if not one.of_nodes)
@@ -101,12 +109,13 @@ def wiring(
                 allowed &= found[-1].q <= rate
             if measured is not None:
                 allowed &= measured.large(one)
-        edges += _choose(matrix, allowed, k, rule)
+        edges += _choose(matrix, allowed, k, rule, ends.mask(one, matrix.sources, matrix.targets))
     names = tuple(labels.names) if labels is not None else ()
     nodes = _nodes(edges, scores, metric, chosen, labels)
     why = _doubts(found, rate) if edges else _why_empty(scores, metric, chosen, rule, k, rate, minimum, found)
     most = min(k, scores.provenance["screen"]["k"]) if scores.screened else k  # a screened result has only its k pairs
     described = _describe(rule, most, rate, against, minimum) + (", large effect" if large_effect else "")
+    described = " ".join([described, str(ends)]).rstrip()
     return Wiring(metric, chosen, described, edges, nodes, names, scores, tuple(why))
 
 
@@ -114,7 +123,8 @@ def _no_rule(rule: str, *choices: Any) -> None:
     """A circuit defines its own edges."""
     if rule != "top" or any(value is not None for value in choices):
         raise HeadspanError(
-            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null` and `minimum`, or `circuit`"
+            "a circuit defines its own edges. Leave out `pairing`, `k`, `rule`, `q`, `null`, `minimum`, `from_` and "
+            "`to`, or `circuit`"
         )
 
 
@@ -212,10 +222,12 @@ def _check(rule: str, k: int | None, q: float | None, null: str | None, minimum:
         raise HeadspanError("the rule threshold needs a smallest score. Give `minimum`, for example 20")
 
 
-def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Iterable[Edge]:
-    """The edges of one pairing, best first; ranks count all pairs of the pairing."""
+def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule, between: np.ndarray) -> Iterable[Edge]:
+    """The edges of one pairing among those ``between`` given ends, best first; ranks count all pairs of the pairing."""
     rows, columns, values = matrix.pairs()
     order = descending(values)
+    ranks = np.flatnonzero(between[rows[order], columns[order]])
+    order = order[ranks]
     rows, columns, values = rows[order], columns[order], values[order]
     keep = allowed[rows, columns]
     if rule == "top":
@@ -224,7 +236,7 @@ def _choose(matrix: ScoreMatrix, allowed: np.ndarray, k: int, rule: Rule) -> Ite
         keep &= occurrence(columns) < k
     for i in np.flatnonzero(keep):
         source, target = matrix.sources[int(rows[i])], matrix.targets[int(columns[i])]
-        yield Edge(matrix.metric, matrix.pairing, int(i) + 1, source, target, float(values[i]))
+        yield Edge(matrix.metric, matrix.pairing, int(ranks[i]) + 1, source, target, float(values[i]))
 
 
 def _describe(rule: str, k: int, q: float, null: str, minimum: float | None) -> str:

@@ -9,6 +9,7 @@ Head(layer=1, index=2, kind='H')
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from headspan.results import strongest
 from headspan.results.labels import LabelsLike
@@ -18,6 +19,7 @@ from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
+from headspan.vocabulary.ends import EndsLike
 from headspan.vocabulary.heads import FLOW_PAIRINGS, HeadOrNode, Pairing, Port, parse_pairings
 
 
@@ -29,12 +31,17 @@ def top(
     k: int = 20,
     metric: str | Iterable[str] = PK,
     *,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
     layer: int | None = None,
     label: str | None = None,
     labels: LabelsLike | None = None,
+    side: Literal["source", "target"] | None = None,
 ) -> Edges:
     found = given_scores(scores, metric, parse_pairings(pairing))
-    return strongest.top(found, pairing, k, metric, layer=layer, label=label, labels=labels)
+    return strongest.top(
+        found, pairing, k, metric, from_=from_, to=to, layer=layer, label=label, labels=labels, side=side
+    )
 
 
 @renamed(pairings="pairing")

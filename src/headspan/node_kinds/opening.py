@@ -20,7 +20,7 @@ NodesLike: TypeAlias = OneNode | Iterable[OneNode]
 _LISTED = 4096  # names of a set up to this size are compared one by one
 
 
-_ARGUMENTS = ("add", "sae", "adapter", "neurons", "tokens", "embedding", "unembedding")  # of `node_sets`
+_ARGUMENTS = ("add", "sae", "adapter", "neurons", "tokens", "embedding", "unembedding", "components")  # of `node_sets`
 
 
 def node_sets(
@@ -32,6 +32,7 @@ def node_sets(
     tokens: str | Iterable[str] | None = None,
     embedding: bool = False,
     unembedding: bool = False,
+    components: str | Iterable[str] | None = None,
 ) -> list[NodeSet]:
     """The nodes that a command line or a Python call names, for a model: a list of sets, their names all different.
 
@@ -39,9 +40,11 @@ def node_sets(
     ``{"neurons": "L3:17", "tokens": " Paris"}``, so that one argument ``nodes`` of a function can name any.
     sae: directories of SAELens, ``DIR[:indices]``. adapter: directories of PEFT. neurons: ``L3:17,L3:*``.
     tokens: words with commas between them, or a list.
-    embedding, unembedding: all rows. Folded weights give folded nodes.
+    embedding, unembedding: all rows. components: of a parameter decomposition, ``FILE[:MODULE[:indices]]``.
+    Folded weights give folded nodes.
     """
     from headspan.node_kinds.adapters import adapter_sets
+    from headspan.node_kinds.components import component_sets
     from headspan.node_kinds.neurons import neuron_sets
     from headspan.node_kinds.saes import sae_sets
     from headspan.node_kinds.tokens import token_sets
@@ -55,6 +58,7 @@ def node_sets(
     sets += [found for item in listed(adapter) for found in adapter_sets(weights, _path(item))]
     sets += neuron_sets(weights, neurons) if neurons is not None else []
     sets += token_sets(weights, tokens, embedding, unembedding)
+    sets += [found for item in listed(components) for found in component_sets(weights, _path(item))]
     check_names(sets)
     return sets
 

@@ -32,6 +32,7 @@ from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import visible
 from headspan.vocabulary.heads import ROLES, Port
+from headspan.vocabulary.words import listed
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -252,16 +253,8 @@ def _folding(facts: Mapping[str, Any]) -> str:
     """Whether norms can be folded into the weights, and whether that is advised."""
     if not facts["foldable"]:
         return f"not possible: {facts['not_foldable_reason']}"
-    gains = "" if facts["norm_place"] == "pre" else f"of the norms {_listed(facts['folds'])}"
+    gains = "" if facts["norm_place"] == "pre" else f"of the norms {listed(facts['folds'])}"
     return "; ".join(part for part in ("possible", gains, facts["fold_advice"]) if part)
-
-
-def _listed(parts: list[str]) -> str:
-    """
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def _vocabulary(facts: dict[str, Any]) -> str:

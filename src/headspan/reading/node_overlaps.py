@@ -32,6 +32,7 @@ from headspan.statistics.dimension import dimension_between
 from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
 from headspan.system.memory import parse_memory
+from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Node
@@ -60,12 +61,15 @@ def nodes(
     seed: int = 0,
     memory: int | str = 2**30,
     progress: Update | None = None,
+    *,
+    components: str | list[str] | None = None,
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
     model: opened weights or a reference. add: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
     adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
-    unembedding: all rows. fold: fold norms into the weights of the model and of the nodes that read after them.
+    unembedding: all rows; components: of a parameter decomposition, ``FILE[:MODULE[:indices]]``.
+    fold: fold norms into the weights of the model and of the nodes that read after them.
     memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
 
     >>> rng = np.random.default_rng(0)
@@ -81,11 +85,11 @@ def nodes(
         raise HeadspanError(f"seed must be a whole number of 0 or more, not {seed}")
     budget = max(parse_memory(memory), 2**20)
     weights = given_weights(model, fold)
-    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding)
+    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding, components)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` or "
-            "`unembedding`"
+            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `components`, "
+            "`embedding` or `unembedding`"
         )
     search = Search(weights, sets, k, budget, seed, progress)
     search.run()
@@ -223,7 +227,7 @@ class FoundOverlaps:
                 for i in np.unique(sets[best.scores >= 0]).tolist():
                     here = np.flatnonzero(((sets == i) & (best.scores >= 0)).ravel())
                     places = best.ids.ravel()[here] - self._offsets[i]
-                    ranks = here % best.ids.shape[1] + 1
+                    ranks = shared_ranks(best.scores).ravel()[here]
                     rows = self._rows(side, i, places, ports.ravel()[here], best.scores.ravel()[here], ranks)
                     kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
                 yield from (kept[key] for key in sorted(kept))
@@ -236,7 +240,9 @@ class FoundOverlaps:
         places = part.start + here[:, 0]
         chosen = tuple(here.T)
         for node, row in zip(
-            here[:, 0], self._rows(side, i, places, ids[chosen], scores[chosen], here[:, 1] + 1), strict=True
+            here[:, 0],
+            self._rows(side, i, places, ids[chosen], scores[chosen], shared_ranks(scores)[chosen]),
+            strict=True,
         ):
             found[int(node)].append(row)
         return found

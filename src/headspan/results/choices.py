@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels, LabelsLike
@@ -14,6 +14,7 @@ from headspan.vocabulary.heads import PAIRING_WORDS, Pairing, forward_mask, pars
 
 if TYPE_CHECKING:
     from headspan.results.scores import Scores
+    from headspan.vocabulary.ports import PortTable
 
 BEHAVES = 0.3  # a head score from which the labels "behaviour" give a head its label
 
@@ -56,6 +57,16 @@ def given_labels(labels: LabelsLike | None, scores: Scores) -> Labels | None:
     They are checked against the heads of the model; a shared key/value head takes over those of its group. Warns where
     it is unknown whether they are for these weights.
     """
+    return labels_for(labels, scores.ports, scores.provenance, scores)
+
+
+def labels_for(
+    labels: LabelsLike | None,
+    ports: PortTable,
+    provenance: Mapping[str, Any],
+    scores: Scores | None = None,
+) -> Labels | None:
+    """The same for a model, with its result if there is one."""
     if labels is None:
         return None
     if isinstance(labels, Labels):
@@ -66,8 +77,8 @@ def given_labels(labels: LabelsLike | None, scores: Scores) -> Labels | None:
         found = _behaviour(scores).labels(threshold=BEHAVES)
     else:
         found = Labels.load(labels)
-    checked = found.for_model(scores.ports)
-    if doubt := found.doubt(scores.provenance):
+    checked = found.for_model(ports)
+    if doubt := found.doubt(provenance):
         warn(doubt)
     return checked
 
@@ -87,7 +98,12 @@ def given_behaviour(
     return found
 
 
-def _behaviour(scores: Scores) -> BehaviourScores:
+def _behaviour(scores: Scores | None) -> BehaviourScores:
+    if scores is None:
+        raise HeadspanError(
+            "the labels behaviour are those of a result with head scores, and a model is given. Give labels by name "
+            "or file"
+        )
     kept = scores.annotations.get("behaviour")
     if not kept:
         raise HeadspanError(

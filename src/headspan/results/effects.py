@@ -14,6 +14,7 @@ import numpy as np
 from headspan.results.checks import check_extra, damaged, effect_shape, is_effect
 from headspan.results.head_scores import KINDS
 from headspan.results.identity import identity, same_model
+from headspan.results.labels import with_labels
 from headspan.results.large_effects import FLOORS, LEAST_RATIO, UNITS
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.metadata import is_list, is_object
@@ -43,7 +44,7 @@ class Effects(Tabular):
     among the query heads of a shared key/value head (``random_largest`` …), what random writes do (``random_turned`` …,
     where an effect is at or above its floor), and the change of the head scores.
     clean: head scores of the clean run. write_norms: mean length of what each head writes.
-    model: provenance of the weights that ran, where they are known.
+    model: provenance of the weights that ran, where they are known. classes: of labelled heads, as columns of the rows.
     examples: what the best edges do on one short sequence; None in files of version 0.3.
     """
 
@@ -56,6 +57,7 @@ class Effects(Tabular):
     interrupted: bool = False
     model: dict[str, Any] = field(default_factory=dict[str, Any])
     examples: Examples | None = None
+    classes: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -94,8 +96,18 @@ class Effects(Tabular):
             self.examples.check(self.ports, path)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per measured edge, the largest effect of each pairing first."""
+        """One flat record per edge that was asked for, the largest effect of each pairing first."""
         return self.records()
+
+    def asked(self, pairing: Pairing | str) -> np.ndarray:
+        """True for the edges with the ends ``from_`` and ``to``: more are measured, to compare each with its layers."""
+        pairing = Pairing.parse(pairing)
+        sides = [(role, self.protocol.get(name)) for name, role in zip(("from", "to"), pairing, strict=True)]
+        rows, columns = (
+            np.array([names is None or f"{port}.{role}" in names for port in self.ports.of(role)], dtype=bool)
+            for role, names in sides
+        )
+        return rows[:, None] & columns[None, :]
 
     def _headline(self) -> str:
         counts = ", ".join(f"{int((~np.isnan(self.of(p))).sum()):,} {p}" for p in self.pairings)
@@ -208,7 +220,7 @@ class Effects(Tabular):
         for pairing in self.pairings:
             scored = scores[metric, pairing].forward() if scores is not None and (metric, pairing) in scores else None
             rows += _records(self, pairing, scored, k, by)
-        return rows
+        return with_labels(rows, self.classes)
 
 
 def _records(
@@ -219,7 +231,7 @@ def _records(
     values = matrix.values
     ranks = None if scored is None else places(scored.values)
     order = values if by == "effect" or scored is None else np.where(np.isnan(values), np.nan, scored.values)
-    rows, columns = np.nonzero(~np.isnan(values))
+    rows, columns = np.nonzero(~np.isnan(values) & effects.asked(pairing))
     best = np.argsort(-order[rows, columns], kind="stable")[:k]
     extra = [n for n in _columns(effects) if (n, pairing) in effects.arrays]
     table: list[dict[str, Any]] = []
@@ -373,6 +385,8 @@ def _check_protocol(protocol: dict[str, Any]) -> None:
         "tokens": is_object(tokens)
         and all(is_list(lengths) and all(map(number, lengths)) for lengths in tokens.values()),
     }
+    ends = ((name, protocol.get(name, [])) for name in ("from", "to"))
+    right |= {name: is_list(ports) and all(isinstance(port, str) for port in ports) for name, ports in ends}
     for name, good in right.items():
         if not good:
             raise HeadspanError(f"the result is damaged: {name} of its effects is {str(protocol[name])[:80]!r}")

@@ -240,6 +240,17 @@ def _cells(line: str, number: int, path: Path) -> list[str]:
         raise HeadspanError(f"line {number} of {path} is not a line of a CSV file: {error}") from None
 
 
+def classes_by_name(labels: Labels | None) -> dict[str, str]:
+    """The classes of every labelled head by its name, joined by ``;``."""
+    return {} if labels is None else {str(head): ";".join(classes) for head, classes in labels.classes.items()}
+
+
+def with_labels(rows: list[dict[str, Any]], classes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of edges with the classes of both heads, source_labels and target_labels; unchanged without classes."""
+    ends = ("source", "target") if classes else ()
+    return [row | {f"{end}_labels": classes.get(row[end].partition(".")[0], "") for end in ends} for row in rows]
+
+
 def write_labels(labels: Labels, path: str | os.PathLike[str], *, force: bool = False) -> None:
     """A label file (columns head,label) that `Labels.load` and the option --labels read."""
     rows = [{"head": str(head), "label": label} for label in labels.names for head in labels.heads(label)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,20 +15,18 @@ from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
-from headspan.system.ordering import descending
-from headspan.vocabulary.errors import HeadspanError
+from headspan.system.ordering import descending, shared_ranks
+from headspan.vocabulary.ends import EndsLike, acts_as, check_head, given_ends, in_layer, of_class
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 from headspan.vocabulary.heads import (
     FLOW_PAIRINGS,
     Head,
     HeadOrNode,
-    Node,
     Pairing,
     Port,
     Role,
-    layers_of,
     parse_pairings,
 )
-from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.results.scores import Scores
@@ -88,11 +86,7 @@ def around(
     table = scores.ports
     wanted, role = table.ask(head)
     asked, roles = (wanted, tuple(Role)) if role is None else (Port(wanted, role), (role,))
-    if isinstance(wanted, Head) and wanted not in table.heads:
-        raise HeadspanError(
-            f"this result has no head {wanted}: its heads go from {table.query[0]} to {table.query[-1]}"
-            + (f", its shared ones from {table.kv[0]} to {table.kv[-1]}" if table.shared else "")
-        )
+    check_head(table, wanted)
     if role is not None and not any(role in one for _, one in chosen):
         like = f"{role}K" if role.writes else f"O{role}"
         named = ", ".join(dict.fromkeys(str(one) for _, one in chosen))
@@ -100,13 +94,13 @@ def around(
     incoming, outgoing = Edges(), Edges()
     for name, one in chosen:
         matrix = scores[name, one].forward()
-        ends = (_acts_as(table, wanted, one.source), _acts_as(table, wanted, one.target))
+        ends = (acts_as(table, wanted, one.source), acts_as(table, wanted, one.target))
         shape = matrix.values.shape
         if one.source in roles:
             outgoing += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.sources), _ids(ends[0]))[:, None], shape), k)
         if one.target in roles:
             incoming += _best(matrix, np.broadcast_to(np.isin(_ids(matrix.targets), _ids(ends[1]))[None, :], shape), k)
-    reads = _acts_as(table, wanted, Role.K)
+    reads = acts_as(table, wanted, Role.K)
     shared = next((role for role in roles if role.shared and isinstance(wanted, Head) and not wanted.kv), None)
     return Around(asked, incoming, outgoing, reads, None if shared is None else table.note(wanted, shared))
 
@@ -128,35 +122,36 @@ def top(
     k: int = 20,
     metric: str | Iterable[str] = PK,
     *,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
     layer: int | None = None,
     label: str | None = None,
     labels: LabelsLike | None = None,
+    side: Literal["source", "target"] | None = None,
 ) -> Edges:
     """The k largest scores of every pairing; ranks count all pairs of the pairing.
 
-    layer: only pairs with a head of this layer. labels: head classes, or the name or CSV file of some; they become
-    columns of the rows. label: only pairs with a head of this class.
+    from_, to: only pairs with these sources and targets: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer
+    (``"L5"``), a class of the labels, a node, or a list of them. layer, label: only pairs with a head of this layer or
+    class. side: which of the two heads that must be, ``"source"`` or ``"target"``; by default either. labels: head
+    classes, or the name or CSV file of some; they become columns of the rows.
     """
-    classes = given_labels(labels, scores)
-    members: tuple[Head, ...] | None = None
-    if label is not None:
-        if classes is None:
-            raise HeadspanError(f"the class {label!r} needs labels: give `labels` as well")
-        members = classes.heads(label)
-    if layer is not None and layer not in {port.layer for port in (*scores.ports.heads, *scores.ports.nodes)}:
-        layers = sorted({head.layer for head in scores.ports.query})
-        raise HeadspanError(
-            f"this result has no heads in layer {layer}: they are in layers {layers[0]} to {layers[-1]}"
-        )
-    edges = Edges()
+    table, classes = scores.ports, given_labels(labels, scores)
+    ends = given_ends(from_, to, table, classes)
+    either = [] if label is None else [of_class(table, label, classes)]
+    either += [] if layer is None else [in_layer(table, layer)]
+    if not either:
+        refuse_ignored("without `layer` or `label`", side=side)
     names = given_metrics(metric, scores)
-    for matrix in (scores[name, one] for name in names for one in given_pairings(pairing, scores, name)):
-        keep = np.ones(matrix.values.shape, dtype=bool)
-        if layer is not None:
-            keep &= (layers_of(matrix.sources) == layer)[:, None] | (layers_of(matrix.targets) == layer)[None, :]
-        if members is not None:
-            inside = _ids(members)
-            keep &= np.isin(_ids(matrix.sources), inside)[:, None] | np.isin(_ids(matrix.targets), inside)[None, :]
+    chosen = {name: given_pairings(pairing, scores, name) for name in names}
+    ends.check(one for found in chosen.values() for one in found)
+    edges = Edges()
+    for matrix in (scores[name, one] for name in names for one in chosen[name]):
+        one, sources, targets = matrix.pairing, matrix.sources, matrix.targets
+        keep = ends.mask(one, sources, targets)
+        for end in either:
+            rows, columns = end.among(sources, one.source)[:, None], end.among(targets, one.target)[None, :]
+            keep = keep & (rows if side == "source" else columns if side == "target" else rows | columns)
         edges += _best(matrix, keep, k)
     if classes is not None:
         names = {str(end) for edge in edges for end in (edge.source, edge.target)}
@@ -165,27 +160,16 @@ def top(
 
 
 def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
-    """The k largest of the pairs to keep, with their ranks among all pairs, ties in head order."""
+    """The k largest of the pairs to keep, with their ranks among all pairs; ties come in head order."""
     if k < 0:
         raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
     rows, columns, values = matrix.pairs()
     order = descending(values)
-    kept = np.flatnonzero(keep[rows[order], columns[order]])[:k]
-    for rank in kept.tolist():
-        i = order[rank]
+    ranks = shared_ranks(values[order])
+    for place in np.flatnonzero(keep[rows[order], columns[order]])[:k]:
+        i = order[place]
         source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
-        yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
-
-
-def _acts_as(table: PortTable, head: HeadOrNode, role: Role) -> tuple[HeadOrNode, ...]:
-    """The heads that hold this head's weight of a role: itself, its KV head, or the query heads of its group."""
-    if isinstance(head, Node):
-        return tuple(port for port in table.of(role) if str(port) == head.name)
-    if head in table.of(role):
-        return (head,)
-    if head.kv:
-        return table.group_of(head) if not role.shared and head in table.heads else ()
-    return (table.kv_of(head),) if role.shared and head in table.served_by else ()
+        yield Edge(matrix.metric, matrix.pairing, int(ranks[place]), source, target, float(values[i]))
 
 
 def _ids(heads: Iterable[HeadOrNode]) -> np.ndarray:

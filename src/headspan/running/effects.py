@@ -10,18 +10,22 @@ the two; both are reported. Which effects are large: :mod:`headspan.results.larg
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headspan.models.folding import fold
 from headspan.models.opening import ModelLike, open
+from headspan.results.choices import labels_for
 from headspan.results.effects import Effects, attach, check_same_heads, effects_in, effects_of
 from headspan.results.effects_fields import with_effects
 from headspan.results.identity import same_model
+from headspan.results.labels import LabelsLike, classes_by_name
 from headspan.results.large_effects import DRAWS, FLOORS
+from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.running.edge_effects import EdgeReader, SharedDirections
 from headspan.running.effect_sums import EdgeMeasures, Measuring, by_port
@@ -35,8 +39,10 @@ from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.ends import Ends, EndsLike, given_ends
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
-from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing, Role, forward_mask, parse_pairings
+from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Pairing, Role, forward_mask, parse_pairings
+from headspan.vocabulary.ports import PortTable
 
 __all__ = [
     "Effects",
@@ -58,6 +64,9 @@ def effects(
     *,
     pairing: str | Pairing | Sequence[str | Pairing] = "flow",
     k: int | None = None,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
+    labels: LabelsLike | None = None,
     text: str | Sequence[str] | None = None,
     random: bool | None = None,
     tokens: Sequence[Sequence[int]] | None = None,
@@ -83,6 +92,9 @@ def effects(
     model : a model reference, opened weights, a live transformers, PEFT or TransformerLens model, or a `RunningModel`.
     scores, k : with both, only the layer pairs with one of the ``k`` best PK edges of each pairing are measured.
     pairing : ``"flow"`` (OQ, OK and OV) or some of them.
+    from_, to : list only edges that start or end here: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer (``"L5"``),
+        a class of ``labels``, or a list of them. Only their layers are measured.
+    labels : head classes, or the name or CSV file of some; they become columns of the rows.
     text : run on these texts (in windows of at most 128 tokens). random : run on random sequences repeated twice,
         ``sequences`` of 2·``length`` tokens. tokens : run on these token ids. By default: random and a built-in text.
     ablate : what replaces a head's output: ``"resample"``, ``"mean"`` or ``"zero"``.
@@ -126,21 +138,28 @@ def effects(
             check_same_heads(replayer.weights.ports, result, ready.reference)
             if result is not None and (doubt := same_model(result.provenance, ready.identity, called, "this model")):
                 notes.append(doubt)
+        table = replayer.weights.ports
+        classes = labels_for(labels, table, {"reference": ready.reference, **ready.identity}, scores or store)
+        ends = given_ends(from_, to, table, classes)
+        ends.check(pairings)
         materials = _materials(ready, text, random, tokens, bos, sequences, length, seed, notes)
         replayer.check(next(iter(materials.values()))[0].tensor)
-        wanted = _wanted(replayer, pairings, scores, k)
+        wanted = _wanted(replayer, pairings, scores, k, ends)
+        if ends and not any(chosen.any() for chosen in wanted.values()):
+            raise HeadspanError(f"no edge goes {ends}: edges go from a layer to a later one. Choose other ends")
         reader = EdgeReader(replayer, ablate, frozen_norm=frozen_norm)
         directions = None if shared is None else _directions(replayer, shared, notes)
         writes = RandomWrites(reader, _floors(pairings, floor), compared, seed, budget)
         found, turned, stopped = _measured(reader, materials, wanted, directions, writes, budget, update)
         if stopped:
             notes.append(_what_is_left(found, turned, materials, len(replayer.weights.layers)))
-        protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed) | writes.protocol
+        protocol = _protocol(ready, materials, ablate, shared, frozen_norm, bos, seed) | writes.protocol | ends.names()
         if replayer.latent:
             protocol["frozen_latent_norms"] = True
         measured = _assembled(replayer, found, pairings, protocol, notes, stopped)
         measured.arrays |= turned
         measured.model = dict(ready.identity)
+        measured.classes = classes_by_name(classes)
         if not stopped and shared is None:
             with suppress(KeyboardInterrupt):  # the effects themselves are complete
                 measured.examples = examples_of(ready, reader, materials, measured, store or scores, seed)
@@ -257,21 +276,35 @@ def _materials(
 
 
 def _wanted(
-    replayer: Replayer, pairings: Sequence[Pairing], scores: Scores | None, k: int | None
+    replayer: Replayer, pairings: Sequence[Pairing], scores: Scores | None, k: int | None, ends: Ends
 ) -> dict[Receiver, np.ndarray]:
-    """For each receiver, the source heads and target layers to measure."""
+    """For each receiver, the source heads and target layers to measure: whole layers."""
     layers = np.array(replayer.weights.layers)
     place = {layer: i for i, layer in enumerate(replayer.weights.layers)}
     wanted: dict[Receiver, np.ndarray] = {}
     for pairing in pairings:
         chosen = layers[:, None] < layers[None, :]
-        if scores is not None and k is not None:
+        best = None if scores is None or k is None else scores[PK, pairing]
+        if ends or best is not None:
+            edges = _edges(replayer.weights.ports, pairing, ends, best, k)
             chosen = np.zeros_like(chosen)
-            for edge in scores[PK, pairing].forward().top(k):
-                chosen[place[edge.source.layer], place[edge.target.layer]] = True
+            for source, target in edges:
+                chosen[place[source.layer], place[target.layer]] = True
         by_head = np.repeat(chosen, replayer.weights.n_heads, axis=0)
         wanted |= {receiver: by_head for receiver in replayer.receivers if receiver.role is pairing.target}
     return wanted
+
+
+def _edges(
+    ports: PortTable, pairing: Pairing, ends: Ends, best: ScoreMatrix | None, k: int | None
+) -> Iterator[tuple[Head, Head]]:
+    """The forward edges of a pairing with these ends: all of them, or the k that score best."""
+    sources, targets = (ports.of(role) for role in pairing)
+    allowed = ends.mask(pairing, sources, targets) & forward_mask(sources, targets)
+    if best is None:
+        return ((sources[i], targets[j]) for i, j in np.argwhere(allowed))
+    found = replace(best, values=np.where(allowed, best.values, np.nan)).top(k or 0)
+    return ((edge.source, edge.target) for edge in found)  # type: ignore[misc]
 
 
 def _directions(replayer: Replayer, shared: int, notes: list[str]) -> SharedDirections:

@@ -6,6 +6,7 @@ spread needs no second pass (Welford's method).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ class ObservationSums:
 
     def __init__(self, replayer: Replayer, positions: int, signs: Signs) -> None:
         self.replayer, self.weights, self.signs = replayer, replayer.weights, signs
+        self._output_grams = cache(replayer.output_grams)
         count = {role: len(self.weights.heads(role)) for role in ROLES}
         width = {role: self.weights.d_head(role) for role in ROLES}
         n, m = count[Role.O], width[Role.O]
@@ -85,7 +87,7 @@ class ObservationSums:
         """Update the means and squares of z at every position, and the lengths of what heads write."""
         multiplier = self.replayer.layers[layer].multiplier
         z = widened(scaled_z(record))
-        lengths = squared_lengths(z, self.replayer.output_grams(layer)).sqrt().sum(0)
+        lengths = squared_lengths(z, self._output_grams(layer)).sqrt().sum(0)
         self.sums["length/O"][span] += lengths.double().cpu().numpy()
         values = z.double().cpu().numpy() * multiplier
         mean = self.sums["mean/O"][: len(values), span]

@@ -149,6 +149,8 @@ def _material(
     counts = np.bincount(np.concatenate([np.arange(len(sample.ids)) for sample in found])) if found else np.zeros(1)
     if degrees(counts) < 1:
         raise HeadspanError("statistics compare sequences at the same position. Give at least two")
+    if len({sample.ids.tobytes() for sample in found}) < 2:
+        raise HeadspanError("statistics compare different sequences, and all of these are the same")
     return kind, found
 
 

@@ -32,7 +32,14 @@ T = TypeVar("T")
 _LARGEST = 2**63 - 1  # larger integers do not fit in an array
 _MOST = 100_000  # items allowed from a generator
 _LISTED = 100  # items of a list whose texts are remembered
-_OPENED = ("ModelLike", "ScoresLike", "NodesLike", "OneNode", "OnePath")  # not checked here but where they are opened
+_OPENED = (
+    "ModelLike",
+    "ScoresLike",
+    "NodesLike",
+    "OneNode",
+    "OnePath",
+    "EndsLike",
+)  # not checked here but where they are opened
 _WORDS = {
     "Scores": "scores (hs.score or hs.load gives them)",
     "AttentionWeights": "weights (hs.open gives them)",

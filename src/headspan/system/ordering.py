@@ -48,15 +48,29 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])
 
 
+def shared_ranks(ordered: np.ndarray) -> np.ndarray:
+    """The ranks of values that are in order (along the last axis): 1 for the first; equal values share the smallest.
+
+    Every rank that headspan prints is one of these: one plus the number of better values.
+
+    >>> shared_ranks(np.array([3.0, 3.0, 1.0])).tolist()
+    [1, 1, 3]
+    """
+    ranks = np.broadcast_to(np.arange(1, ordered.shape[-1] + 1), ordered.shape).copy()
+    ranks[..., 1:][ordered[..., 1:] == ordered[..., :-1]] = 0
+    return np.maximum.accumulate(ranks, axis=-1)
+
+
 def places(values: np.ndarray) -> np.ndarray:
-    """The rank of every value: 1 for the largest, ties in their original order, 0 for NaN.
+    """The rank of every value: 1 for the largest, equal values share a rank, 0 for NaN.
 
     >>> places(np.array([1.0, 3.0, np.nan, 3.0])).tolist()
-    [3, 1, 0, 2]
+    [3, 1, 0, 1]
     """
     flat = values.ravel()
+    order = descending(flat)
     ranks = np.empty(flat.size, dtype=np.int64)
-    ranks[descending(flat)] = np.arange(1, flat.size + 1)
+    ranks[order] = shared_ranks(flat[order])
     ranks[np.isnan(flat)] = 0
     return ranks.reshape(values.shape)
 

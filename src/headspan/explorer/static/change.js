@@ -186,7 +186,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       }
       draw(edges);
       const counts = ["gained", "lost", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
-      hint.textContent = `${data.steps[step][1]}: ${HS.count(edges.filter((e) => e.look !== "lost").length)} edges${counts.length ? ` (${counts.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
+      hint.textContent = `${data.steps[step][1]}: ${HS.plural(edges.filter((e) => e.look !== "lost").length, "edge")}${counts.length ? ` (${counts.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
       redraw(step);
       const kind = HS.state.against;
       const value = (port) => { const [name, role] = port.split("."); return drift[kind][role][step * data.heads[role].length + places[role].get(name)]; };
@@ -235,7 +235,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   };
 
   // ---------------------------------------------------------------- start
-  HS.defaults = { pairings: "OQ,OK,OV", kinds: "gained,lost,kept,strengthened,weakened", view: "over", with: "", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_last", theme: "", head: "", pair: "" };
+  HS.defaults = { pairings: "OQ,OK,OV", kinds: "gained,lost,kept,strengthened,weakened", view: "over", with: "", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_previous", theme: "", head: "", pair: "" };
   const sound = (state) => {
     if (!/^\d{1,6}$/.test(state.step) || Number(state.step) >= (data.steps?.length ?? 1)) state.step = HS.defaults.step;
     if (!/^\d{1,5}$/.test(state.top) || Number(state.top) < 1 || Number(state.top) > data.k) state.top = HS.defaults.top;
@@ -254,6 +254,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   HS.state = sound(HS.parse(location.hash));
   paintTheme();
   HS.listeners.unshift((changed) => { if (changed.has("theme")) paintTheme(); });
+  HS.byId("share").addEventListener("click", () => HS.copy(location.href, HS.byId("share")));
   HS.byId("theme").addEventListener("click", () => HS.set({ theme: dark() ? "light" : "dark" }));
   window.addEventListener("beforeprint", () => paintTheme(false)); // paper is white
   window.addEventListener("afterprint", () => paintTheme());

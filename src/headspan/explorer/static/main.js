@@ -3,12 +3,13 @@
 (() => {
   const data = HS.data;
   const flow = data.pairings.filter((p) => p[0] === "O" && p !== "OO");
-  const favourite = flow.includes("OK") ? "OK" : data.pairings[0];
+  const filled = data.pairings.filter((p) => data.edges[`${data.metrics[0].key}/${p}`]?.count);
+  const favourite = flow.includes("OK") && filled.includes("OK") ? "OK" : filled[0] ?? data.pairings[0];
   HS.defaults = {
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.05", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", at: "", large: "", order: "", idle: "", pins: "", only: "", circuit: "", tour: "",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", own: "", at: "", large: "", order: "", idle: "", pins: "", only: "", circuit: "", tour: "",
     token: "", task: "1", edges: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
@@ -17,7 +18,7 @@
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
       rule: ["top", "top-per-target", "significance", "threshold"], q: HS.controls.QS, only: ["", "1"], null: ["reversed", "within", "random"],
-      large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], own: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
       task: ["1", ...data.tasks.map((_, i) => String(i + 1))],
       at: ["", "overview", "wiring", ...(data.tasks.length ? ["task"] : []), "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
     };

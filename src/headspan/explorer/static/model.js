@@ -201,7 +201,7 @@ HS.model = (() => {
     const height = (i) => (Number.isNaN(values[i]) ? -Infinity : values[i]);
     const order = [...values.keys()].sort((x, y) => (height(y) > height(x)) - (height(y) < height(x)) || x - y);
     const ranks = new Uint32Array(values.length);
-    order.forEach((i, position) => { ranks[i] = position + 1; });
+    order.forEach((i, at) => { ranks[i] = at && values[i] === values[order[at - 1]] ? ranks[order[at - 1]] : at + 1; });
     return { names, values, ranks, order };
   });
 

@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from headspan.system.ordering import descending
+from headspan.vocabulary.ends import Ends
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
     EMBEDDING_POSITION,
@@ -119,6 +120,15 @@ class EdgeTable:
         query, kv = ([head for head in found.get(role, []) if isinstance(head, Head)] for role in (Role.O, Role.V))
         return PortTable({role: tuple(heads) for role, heads in found.items()}, PortTable.of_heads(query, kv).served_by)
 
+    def between(self, ends: Ends) -> np.ndarray:
+        """True for the edges with these ends, (writers, readers)."""
+        found = self.mask.copy()
+        for i, (end, ports) in enumerate(((ends.start, self.writers), (ends.stop, self.readers))):
+            if end is not None:
+                here = np.array([str(port.head) in end.ports.get(port.role, ()) for port in ports], dtype=bool)
+                found &= np.expand_dims(here, 1 - i)
+        return found
+
     @property
     def n_edges(self) -> int:
         return int(self.mask.sum())
@@ -150,9 +160,9 @@ class EdgeTable:
         """The names of the ports of an edge."""
         return str(self.writers[row]), str(self.readers[column])
 
-    def strongest(self, values: np.ndarray, count: int) -> np.ndarray:
-        """Flat indices of the edges with the largest values by size, largest first; ties in table order."""
-        flat = np.flatnonzero(self.mask)
+    def strongest(self, values: np.ndarray, count: int, among: np.ndarray | None = None) -> np.ndarray:
+        """Flat indices of the edges (of some) with the largest values by size, largest first; ties in table order."""
+        flat = np.flatnonzero(self.mask if among is None else self.mask & among)
         return flat[descending(np.abs(values.ravel()[flat]))[:count]]
 
     def circuit(self, values: np.ndarray, count: int) -> np.ndarray:

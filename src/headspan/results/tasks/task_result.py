@@ -13,7 +13,7 @@ import numpy as np
 
 from headspan.results.checks import check_heads, damaged
 from headspan.results.identity import short_name
-from headspan.results.labels import Labels
+from headspan.results.labels import Labels, with_labels
 from headspan.results.metadata import IDENTITY, check_fields, optional, text
 from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
@@ -21,7 +21,7 @@ from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import write_graph
-from headspan.system.ordering import descending
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Node
 from headspan.vocabulary.ports import PortTable
@@ -56,6 +56,7 @@ class Task(Tabular):
     exact: that change measured, for the best edges; NaN elsewhere.
     frequency: share of bootstrap resamples of the prompts in which the edge is among the ``k`` largest.
     circuit: the edges of a circuit, if one was asked for. faithfulness: of that circuit, on held-out prompts.
+    asked: the edges with the ends ``from_`` and ``to``, to list. classes: of labelled heads, as columns of the rows.
     similarities: overlap or influence of edges between heads by metric, with their rank (``pk``, ``pk_rank`` …).
     examples: what the best edges between heads do on one prompt.
     """
@@ -79,6 +80,8 @@ class Task(Tabular):
     interrupted: bool = False
     notes: list[str] = field(default_factory=list[str])
     examples: Examples | None = None
+    asked: np.ndarray | None = None
+    classes: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def table(self) -> EdgeTable:
@@ -101,12 +104,15 @@ class Task(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat record per edge, the ``k`` with the largest attributions first."""
-        return [self._row(int(place)) for place in self.table.strongest(self.attribution, self.k)]
+        return self._rows(self.k, self.asked)
 
     def edges(self) -> list[dict[str, Any]]:
         """The same for every edge of the circuit, largest first."""
-        kept = self.edges_kept
-        return [self._row(int(p)) for p in self.table.strongest(self.attribution, kept.size) if kept.ravel()[p]]
+        return self._rows(self.attribution.size, self.edges_kept)
+
+    def _rows(self, count: int, among: np.ndarray | None) -> list[dict[str, Any]]:
+        places = self.table.strongest(self.attribution, count, among)
+        return with_labels([self._row(int(place)) for place in places], self.classes)
 
     def _row(self, place: int) -> dict[str, Any]:
         row, column = divmod(place, self.attribution.shape[1])
@@ -199,8 +205,9 @@ class Task(Tabular):
         arrays = [self.attribution, self.exact, self.frequency, *self.similarities.values()]
         if any(array.shape != shape or array.dtype != np.float32 for array in arrays):
             raise damaged(path, "its arrays do not fit its edges")
-        if self.circuit is not None and (self.circuit.shape != shape or self.circuit.dtype != np.bool_):
-            raise damaged(path, "its circuit does not fit its edges")
+        for edges in (one for one in (self.circuit, self.asked) if one is not None):
+            if edges.shape != shape or edges.dtype != np.bool_:
+                raise damaged(path, "its circuit does not fit its edges")
         if not np.isfinite(self.attribution).all() or any(
             f"{name}_rank" not in self.similarities for name in self.similarities if not name.endswith("_rank")
         ):
@@ -219,11 +226,9 @@ def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndar
             continue
         matrix = scores[metric, pairing].forward()
         columns = np.array([port.role is pairing.target for port in table.readers])
-        order = np.full(matrix.values.size, np.nan)
-        present = np.flatnonzero(~np.isnan(matrix.values.ravel()))
-        order[present[descending(matrix.values.ravel()[present])]] = np.arange(1, len(present) + 1)
+        found = places(matrix.values)
         values[np.ix_(rows, columns)] = matrix.values
-        ranks[np.ix_(rows, columns)] = order.reshape(matrix.values.shape)
+        ranks[np.ix_(rows, columns)] = np.where(found > 0, found, np.nan)
     return {metric: values, f"{metric}_rank": ranks}
 
 

@@ -75,7 +75,8 @@ class Attribution:
         """Multiply the gradients of readers at one place of the stream with the changes of all earlier writers."""
         import torch
 
-        columns = np.concatenate([np.arange(*self.graph.groups[g].indices(10**9)) for g in gradients])
+        places = {group: (self.graph.groups[group].start, self.graph.groups[group].stop) for group in gradients}
+        columns = np.concatenate([np.arange(*place) for place in dict.fromkeys(places.values())])
         before = int(self.graph.table.before[columns[0]])
         size, length, d_model = self.clean.streams[0].shape
         with torch.no_grad():
@@ -86,9 +87,12 @@ class Attribution:
             step, last = max(1, _AT_ONCE // (size * len(columns) * d_model)), int(used[-1]) + 1
             for first in range(int(used[0]), last, step):
                 tokens = slice(first, min(first + step, last))
-                at_stream = [self._at_stream(group, given[group], run, tokens) for group in given]
-                together = torch.cat([found.transpose(1, 2) for found in at_stream], 1).flatten(2)
-                del at_stream
+                at_stream: dict[tuple[int, int], torch.Tensor] = {}
+                for group, place in places.items():
+                    mine = self._at_stream(group, given[group], run, tokens)
+                    at_stream[place] = at_stream[place] + mine if place in at_stream else mine  # of Q and its gate
+                together = torch.cat([found.transpose(1, 2) for found in at_stream.values()], 1).flatten(2)
+                del at_stream, mine
                 for rows, changes in self._changes.before(before, tokens):
                     found = torch.bmm(changes.flatten(2).transpose(0, 1), together.transpose(1, 2))
                     self.values[:, rows.start : rows.stop, columns] += weight * found.double().cpu().numpy()

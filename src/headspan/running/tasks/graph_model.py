@@ -22,13 +22,14 @@ from headspan.running.opening import RunningModel
 from headspan.running.port_inputs import Inlet, Receiver
 from headspan.running.replay import Replayer
 from headspan.running.swapped_modules import epsilon, first, mixed, standing_in, stream_of, with_first
-from headspan.running.tasks.stream_readers import MlpReader, mlp_reader, normed_latent, per_head, whole_inlets
+from headspan.running.tasks.stream_readers import GATE, MlpReader, mlp_reader, normed_latent, per_head, whole_inlets
 from headspan.vocabulary.heads import Role
 
 if TYPE_CHECKING:
     import torch
 
 WHAT = "task circuits"
+QUERY = Receiver(Role.Q)
 _TOLERANCE = 1e-3  # of a stream, relative to its spread: sums of float32 in another order
 
 
@@ -112,14 +113,16 @@ class GraphModel:
         self.groups = self._grouped()
 
     def _grouped(self) -> dict[Group, slice]:
-        """Which readers of the table belong to each group: they are adjacent."""
+        """Which readers of the table belong to each group: they are adjacent. Those of a gate are Q as well."""
         found: dict[Group, list[int]] = {}
         for i, port in enumerate(self.table.readers):
             head = port.head
             block = head.layer if head.layer >= 0 else len(self.blocks)
             receiver = None if port.role is Role.R else Receiver(port.role, "KR" if head.kind == "KR" else "H")
             found.setdefault(Group(block, receiver), []).append(i)
-        return {group: slice(places[0], places[-1] + 1) for group, places in found.items()}
+        groups = {group: slice(places[0], places[-1] + 1) for group, places in found.items()}
+        gates = {Group(n, GATE): groups[Group(n, QUERY)] for n, inlets in self.inlets.items() if GATE in inlets}
+        return groups | gates
 
     # -- running ---------------------------------------------------------------------------------------------
 

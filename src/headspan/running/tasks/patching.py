@@ -81,16 +81,16 @@ def exact_values(
     """The change of the task's value of every prompt if this edge alone carries the corrupted output."""
     import torch
 
-    group = next(g for g, columns in graph.groups.items() if columns.start <= column < columns.stop)
-    head = np.array([column - graph.groups[group].start])
+    groups = [g for g, columns in graph.groups.items() if columns.start <= column < columns.stop]
+    head = np.array([column - graph.groups[groups[0]].start])
 
     def reads(asked: Group, run: Run) -> Read | None:
-        if asked != group:
+        if asked not in groups:
             return None
-        return Read((run.stream(group) + graph.delta(row, corrupted, clean))[None], head)
+        return Read((run.stream(asked) + graph.delta(row, corrupted, clean))[None], head)
 
     with torch.no_grad():
-        found = graph.run(batch.clean, reads, after=(group.block, clean))
+        found = graph.run(batch.clean, reads, after=(groups[0].block, clean))
         assert found.logits is not None and clean.logits is not None
         changed, before = (objective(goal, batch, logits, clean.logits) for logits in (found.logits, clean.logits))
         return (changed - before).double().cpu().numpy()

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 
+GATE = Receiver(Role.Q, "gate")
+_GATES = ("gate_proj", "g_proj")  # of attention: one number or d_head numbers per head
+
+
 @dataclass(frozen=True)
 class MlpReader:
     """Where the MLP of a block reads: a module, and the norm before it if that belongs to attention too."""
@@ -28,10 +32,15 @@ class MlpReader:
 
 
 def whole_inlets(layer: Layer) -> dict[Receiver, Inlet]:
-    """The receivers of a layer, where Q has all that its module computes for a head: gates and rotary rows too."""
+    """The receivers of a layer, where Q has all that its module computes for a head: gates and rotary rows too.
+
+    A gate of each head with a module of its own is a second receiver of Q: what the head reads as Q decides it too.
+    """
     query = layer.inlets[Receiver(Role.Q)]
     fused = any(inlet.module is query.module for receiver, inlet in layer.inlets.items() if receiver.role is not Role.Q)
-    return {**layer.inlets, Receiver(Role.Q): query if fused else replace(query, rows=None)}
+    found = {**layer.inlets, Receiver(Role.Q): query if fused else replace(query, rows=None)}
+    gate = next((module for name in _GATES if (module := submodule(layer.attention, name)) is not None), None)
+    return found if gate is None else {**found, GATE: Inlet(gate, None, query.heads)}
 
 
 def normed_latent(inlet: Inlet, read: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from headspan.models.opening import ModelLike, open
+from headspan.results.choices import labels_for
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import identity, same_model
+from headspan.results.labels import LabelsLike, classes_by_name
 from headspan.results.observations import Statistics, given_statistics
 from headspan.results.scores import Scores
 from headspan.results.tasks.circuit import Circuit
@@ -39,6 +41,7 @@ from headspan.system.inputs import mode_of
 from headspan.system.memory import default_memory, parse_memory
 from headspan.system.outputs import check_output
 from headspan.system.progress import Update, progress_bar
+from headspan.vocabulary.ends import EndsLike, given_ends
 from headspan.vocabulary.errors import HeadspanError, warn
 
 K = 40
@@ -54,6 +57,9 @@ def task(
     k: int = K,
     verify: bool = True,
     circuit: int | str | os.PathLike[str] | Circuit | None = None,
+    from_: EndsLike | None = None,
+    to: EndsLike | None = None,
+    labels: LabelsLike | None = None,
     scores: Scores | str | os.PathLike[str] | None = None,
     stats: Statistics | str | os.PathLike[str] | None = None,
     prompts: int | None = None,
@@ -79,6 +85,9 @@ def task(
     k : edges to list. verify : measure these exactly, one pass each.
     circuit : a number of edges, ``"auto"`` for the smallest circuit with a faithfulness of at least 0.8 on held-out
         prompts, or a circuit to evaluate: a `Circuit`, its file, or a graph of EAP-IG or MIB (.json, .pt).
+    from_, to : list only edges that start or end here: a head (``"L5H1"``), a port (``"L5H1.K"``), a layer (``"L5"``),
+        a class of ``labels``, ``"embedding"``, ``"logits"``, an MLP (``"L5MLP"``), or a list of them. A circuit is of
+        all edges. labels : head classes, or the name or CSV file of some; they become columns of the rows.
     scores : a result of this model; the overlap of every edge between heads is listed with its rank.
     stats : statistics of this model (`headspan.observe`); influence is listed likewise.
     prompts : how many for attribution, and again as many held-out ones. Default: 48 of a built-in task; half of a file.
@@ -105,9 +114,14 @@ def task(
         graph = GraphModel(ready)
         check_same_heads(graph.weights.ports, scores, ready.reference)
         wanted = _wanted(circuit, graph.table)
+        classes = labels_for(labels, graph.weights.ports, {"reference": ready.reference, **ready.identity}, scores)
+        ends = given_ends(from_, to, graph.table.ports, classes)
+        asked = graph.table.between(ends)
+        if not asked.any():
+            raise HeadspanError(f"no edge goes {ends}: edges go from a writer to a later reader. Choose other ends")
         given = task_prompts(ready, task, count=prompts, seed=seed, bos=bos)
         similarities = _similarities(graph, ready, scores, stats)
-        found = _Run(ready, graph, given, (method, objective, k, seed), budget, update)
+        found = _Run(ready, graph, given, (method, objective, k, seed), asked, budget, update)
         found.attribute()
         if verify:
             found.verify()
@@ -115,6 +129,7 @@ def task(
             found.find_circuit(wanted)
         found.watch()
         result = found.result(similarities, {"bos": ready.start_token(bos), "dtype": ready.dtype})
+        result.asked, result.classes = asked if ends else None, classes_by_name(classes)
         if out is not None:
             result.save(out, force=force)
     for sentence in result.notes:
@@ -127,14 +142,15 @@ class _Run:
 
     def __init__(
         self, ready: RunningModel, graph: GraphModel, given: TaskPrompts, chosen: tuple[str, str, int, int],
-        memory: int, update: Update,
+        asked: np.ndarray, memory: int, update: Update,
     ) -> None:  # fmt: skip
+        self.asked = asked
         self.ready, self.graph, self.given = ready, graph, given
         self.method, self.goal, self.k, self.seed = chosen
         self.notes = [*ready.notes, *given.notes]
         self.interrupted = False
         self._done, self._all, self._update = 0, 0, update
-        self.resamples = Resamples(len(given.prompts), graph.table.mask, self.seed, memory)
+        self.resamples = Resamples(len(given.prompts), self.asked, self.seed, memory)
         room = max(1, memory - self.resamples.nbytes)
         self.measuring = Measuring(graph, self.goal, self.method, room, self._tick)
         shape = graph.table.mask.shape
@@ -168,7 +184,7 @@ class _Run:
 
     def verify(self) -> None:
         """Measure the edges with the largest attributions exactly."""
-        edges = self.graph.table.strongest(self.attribution, self.k)
+        edges = self.graph.table.strongest(self.attribution, self.k, self.asked)
         if self.interrupted:
             return
         try:
@@ -222,7 +238,7 @@ class _Run:
             self.attribution,
             self.exact,
             self.frequency,
-            min(self.k, table.n_edges),
+            min(self.k, int(self.asked.sum())),
             self.values,
             self.held_out,
             self.circuit,
