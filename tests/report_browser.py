@@ -63,7 +63,7 @@ class View:
         self.page.press(selector, "Enter")
 
     def click_head(self, name: str) -> None:
-        self.page.click(f'.node[data-head="{name}"]')
+        self.page.click(f'#diagram .node[data-head="{name}"]')
 
     def saved_csv(self, selector: str) -> list[dict[str, str]]:
         with self.page.expect_download() as download:
