@@ -34,7 +34,7 @@ LISTINGS = {
     "wiring": "wiring {result} -k 3 --labels {labels}",
     "paths": "paths {model} --to L1H2 --depth 1 -k 3",
     "paths of a result": "paths {result} --weights {model} --from L0H3 --depth 1 -k 3",
-    "nodes": "nodes {model} --add {vectors}@1 --unembedding -k 2",
+    "nodes": "nodes {model} --nodes {vectors}@1 --unembedding -k 2",
     "diff": "diff {model} {model} -k 2",
     "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",

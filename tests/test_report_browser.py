@@ -146,7 +146,8 @@ def test_a_page_without_effects_does_not_speak_of_them(open_page: Open, small: t
     view = open_page(path, scores, "#large=1")
     assert view.state("large") == "" and view.edges() == expected(scores, k=20)
     assert view.page.query_selector("#control-large") is None and view.page.query_selector(".effect-dot") is None
-    assert "large effect" not in view.text("#legend") and "Effect" not in view.text("#wiring")
+    assert "large effect" not in view.text("#legend") and "Effect" not in view.text("#edge-list")
+    assert "Effects were not measured" in view.text("#wiring-notes")
 
 
 @pytest.mark.parametrize("null", ["random", "reversed"])

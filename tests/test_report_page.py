@@ -203,5 +203,5 @@ def test_the_angles_of_the_page_are_those_of_a_pair() -> None:
     exact = hs.pair(weights, f"L{row // 4}H{row % 4}.O", f"L{column // 4}H{column % 4}.K")
     angles = np.frombuffer(b64decode(entry["angles"]), dtype="<u2") * (90 / 65535)
     np.testing.assert_allclose(angles, np.degrees(exact.principal_angles), atol=0.05)
-    texts = [[t.token for t in side] for side in exact.directions[0].writes]  # type: ignore[union-attr]
+    texts = [[t.token for t in side] for side in exact.directions[0].source_tokens]  # type: ignore[union-attr]
     assert entry["directions"][0]["writes"] == texts

@@ -64,7 +64,7 @@ GOOD: dict[str, list[str]] = {
     "to": HEADS, "from_": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
     "circuit": ["circuit.json", "3", "auto"], "method": ["eap", "ig"], "prompts": ["1", "3"],
     "objective": ["logit-difference", "log-probability", "kl"], "scores": RESULTS,
-     "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
+     "nodes": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
     "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],

@@ -51,6 +51,7 @@ KINDS = {
     "info": "reading.info:Info",
     "nodes": "reading.node_overlaps:NodeReport",
     "pair": "reading.pair:PairReport",
+    "pairs of two heads": "reading.head_pairs:HeadPairs",
     "tokens": "reading.tokens:TokenList",
     "comparison": "change.compare:Comparison",
     "diff": "change.diff:Diff",

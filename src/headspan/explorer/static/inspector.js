@@ -77,7 +77,7 @@ HS.inspector = (() => {
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
-      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${e.large ? " ●" : ""}`) }] : []),
+      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${HS.evidence.mark(e)}`) }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
         "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
