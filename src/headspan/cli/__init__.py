@@ -27,7 +27,7 @@ _MODULES = {
     "science": ["hubs", "baseline", "evaluate", "reproduce"],
     "reading": ["tokens", "pair"],
     "nodes": ["nodes"],
-    "paths": ["paths"],
+    "paths": ["paths", "links"],
     "behaviour": ["behaviour"],
     "effects": ["effects"],
     "observe": ["observe"],
