@@ -442,7 +442,7 @@ def test_effects_before_and_after(tmp_path: Path) -> None:
 
 
 def test_words_match_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Words about ranks match ranks: a hub may move up while its score falls."""
+    """Words about ranks are next to ranks: a hub may move up while its score falls."""
     rng = np.random.default_rng(2)
     common, shape = rng.standard_normal((24, 4)), (3, 4, 24, 4)
     before = {role: common + rng.standard_normal(shape) for role in "QKVO"}

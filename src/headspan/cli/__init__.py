@@ -28,7 +28,7 @@ _MODULES = {
     "science": ["hubs", "baseline", "evaluate", "reproduce"],
     "reading": ["tokens", "pair"],
     "nodes": ["nodes"],
-    "paths": ["paths"],
+    "paths": ["paths", "links"],
     "behaviour": ["behaviour"],
     "effects": ["effects"],
     "observe": ["observe"],
@@ -43,7 +43,7 @@ _MODULES = {
 # The commands in the order of --help, by what they are for.
 GROUPS = {
     "Score": ["info", "score", "cache"],
-    "Read": ["top", "wiring", "hubs", "baseline", "pair", "tokens", "nodes", "paths"],
+    "Read": ["top", "wiring", "hubs", "baseline", "pair", "tokens", "nodes", "paths", "links"],
     "Run": ["behaviour", "observe", "effects", "task"],
     "Compare": ["compare", "diff", "track", "evaluate", "reproduce"],
     "Publish": ["report", "figures", "site", "skill", "mcp"],
