@@ -32,6 +32,11 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "tokens": ("--tokens ' Paris, London' --tokens '<id 9>'", "_Paris", "_London"),
     "features": ("--sae {m}/../sae:0,2-3", "sae[2]", "sae[0]"),
     "transcoder": ("--sae {m}/../transcoder:1", "transcoder[1]", "transcoder[1]"),
+    "components": (
+        "--components {m}-spd.safetensors:L1.{reads}:1,4 --components {m}-spd.safetensors:L0.{writes}",
+        "{name}-spd/L1.{reads}[4]",
+        "{name}-spd/L0.{writes}[2]",
+    ),
     "adapter": ("--adapter {m}-lora", "{name}-lora/L1.{reads}", "{name}-lora/L0.{writes}"),
 }
 MODULES = {"gpt2": ("attn.c_attn", "attn.c_proj"), "llama": ("self_attn.v_proj", "self_attn.o_proj")}
@@ -62,6 +67,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, fan_in_fan_out=name == "gpt2"))
         _randomise(p for n, p in tuned.named_parameters() if "lora_" in n)
         tuned.save_pretrained(folder / f"{name}-lora")
+        save_components(
+            folder / f"{name}-spd.safetensors",
+            {f"{module_path(name)}.{i}.{m}": 5 for i, m in enumerate(MODULES[name][::-1])},
+        )
     np.save(folder / "probe.npy", rng.normal(size=D))
     np.savez(folder / "probes.npz", a=rng.normal(size=D), b=rng.normal(size=(D, 3)))
     hooks = {"hook_name": "blocks.1.ln2.hook_normalized", "hook_name_out": "blocks.1.hook_mlp_out"}
@@ -71,6 +80,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         write_sae(folder / name, config)
     return folder
+
+
+def module_path(name: str) -> str:
+    return "transformer.h" if name == "gpt2" else "model.layers"
+
+
+def save_components(path: Path, modules: dict[str, int], d_out: int | None = None) -> None:
+    """Factors as SPD saves them, in a file with other tensors; c_attn and v_proj are not square."""
+    rng = np.random.default_rng(2)
+    tensors = {"_ci_fns.x.W": np.ones(3)}
+    for module, count in modules.items():
+        out = d_out or {"c_attn": 3 * D, "v_proj": D // 2}.get(module.rpartition(".")[2], D)
+        stem = f"_components.{module.replace('.', '-')}"
+        tensors |= {f"{stem}.V": rng.normal(size=(D, count)), f"{stem}.U": rng.normal(size=(count, out))}
+    save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, path)
 
 
 def _randomise(parameters: Any) -> None:
@@ -106,6 +130,10 @@ def read_vectors(model: Path, kind: str) -> np.ndarray:
         return np.stack([state[f"model.layers.1.mlp.{n}_proj.weight"][3] for n in ("gate", "up")], axis=1)
     if kind == "tokens":
         return state["transformer.wte.weight" if gpt2 else "lm_head.weight"][WORDS.index("ĠParis")][:, None]
+    if kind == "components":
+        stored = load_file(model.parent / f"{model.name}-spd.safetensors")
+        module = f"{module_path(model.name)}.1.{MODULES[model.name][0]}"
+        return stored[f"_components.{module.replace('.', '-')}.V"][:, 4:5]
     if kind == "adapter":
         lora = load_file(model.parent / f"{model.name}-lora/adapter_model.safetensors")
         return next(v for k, v in lora.items() if f".1.{MODULES[model.name][0]}.lora_A" in k).T
@@ -256,3 +284,59 @@ def test_crosscoders_and_contradictions(place: Path, tmp_path: Path) -> None:
     assert "layer 2: the hook's name" in found.notes[0]
     with pytest.raises(HeadspanError, match=r"\(2, 16, 6\).*crosscoders"):
         node_sets(hs.open(place / "gpt2"), sae=write_sae(tmp_path / "odd", config, W_enc=np.ones((2, D, 6))))
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_components_of_every_module(place: Path, tmp_path: Path, fold: bool) -> None:
+    """Attention, both sides of an MLP, embedding and unembedding, by plain numpy; norms fold in where they are."""
+    state = {k: v.astype(np.float64) for k, v in load_file(place / "llama/model.safetensors").items()}
+    rng, tensors = np.random.default_rng(3), {}
+    modules = {
+        "model.layers.1.self_attn.q_proj": (16, 16), "model.layers.1.self_attn.k_proj": (16, 8),
+        "model.layers.1.self_attn.o_proj": (16, 16), "model.layers.1.mlp.gate_proj": (16, 20),
+        "model.layers.1.mlp.down_proj": (20, 16), "model.embed_tokens": (30, 16), "lm_head": (16, 30),
+    }  # fmt: skip
+    for module, (d_in, d_out) in modules.items():  # the older names
+        tensors[f"target_model.{module}.components.V"] = rng.normal(size=(d_in, 3)).astype(np.float32)
+        tensors[f"target_model.{module}.components.U"] = rng.normal(size=(3, d_out)).astype(np.float32)
+    save_file(tensors, tmp_path / "c.safetensors")
+    model = hs.fold(place / "llama") if fold else hs.open(place / "llama")
+    sets = {found.label.rpartition(":")[2]: found for found in node_sets(model, components=f"{tmp_path}/c.safetensors")}
+    gains = {"q_proj": "model.layers.1.input_layernorm", "k_proj": "model.layers.1.input_layernorm",
+             "gate_proj": "model.layers.1.post_attention_layernorm", "lm_head": "model.norm"}  # fmt: skip
+    assert len(sets) == len(modules)
+    for module in modules:
+        last = module.rpartition(".")[2]
+        found = next(one for name, one in sets.items() if name.endswith(last))
+        role = hs.Role.R if last in gains else hs.Role.W
+        assert set(found.places) == {role} and found.population == 3 and found.kind == "component"
+        factor = tensors[f"target_model.{module}.components.{'V' if role is hs.Role.R else 'U'}"]
+        wanted = factor.T if role is hs.Role.R else factor
+        if fold and last in gains:
+            wanted = wanted * state[f"{gains[last]}.weight"]
+        np.testing.assert_allclose(found.members(role, np.arange(3))[:, :, 0], wanted, rtol=1e-5)
+    places = {name.rpartition(".")[2]: one.places for name, one in sets.items()}
+    assert places["q_proj"][hs.Role.R].position == 2 and places["o_proj"][hs.Role.W].position == 2
+    assert places["gate_proj"][hs.Role.R].position == 3 and places["embed_tokens"][hs.Role.W].position == -1
+
+
+def test_components_that_do_not_fit(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "c.safetensors", place / "gpt2"
+    save_components(path, {"transformer.h.0.attn.c_attn": 4, "transformer.h.9.attn.c_attn": 4, "h.1.attn.c_proj": 4})
+    (first, second) = node_sets(hs.open(model), components=[f"{path}"])
+    assert [first.name(0), second.name(3)] == ["c/L1.attn.c_proj[0]", "c/L0.attn.c_attn[3]"]
+    assert "1 modules of c.safetensors are not in the model" in first.notes[0]
+    for words, sentence in {
+        f"{tmp_path}/none.safetensors": "no such file",
+        f"{path}:h.5.attn": "has no module",
+        f"{path}:L0.attn.c_attn:9": "go from 0 to 3",
+        f"{path}:L0.attn.c_attn:x": "does not name components",
+        f"{model}/model.safetensors": "has no components",
+        f"{path}:transformer.h.9.attn.c_attn": "a module of",
+    }.items():
+        assert sentence in run(f"nodes {model} --components '{words}'", capfd, 2)[1]
+    save_components(path, {"transformer.h.0.attn.c_attn": 4}, d_out=D)
+    assert "must be (inputs, components)" in run(f"nodes {model} --components {path}", capfd, 2)[1]
+    before = path.read_bytes()
+    run(f"score {model} --components {path} --out {path} --force", capfd, 2)
+    assert path.read_bytes() == before

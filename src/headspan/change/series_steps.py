@@ -11,6 +11,7 @@ from headspan.change.series import Series
 from headspan.change.series_file import SeriesEdge, Step
 from headspan.change.step_store import Arrays
 from headspan.checkpoints.hub.revisions import Checkpoint
+from headspan.system.ordering import shared_ranks
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Head, Pairing, Role
 
 Parts = list[tuple[dict[str, Any], Arrays]]  # metadata and arrays of every step
@@ -68,7 +69,8 @@ def _at(
     if extra is not None:
         kept = {int(flat): value for flat, value in zip(chosen[pairing], extra, strict=True)}
         scores = np.array([kept.get(int(f), s) for f, s in zip(wanted, scores, strict=True)], dtype=np.float32)
-    return scores.astype(np.float32), (positions + 1).astype(np.int32)
+    ranks = np.append(shared_ranks(values), 0)  # the last one is for position -1
+    return scores.astype(np.float32), ranks[positions].astype(np.int32)
 
 
 def _by_role(parts: Parts, name: str, heads: dict[Role, Any]) -> dict[Role, np.ndarray]:

@@ -17,20 +17,21 @@ from headspan.cli.common import Fold, Listing, ModelRef, k_option, listing, note
 EXAMPLES = """\b
 Examples:
   headspan nodes model.gguf --tokens " Paris, London"
-  headspan nodes ./gpt2 --add probe.npy@8 --add steering.safetensors:refusal@8
+  headspan nodes ./gpt2 --nodes probe.npy@8 --nodes steering.safetensors:refusal@8
   headspan nodes ./gpt2 --neurons L3:17,L5:* -k 3 --csv
   headspan nodes ./gpt2 --sae ./sae-resid-pre-8:0,5,10-20 --fold --json
   headspan nodes ./base --adapter ./lora
+  headspan nodes ./base --components spd.safetensors:h.3.attn.c_attn:0-99
 """
 SHOWN = ("node", "side", "rank", "partner", "share", "p", "z", "p_kind")
 FORMATS = {"share": ".3f", "p": ".1e", "z": "+.1f", "p_kind": ".3f"}
 
 
 _OPTIONS: dict[str, Any] = {
-    "add": Annotated[
+    "nodes": Annotated[
         list[str] | None,
         typer.Option(
-            "--nodes", "--add", help="Vectors: FILE[:name][@layer], .npy, .npz, .safetensors or .pt; may be repeated."
+            "--nodes", help="Vectors: FILE[:name][@layer], .npy, .npz, .safetensors or .pt; may be repeated."
         ),
     ],
     "sae": Annotated[
@@ -50,29 +51,41 @@ _OPTIONS: dict[str, Any] = {
         list[str] | None,
         typer.Option("--tokens", help="Single-token words, comma-separated, spaces kept; may be repeated."),
     ],
+    "components": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--components",
+            help="Components of a parameter decomposition (SPD): FILE[:MODULE[:0,5,10-20]]; may be repeated.",
+        ),
+    ],
 }  # fmt: skip
 
 
 class NodeWords(NamedTuple):
     """The nodes named on a command line."""
 
-    add: list[str] | None = None
+    nodes: list[str] | None = None
     sae: list[str] | None = None
     adapter: list[str] | None = None
     neurons: list[str] | None = None
     tokens: str | None = None
+    components: list[str] | None = None
 
     def inputs(self) -> list[Path]:
         """The files and directories that they are read from."""
         found = list(map(Path, self.adapter or ()))
-        if self.add:
+        if self.nodes:
             from headspan.node_kinds.files import readings
 
-            found += [path for given in self.add for path, _, _ in readings(given)]
+            found += [path for given in self.nodes for path, _, _ in readings(given)]
         if self.sae:
             from headspan.node_kinds.saes import directory_and_features
 
             found += [directory_and_features(given)[0] for given in self.sae]
+        if self.components:
+            from headspan.node_kinds.components import file_and_module
+
+            found += [file_and_module(given)[0] for given in self.components]
         return found
 
     def given(self) -> dict[str, Any] | None:
@@ -84,7 +97,7 @@ NO_NODES = NodeWords()
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --nodes, --sae, --adapter, --neurons and --tokens; it gets them as its argument ``nodes``."""
+    """Give a command the options that name nodes; it gets them as its argument ``nodes``."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:
@@ -111,6 +124,7 @@ def nodes(
     ] = False,
     fold: Fold = False,
     k: Annotated[int, k_option("Writers and readers per node.")] = 10,
+    sort: Annotated[str, typer.Option(help="Rank by p_kind (by share where there is none), p or share.")] = "p_kind",
 ) -> Listing:
     """Find the heads that write what a node reads, and the heads that read what it writes.
 
@@ -123,7 +137,16 @@ def nodes(
     from headspan.reading.node_overlaps import nodes as find
 
     with open_model(model, fold) as weights, progress("comparing nodes with heads") as update:
-        report = find(weights, *nodes, embedding, unembedding, k=k, progress=update)
+        named = nodes._asdict()
+        report = find(
+            weights,
+            **named,
+            embedding=embedding,
+            unembedding=unembedding,
+            k=k,
+            sort=sort,  # type: ignore[arg-type]
+            progress=update,
+        )
         rows = report.rows()
     for sentence in report.notes:
         note(sentence)

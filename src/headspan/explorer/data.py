@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -13,24 +11,29 @@ from typing import Any
 import numpy as np
 
 import headspan
+from headspan.explorer.bands import bands
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
 from headspan.explorer.findings import find
-from headspan.explorer.head_values import head_values
+from headspan.explorer.head_values import HeadScores, head_scores, head_values
 from headspan.explorer.headline import disagreements, headline
 from headspan.explorer.paths import strongest_paths
+from headspan.explorer.provenance import provenance_rows, without_paths
+from headspan.explorer.tasks import check_tasks, encode_task
 from headspan.explorer.tour import tour
+from headspan.explorer.watch import example_sets
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
-from headspan.results.effects import EXAMPLES, Effects, effects_in
+from headspan.results.effects import Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
+from headspan.results.tasks.task_result import Task
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
-from headspan.statistics.evidence import rises_above_chance
+from headspan.statistics.evidence import LEAST_INFLUENCE, rises_above_chance
 from headspan.statistics.hubs import hubs
 from headspan.statistics.influence_units import UNITS, input_of
 from headspan.subspaces.metrics import PK, metric_of
@@ -38,13 +41,12 @@ from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, NODE_PAIRINGS, NODE_ROLES, ROLES, SAME_TYPE_PAIRINGS, Pairing, Role
+from headspan.vocabulary.words import class_words
 
 SCHEMA = 1
 DEFAULT_K = 20
 CROWDED = 0.25  # share of all pairs beyond which a diagram is too crowded to read
 _BINS = 255
-
-HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
     "text": (
@@ -70,6 +72,7 @@ def collect(
     labels: Labels | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
+    tasks: Sequence[Task] = (),
     progress: Update = lambda done, total: None,
 ) -> dict[str, Any]:
     """The payload of a report. Parts that the result or the weights cannot provide are left out, with a reason."""
@@ -81,9 +84,11 @@ def collect(
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))
         labels = labels.for_model(scores.ports)
+    doubts += check_tasks(scores, tasks)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
     above = rises_above_chance(scores)
+    kinds = head_scores(scores, behaviour)
     edges, summaries = _edges_and_summaries(scores, limits, measured, above)
     evaluated = _evaluation(scores, labels)
     first = headline(scores, edges, summaries, measured, above)
@@ -116,9 +121,12 @@ def collect(
         "distributions": {str(s.pairing): _distribution(scores, s) for s in summaries},
         "agreement": _agreement(scores, matrices),
         "labels": _labels(labels),
-        "behaviour": _behaviour(scores, behaviour),
-        "head_values": head_values(scores, measured),
+        "behaviour": kinds,
+        "head_values": (values := head_values(scores, measured)),
+        "bands": bands(scores, kinds, values),
         "evaluation": evaluated,
+        "examples": example_sets(measured, tasks),
+        "tasks": [encode_task(task, scores) for task in tasks],
         "headline": first._asdict(),
         "findings": [finding._asdict() for finding in found],
         "disagreements": disagreements(edges, metric_order(scores)[0], summaries),
@@ -131,7 +139,7 @@ def collect(
                 *(measured.notes if measured is not None else ()),
             )
         ],
-        "provenance": _provenance(scores),
+        "provenance": provenance_rows(scores, SCHEMA),
         "citation": CITATION,
         "palette": {"sequential": _colour_stops()},
         "looks": EDGE_LOOKS,
@@ -186,6 +194,7 @@ def _metric(scores: Scores, metric: str) -> dict[str, Any]:
         "short": metric_of(metric).short,
         "max": largest,
         "grows": metric_of(metric).grows_with_rank,
+        "least": LEAST_INFLUENCE if metric_of(metric).observed else None,
     }
     if metric_of(metric).observed:  # its chance level and its largest value differ from pair to pair
         about["sizes"] = {str(role): [float(f"{size:.7g}") for size in values] for role, values in sizes.items()}
@@ -240,7 +249,9 @@ def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
     counts = np.histogram(np.clip(values, 0, high), np.linspace(0, high, _BINS + 1))[0]
     used = np.flatnonzero(counts)
     line = {key: _finite(value) for key, value in summary._asdict().items() if key != "pairing"}
+    best = scores[PK, summary.pairing].forward().top(1)[0]
     return line | {
+        "best": {"source": str(best.source), "target": str(best.target), "score": best.score},
         "high": high,
         "bins": _BINS,
         "first": int(used[0]),
@@ -273,7 +284,7 @@ def _hubs(scores: Scores) -> dict[str, dict[str, str]]:
     return found
 
 
-# ------------------------------------------------------- labels and head scores
+# ------------------------------------------------------- labels and evaluation
 
 
 def _labels(labels: Labels | None) -> dict[str, Any] | None:
@@ -283,24 +294,9 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
         "source": without_paths(labels.source),
         "count": len(labels),
         "colours": label_colours(labels.names),
+        "words": {name: class_words(name) for name in labels.names},
         "heads": {str(head): list(names) for head, names in labels.classes.items()},
     }
-
-
-def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
-    """Head scores given by the caller or stored in the result, restricted to heads of this model."""
-    kept = given or scores.annotations.get("behaviour")
-    if not isinstance(kept, Mapping):
-        return None
-    known = {str(head) for head in scores.ports.query}
-    found: dict[str, dict[str, float]] = {}
-    for kind, by_head in kept.items():
-        if isinstance(by_head, Mapping):
-            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
-            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
-            if values:
-                found[str(kind)] = values
-    return found or None
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
@@ -335,20 +331,6 @@ def _line(metric: str, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the rest
 
 
-def _provenance(scores: Scores) -> list[tuple[str, str]]:
-    """The provenance of the result, as text."""
-    rows = [("report", f"headspan {headspan.__version__}, page schema {SCHEMA}")]
-    for key, value in scores.provenance.items():
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        text = ", ".join(without_paths(str(part)) for part in parts)
-        rows.append((str(key).replace("_", " "), text or "none"))
-    protocol = scores.annotations.get("effects")
-    if effects_in(scores) is not None and isinstance(protocol, Mapping):
-        said = {str(key).replace("_", " "): value for key, value in protocol.items() if key not in ("model", EXAMPLES)}
-        rows.append(("effects", ", ".join(f"{key} {value}" for key, value in said.items())))
-    return rows
-
-
 def _from_weights(
     scores: Scores, weights: AttentionWeights | None, tokens: int, progress: Update, missing: dict[str, str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -370,19 +352,6 @@ def _from_weights(
             missing["tokens"] = f"No tokens: {without_paths(str(error))}."
     details = pair_details(scores, weights, rows, progress)
     return by_role, details
-
-
-_PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:'\"()]+[/\\])+")
-
-
-def without_paths(text: str) -> str:
-    """Text with every path cut to its last part, so that a shared page reveals nothing about its author's machine.
-
-    >>> without_paths("weights of /home/ann/models/gpt2 and openai-community/gpt2")
-    'weights of gpt2 and openai-community/gpt2'
-    """
-    is_path = text.startswith(("/", "~")) or os.path.isabs(text)
-    return short_name(text) if is_path and (" " not in text or os.path.exists(text)) else _PATH.sub("", text)
 
 
 def _colour_stops(count: int = 17) -> list[str]:

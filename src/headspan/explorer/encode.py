@@ -13,7 +13,7 @@ from headspan.results.effects import Effects
 from headspan.results.matrix import ScoreMatrix
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import METRICS
-from headspan.system.ordering import descending, occurrence
+from headspan.system.ordering import descending, occurrence, shared_ranks
 from headspan.vocabulary.heads import FLOW_PAIRINGS, forward_mask, same_type_mask
 
 # The most matrix values that the page stores in 4, 2 and 1 bytes each (times 4/3 for base64).
@@ -171,7 +171,8 @@ def kept_pairs(
         keep |= ahead & (occurrence(np.where(ahead, ends, _INDEX(-1))) < limits.per_head)
     if also is not None:
         keep |= also[rows, columns]
-    return rows[keep], columns[keep], places[keep] + 1
+    ranks = shared_ranks(values.ravel()[order])
+    return rows[keep], columns[keep], ranks[places[keep]]
 
 
 def _among_best(values: np.ndarray, count: int) -> np.ndarray:

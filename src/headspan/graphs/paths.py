@@ -26,6 +26,7 @@ from headspan.statistics.dimension import dimension_between
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
+from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.ends import End, EndsLike, given_end, words
 from headspan.vocabulary.errors import HeadspanError, inform, quoted, warn
@@ -346,7 +347,7 @@ def _described(way: Way, stock: Chains, found: Found, hops: int, k: int) -> list
     d = dimension_between(stock.d_model, left, right)
     by_chance = chance(d, first, second, links.sizes[middle], links.fourths[middle])
     listed: list[Path] = []
-    for rank, i in enumerate(order, start=1):
+    for rank, i in zip(shared_ranks(scores[order]).tolist(), order, strict=True):
         end, *via, other = map(int, found.places[i])
         ends = (way.ends, end), (way.outer, other)
         (sources, source), (targets, target) = ends if forward else ends[::-1]

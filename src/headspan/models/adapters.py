@@ -219,6 +219,22 @@ class Adapter:
         return array
 
 
+def name_in(known: TensorMap, name: str) -> str | None:
+    """The name that a model has for a tensor, if any; its body may have another prefix."""
+    if name in known.names:
+        return name
+    for prefix in sorted(_prefixes(known), key=len, reverse=True):
+        moved = known.prefix + name[len(prefix) :]
+        if name.startswith(prefix) and moved in known.names:
+            return moved
+    return None
+
+
+def _prefixes(known: TensorMap) -> set[str]:
+    body = known.entry.body
+    return {body, *BODY_PREFIXES, *(outer + body for outer in BODY_PREFIXES)}
+
+
 class AdaptedSource(TensorSource):
     """The tensors of a base with an adapter's changes added."""
 
@@ -244,17 +260,12 @@ class AdaptedSource(TensorSource):
 
     def _find(self, name: str) -> str | None:
         """The base's name for a tensor; its body may have another prefix."""
-        if name in self._map.names:
-            return name
-        body = self._map.entry.body
-        prefixes = {body, *BODY_PREFIXES, *(outer + body for outer in BODY_PREFIXES)}
-        for prefix in sorted(prefixes, key=len, reverse=True):
-            moved = self._map.prefix + name[len(prefix) :]
-            if name.startswith(prefix) and moved in self._map.names:
-                return moved
+        found = name_in(self._map, name)
+        if found is not None:
+            return found
         layers = re.escape(self._map.entry.layer).replace(r"\{\}", r"(\d{1,6})")
         layer = re.search(rf"(?:^|\.){layers}", name)
-        if layer and int(layer[1]) >= self._map.n_layers and name.startswith(tuple(prefixes - {""})):
+        if layer and int(layer[1]) >= self._map.n_layers and name.startswith(tuple(_prefixes(self._map) - {""})):
             raise HeadspanError(
                 f"the adapter {self.adapter.directory} changes {name[:120]}, but {self.base.reference} has "
                 f"{self._map.n_layers} layers: it was made for another base{self._said()}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headspan.models.adapters import CONFIG, AdaptedSource, Adapter, Patch, is_adapter
+from headspan.models.adapters import CONFIG, AdaptedSource, Adapter, Patch, is_adapter, name_in
 from headspan.models.families.tensor_map import weight_of
 from headspan.models.folding import FoldedWeights, through
 from headspan.models.mlp import Mlps, checkpoint_of
@@ -79,6 +79,14 @@ class Modules:
         self._layer = re.compile(re.escape(self._map.prefix + self._map.entry.layer).replace(r"\{\}", r"(\d{1,6})"))
         self._ports: dict[int, dict[str, tuple[Role, str]]] = {}
 
+    def tensor(self, module: str) -> str | None:
+        """The weight of a module by its name in transformers, if the model has it."""
+        return name_in(self._map, weight_of(module))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The shape of a tensor as stored."""
+        return self._map.shape(tensor)
+
     def of(self, tensor: str) -> tuple[Role, str, int] | None:
         """Role, part ("attention", "mlp", "embedding" or "unembedding") and layer of a tensor; None inside a block."""
         if tensor == self._map.unembedding and not self._map.tied:
@@ -117,43 +125,21 @@ class Modules:
         return ports
 
 
-class AdapterModule(NodeSet):
-    """One module of an adapter."""
+class ModuleNodes(NodeSet):
+    """Nodes in the place of one module that reads or writes the stream."""
 
-    kind = "adapter"
-
-    def __init__(
-        self, weights: AttentionWeights, adapter: Adapter, tensor: str, patch: Patch, at: tuple[Role, str, int],
-        where: Modules,
-    ) -> None:  # fmt: skip
-        role, place, layer = at
-        self._role, self._place, self._layer, self._where = role, place, layer, where
-        self._weights, self._adapter, self._patch = weights, adapter, patch
-        self.label, self.notes, self.d_model = str(adapter.directory), [], weights.d_model
-        module = where.in_layer(tensor.removesuffix(".weight"))
-        self._name = check_name(f"{adapter.directory.resolve().name}/{module}"[-180:])
+    def __init__(self, weights: AttentionWeights, at: tuple[Role, str, int], where: Modules) -> None:
+        self._weights, self._where = weights, where
+        self._role, self._place, self._layer = at
+        self.notes, self.d_model = [], weights.d_model
         position = {
-            "attention": attention_position(max(layer, 0)), "mlp": where.mlps.position(max(layer, 0)),
+            "attention": attention_position(max(self._layer, 0)), "mlp": where.mlps.position(max(self._layer, 0)),
             "embedding": EMBEDDING_POSITION, "unembedding": UNEMBEDDING_POSITION,
-        }[place]  # fmt: skip
-        self.places = {role: Place(position, layer)}
-        self.ids, self.population = range(1), 1
+        }[self._place]  # fmt: skip
+        self.places = {self._role: Place(position, self._layer)}
         norm = self._norm()
         reads = {Role.R} if norm is not None and norm.kind == "layer" else set()
-        self.centred_roles = (centred_writers(weights) | reads) & {role}
-
-    def name(self, number: int) -> str:
-        return self._name
-
-    def width(self, role: Role) -> int:
-        shape = self._adapter.file.shape(self._patch.first)
-        return shape[0]
-
-    def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
-        # A is (r, in) and B is (out, r), however the base stores its weight.
-        stored = self._adapter.factor(self._patch.first if role is Role.R else self._patch.second)
-        basis = self._through((stored.T if role is Role.R else stored)[None])
-        return np.repeat(basis, len(ids), axis=0)
+        self.centred_roles = (centred_writers(weights) | reads) & {self._role}
 
     def _norm(self) -> Norm | None:
         """The norm before a module that reads, for folded weights."""
@@ -174,3 +160,32 @@ class AdapterModule(NodeSet):
         if self._place == "mlp":
             return self._where.mlps.folded_in(basis, Role.W, self._layer)
         return weights.written(self._layer, basis) if self._place == "attention" else self.centre(Role.W, basis)
+
+
+class AdapterModule(ModuleNodes):
+    """One module of an adapter."""
+
+    kind = "adapter"
+
+    def __init__(
+        self, weights: AttentionWeights, adapter: Adapter, tensor: str, patch: Patch, at: tuple[Role, str, int],
+        where: Modules,
+    ) -> None:  # fmt: skip
+        super().__init__(weights, at, where)
+        self._adapter, self._patch, self.label = adapter, patch, str(adapter.directory)
+        module = where.in_layer(tensor.removesuffix(".weight"))
+        self._name = check_name(f"{adapter.directory.resolve().name}/{module}"[-180:])
+        self.ids, self.population = range(1), 1
+
+    def name(self, number: int) -> str:
+        return self._name
+
+    def width(self, role: Role) -> int:
+        shape = self._adapter.file.shape(self._patch.first)
+        return shape[0]
+
+    def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
+        # A is (r, in) and B is (out, r), however the base stores its weight.
+        stored = self._adapter.factor(self._patch.first if role is Role.R else self._patch.second)
+        basis = self._through((stored.T if role is Role.R else stored)[None])
+        return np.repeat(basis, len(ids), axis=0)

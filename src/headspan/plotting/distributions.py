@@ -15,6 +15,7 @@ from headspan.statistics.dimension import dimension_at
 from headspan.subspaces.metrics import PK
 from headspan.subspaces.random_subspaces import entry_density, moments, sample_pk, squared_entry_density
 from headspan.vocabulary.heads import ROLES, Pairing
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,20 +77,50 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
     d = dimension_at(scores, pairing, rows, columns)
     mean, variance = (float(np.mean(moment)) for moment in moments(d, ranks, ranks2))
     # Use the bins of the KL divergence, so that the histogram shows what the number measures.
-    bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256).tolist()
+    bins = np.linspace(0, int(np.minimum(ranks, ranks2).max()), 256)
+    density = np.full(len(values), 1 / (len(values) * bins[1]))
     axes.hist(
         values,
-        bins=bins,
-        density=True,
+        bins=bins.tolist(),
+        weights=density,
         histtype="stepfilled",
         color=style.HISTOGRAM,
         label="observed",
         gid=f"histogram:{pairing}",
     )
-    right = max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5)
+    usual = max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5)
+    right = _last_bin(axes, scores, pairing, values, float(bins[np.searchsorted(bins, usual)]), float(bins[1]))
     x = np.linspace(max(0.0, mean - 6 * variance**0.5), mean + 6 * variance**0.5, 400)
     axes.plot(x, _normal(x, mean, variance), color=style.DENSITY, linewidth=1.3, label="random subspaces")
-    axes.set(xlim=(min(float(values.min()), x[0]) * 0.95, right * 1.02), ylabel="density")
+    axes.set(xlim=(min(float(values.min()), x[0]) * 0.95, right), ylabel="density")
+
+
+def _last_bin(axes: Axes, scores: Scores, pairing: Pairing, values: np.ndarray, end: float, width: float) -> float:
+    """One bar for all pairs beyond the axis, with the best of them; the right end of the axis.
+
+    The bar has four times the width of a bin, and the right area. It is often very low, so a triangle marks it.
+    """
+    best = scores[PK, pairing].forward().top(1)[0]
+    beyond = int(np.count_nonzero(values > end))
+    name = f"best: {best.source} → {best.target}, {best.score:.1f}"
+    if not beyond:
+        axes.annotate(
+            name, (best.score, 0), (best.score, 0.3), ("data", "axes fraction"), fontsize="x-small", ha="right",
+            arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.6}, gid=f"best:{pairing}",
+        )  # fmt: skip
+        return end * 1.02
+    left = end + 2 * width
+    axes.bar(
+        left, beyond / (len(values) * 4 * width), 4 * width, align="edge", color=style.HISTOGRAM,
+        edgecolor=style.MUTED, linewidth=0.7, gid=f"beyond:{pairing}",
+    )  # fmt: skip
+    axes.plot(left + 2 * width, 0, "^", color=style.INK, markersize=3.5, clip_on=False, gid=f"beyond-mark:{pairing}")
+    axes.annotate(
+        f"{counted(beyond, 'pair')} above {end:.1f}\n{name}", (left + 2 * width, 0), (left + 6 * width, 0.3),
+        ("data", "axes fraction"), fontsize="x-small", ha="right", gid=f"best:{pairing}",
+        arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.6},
+    )  # fmt: skip
+    return left + 6 * width
 
 
 def random_figure(d: int, m: int, draws: int = 20_000, seed: int = 0) -> Figure:

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from headspan.subspaces.metrics import metric_of
 from headspan.vocabulary.heads import Pairing, Role
+from headspan.vocabulary.words import class_words
 
 ROLE_COLOURS: dict[Role, str] = {
     Role.Q: "#0072B2", Role.K: "#D55E00", Role.V: "#009E73", Role.O: "#CC79A7", Role.R: "#663311", Role.W: "#7711DD",
@@ -108,9 +109,9 @@ def label_title(name: str) -> str:
     >>> label_title("backup_name_mover")
     'Backup name mover'
     >>> label_title("S-inhibition")
-    'S-inhibition'
+    'S-inhibition head'
     """
-    words = name.replace("_", " ").strip()
+    words = class_words(name)
     return words[:1].upper() + words[1:]
 
 

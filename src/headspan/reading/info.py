@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.models.folding import FOLDED_NORMS
+from headspan.models.folding import FOLDED_NORMS, fold_advice
 from headspan.models.weights import AttentionWeights
 from headspan.results.checks import damaged
 from headspan.results.metadata import (
@@ -32,6 +32,7 @@ from headspan.system.arguments import checked
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import visible
 from headspan.vocabulary.heads import ROLES, Port
+from headspan.vocabulary.words import listed
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -45,15 +46,6 @@ _PLACES = {
     "residual": "before attention, residual stream taken after it",
     "partial": "before attention, but not in the first layer",
     "none": "",
-}
-# From docs/evidence.md: how well raw and folded scores follow measured effects.
-FOLD_ADVICE = {
-    ("rms", "pre"): "advised for RMSNorm: folded scores follow effects a little better (one model measured)",
-    (
-        "rms",
-        "sandwich",
-    ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
-    ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
@@ -199,7 +191,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
         "foldable": weights.foldable,
         "not_foldable_reason": weights.not_foldable_reason,
         "folds": FOLDED_NORMS[weights.norm_place] if weights.foldable else [],
-        "fold_advice": FOLD_ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None,
+        "fold_advice": fold_advice(weights),
         "vocab_size": weights.vocab_size,
         "unembedding": weights.tied_embedding is not None,
         "tied_embedding": weights.tied_embedding,
@@ -252,16 +244,8 @@ def _folding(facts: Mapping[str, Any]) -> str:
     """Whether norms can be folded into the weights, and whether that is advised."""
     if not facts["foldable"]:
         return f"not possible: {facts['not_foldable_reason']}"
-    gains = "" if facts["norm_place"] == "pre" else f"of the norms {_listed(facts['folds'])}"
+    gains = "" if facts["norm_place"] == "pre" else f"of the norms {listed(facts['folds'])}"
     return "; ".join(part for part in ("possible", gains, facts["fold_advice"]) if part)
-
-
-def _listed(parts: list[str]) -> str:
-    """
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def _vocabulary(facts: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from headspan.scoring.inputs import given_weights
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
-from headspan.system.ordering import Best, mean_ranks
+from headspan.system.ordering import Best, mean_ranks, shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Port, Role
@@ -58,7 +58,8 @@ class TokenList(Tabular, list[Token]):
 
     def rows(self) -> list[dict[str, Any]]:
         """rank, id, token, score of each token."""
-        return [{"rank": rank, **token._asdict()} for rank, token in enumerate(self, start=1)]
+        ranks = shared_ranks(np.array([token.score for token in self])).tolist()
+        return [{"rank": rank, **token._asdict()} for rank, token in zip(ranks, self, strict=True)]
 
     def _headline(self) -> str:
         return f"{len(self)} tokens"

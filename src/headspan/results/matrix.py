@@ -13,7 +13,7 @@ import numpy as np
 from headspan.results.checks import damaged
 from headspan.results.tabular import Tabular, data_frame, html_table
 from headspan.system.arguments import checked
-from headspan.system.ordering import descending
+from headspan.system.ordering import descending, shared_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, HeadOrNode, Pairing, Role, forward_mask
 from headspan.vocabulary.ports import PortTable
@@ -155,14 +155,14 @@ class ScoreMatrix(Tabular):
 
     @checked
     def top(self, k: int = 20) -> Edges:
-        """The k largest scores, ties in head order; fewer when there are fewer pairs."""
+        """The k largest scores; fewer when there are fewer pairs. Equal scores share a rank and come in head order."""
         if k < 0:
             raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
         rows, columns, values = self.pairs()
         order = descending(values)[:k]
         return Edges(
             Edge(self.metric, self.pairing, rank, self.sources[rows[i]], self.targets[columns[i]], float(values[i]))
-            for rank, i in enumerate(order, start=1)
+            for rank, i in zip(shared_ranks(values[order]).tolist(), order, strict=True)
         )
 
     @checked
@@ -172,13 +172,11 @@ class ScoreMatrix(Tabular):
 
     @checked
     def rank_of(self, source: HeadOrNode | str, target: HeadOrNode | str) -> int:
-        """The place of a pair among all pairs of this pairing, 1 for the largest score."""
+        """The rank of a pair among all pairs of this pairing: one plus the number of larger scores."""
         row, column = self.find(source, target)
         if math.isnan(self.values[row, column]):
             raise HeadspanError(f"the pair {source} → {target} is not among the {self.pairing} pairs of this result")
-        values = self.values.ravel()
-        earlier_ties = np.count_nonzero(values[: row * len(self.targets) + column] == self.values[row, column])
-        return int(np.count_nonzero(values > self.values[row, column])) + int(earlier_ties) + 1
+        return int(np.count_nonzero(self.values > self.values[row, column])) + 1
 
     def find(self, source: HeadOrNode | str, target: HeadOrNode | str) -> tuple[int, int]:
         """Row and column of a pair; under GQA a query head's K and V are those of its KV head."""

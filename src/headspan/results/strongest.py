@@ -15,7 +15,7 @@ from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.tabular import Tabular
 from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
-from headspan.system.ordering import descending
+from headspan.system.ordering import descending, shared_ranks
 from headspan.vocabulary.ends import EndsLike, acts_as, check_head, given_ends, in_layer, of_class
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 from headspan.vocabulary.heads import (
@@ -160,16 +160,16 @@ def top(
 
 
 def _best(matrix: ScoreMatrix, keep: np.ndarray, k: int) -> Iterator[Edge]:
-    """The k largest of the pairs to keep, with their ranks among all pairs, ties in head order."""
+    """The k largest of the pairs to keep, with their ranks among all pairs; ties come in head order."""
     if k < 0:
         raise HeadspanError(f"cannot list {k} pairs: give a number of 0 or more")
     rows, columns, values = matrix.pairs()
     order = descending(values)
-    kept = np.flatnonzero(keep[rows[order], columns[order]])[:k]
-    for rank in kept.tolist():
-        i = order[rank]
+    ranks = shared_ranks(values[order])
+    for place in np.flatnonzero(keep[rows[order], columns[order]])[:k]:
+        i = order[place]
         source, target = matrix.sources[rows[i]], matrix.targets[columns[i]]
-        yield Edge(matrix.metric, matrix.pairing, rank + 1, source, target, float(values[i]))
+        yield Edge(matrix.metric, matrix.pairing, int(ranks[place]), source, target, float(values[i]))
 
 
 def _ids(heads: Iterable[HeadOrNode]) -> np.ndarray:

@@ -17,6 +17,7 @@ from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import ScoresLike, given_scores
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import HeadOrNode, OnePairing, Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
@@ -72,7 +73,10 @@ class HubScores(Tabular):
         """
         if k < 0:
             raise HeadspanError(f"k is {k}. Give 0 or more")
-        return [HubHead(self._rank(i), self.heads[i], float(self.values[i])) for i in self._order()[:k]]
+        ranks = places(self.values)
+        present = np.flatnonzero(ranks)
+        order = present[np.argsort(ranks[present], kind="stable")][:k]
+        return [HubHead(int(ranks[i]), self.heads[i], float(self.values[i])) for i in order]
 
     @checked
     def of(self, head: HeadOrNode | str) -> float:
@@ -84,15 +88,7 @@ class HubScores(Tabular):
         index = self._find(head)
         if np.isnan(self.values[index]):
             raise HeadspanError(f"{head} has no {self.kind} score: no head of another layer could choose it")
-        return self._rank(index)
-
-    def _rank(self, index: int) -> int:
-        """One plus the number of larger values."""
-        return int(np.count_nonzero(self.values > self.values[index])) + 1
-
-    def _order(self) -> np.ndarray:
-        present = np.flatnonzero(~np.isnan(self.values))
-        return present[np.argsort(-self.values[present], kind="stable")]
+        return int(places(self.values)[index])
 
     def _find(self, head: HeadOrNode | str) -> int:
         role = self.pairing.target if self.kind == "inlet" else self.pairing.source
@@ -189,20 +185,64 @@ def _scores_of(kind: str, corrected: bool, matrix: ScoreMatrix, values: np.ndarr
     return HubScores(kind, corrected, matrix.metric, matrix.pairing, heads, values, matrix.ports)
 
 
+class _Choices(NamedTuple):
+    """The choices of one side of a pairing: (choosers, candidates), and the best score of every chooser, (choosers, 1).
+
+    expected, variance: of the sum of every candidate if every chooser picked one of its candidates at random.
+    """
+
+    values: np.ndarray
+    candidate: np.ndarray
+    best: np.ndarray
+    expected: np.ndarray
+    variance: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> _Choices:
+        values = np.asarray(values, dtype=np.float64)
+        candidate = ~np.isnan(values)
+        choosers = candidate.any(axis=1)
+        values, candidate = values[choosers], candidate[choosers]
+        best = np.nanmax(values, axis=1, keepdims=True)
+        chance = candidate / candidate.sum(axis=1, keepdims=True)
+        expected = (best * chance).sum(axis=0)
+        return cls(values, candidate, best, expected, (best**2 * chance * (1 - chance)).sum(axis=0))
+
+    def z(self, total: np.ndarray) -> np.ndarray:
+        """NaN for a head that is the only candidate of all its choosers: its sum is constant."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.variance > 0, (total - self.expected) / np.sqrt(self.variance), np.nan)
+
+
 def _chosen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sum and z-score per column when every row gives its best score to its best column; (choosers, candidates)."""
-    values = np.asarray(values, dtype=np.float64)
-    candidate = ~np.isnan(values)
-    choosers = candidate.any(axis=1)
-    values, candidate = values[choosers], candidate[choosers]
-    best = np.nanmax(values, axis=1, keepdims=True)
-    total = np.where(candidate & (values == best), values, 0.0).sum(axis=0)
+    sides = _Choices.of(values)
+    total = np.where(sides.candidate & (sides.values == sides.best), sides.values, 0.0).sum(axis=0)
+    total[~sides.candidate.any(axis=0)] = np.nan
+    return total, sides.z(total)
 
-    chance = candidate / candidate.sum(axis=1, keepdims=True)
-    expected = (best * chance).sum(axis=0)
-    variance = (best**2 * chance * (1 - chance)).sum(axis=0)
-    total[~candidate.any(axis=0)] = np.nan
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # A head that is the only candidate of all its choosers has a constant sum, so no z-score.
-        z = np.where(variance > 0, (total - expected) / np.sqrt(variance), np.nan)
-    return total, z
+
+EXTREME = 0.95  # probability that no head at random lies beyond the largest (or the smallest) value
+DRAWS = 400
+
+
+def extremes_at_random(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> tuple[float, float] | None:
+    """The z-scores that the smallest and the largest of all heads reach if every chooser picks a candidate at random.
+
+    values: (choosers, candidates), NaN where a pair is none. From ``draws`` simulated choices: the point above which
+    the smallest z-score stays with probability `EXTREME`, and the one below which the largest stays. None if no head
+    has a z-score.
+    """
+    sides = _Choices.of(values)
+    if not (sides.variance > 0).any():
+        return None
+    rng = np.random.default_rng(seed)
+    counts = sides.candidate.sum(axis=1)
+    flat, first = np.flatnonzero(sides.candidate), np.concatenate([[0], np.cumsum(counts)[:-1]])
+    width = sides.candidate.shape[1]
+    found = np.empty((draws, 2))
+    for row in found:
+        picked = flat[first + rng.integers(counts)] % width
+        z = sides.z(np.bincount(picked, weights=sides.best[:, 0], minlength=width))
+        row[:] = np.nanmin(z), np.nanmax(z)
+    return float(np.quantile(found[:, 0], 1 - EXTREME)), float(np.quantile(found[:, 1], EXTREME))

@@ -43,7 +43,7 @@ from headspan.statistics.within_layers import Direction, direction_of, residual_
 from headspan.subspaces.metrics import METRICS, PK, metric_of, one_metric
 from headspan.subspaces.random_subspaces import Approximation, Moments, RandomLaw, bounded_law, moments, random_law
 from headspan.system.arguments import checked
-from headspan.system.ordering import descending
+from headspan.system.ordering import descending, shared_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Pairing, layers_of, one_pairing, pair_mask
 
@@ -101,7 +101,7 @@ class Significance(Tabular):
                 "score": float(matrix.values[i, j]),
                 **{name: float(getattr(self, name)[i, j]) for name in names},
             }
-            for rank, (i, j) in enumerate(zip(rows[order], columns[order], strict=True), start=1)
+            for rank, i, j in zip(shared_ranks(values[order]).tolist(), rows[order], columns[order], strict=True)
         ]
 
     def _headline(self) -> str:

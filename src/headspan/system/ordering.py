@@ -48,15 +48,29 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(mean_ranks(x), mean_ranks(y))[0, 1])
 
 
+def shared_ranks(ordered: np.ndarray) -> np.ndarray:
+    """The ranks of values that are in order (along the last axis): 1 for the first; equal values share the smallest.
+
+    Every rank that headspan prints is one of these: one plus the number of better values.
+
+    >>> shared_ranks(np.array([3.0, 3.0, 1.0])).tolist()
+    [1, 1, 3]
+    """
+    ranks = np.broadcast_to(np.arange(1, ordered.shape[-1] + 1), ordered.shape).copy()
+    ranks[..., 1:][ordered[..., 1:] == ordered[..., :-1]] = 0
+    return np.maximum.accumulate(ranks, axis=-1)
+
+
 def places(values: np.ndarray) -> np.ndarray:
-    """The rank of every value: 1 for the largest, ties in their original order, 0 for NaN.
+    """The rank of every value: 1 for the largest, equal values share a rank, 0 for NaN.
 
     >>> places(np.array([1.0, 3.0, np.nan, 3.0])).tolist()
-    [3, 1, 0, 2]
+    [3, 1, 0, 1]
     """
     flat = values.ravel()
+    order = descending(flat)
     ranks = np.empty(flat.size, dtype=np.int64)
-    ranks[descending(flat)] = np.arange(1, flat.size + 1)
+    ranks[order] = shared_ranks(flat[order])
     ranks[np.isnan(flat)] = 0
     return ranks.reshape(values.shape)
 
@@ -87,21 +101,29 @@ def occurrence(items: np.ndarray) -> np.ndarray:
 
 
 class Best:
-    """The k largest scores of each of n columns, over blocks of rows; among equal scores the smaller id wins."""
+    """The k largest scores of each of n columns, over blocks of rows; among equal scores the smaller id wins.
+
+    values: a number kept with each of them, the score itself if no other is given.
+    """
 
     def __init__(self, n: int, k: int) -> None:
         self.k = k
         self.ids = np.empty((n, 0), dtype=np.int64)
         self.scores = np.empty((n, 0), dtype=np.float32)
+        self.values = self.scores
 
-    def update(self, start: int, scores: np.ndarray) -> None:
+    def update(self, start: int, scores: np.ndarray, values: np.ndarray | None = None) -> None:
         """Take in a (rows, n) block whose first row has the id ``start``."""
         scores = np.ascontiguousarray(scores.T)
         chosen = self._largest(scores)
         ids = np.concatenate([self.ids, chosen + start], axis=1)
-        values = np.concatenate([self.scores, np.take_along_axis(scores, chosen, axis=1)], axis=1)
-        order = np.lexsort((ids, -values), axis=1)[:, : self.k]
-        self.ids, self.scores = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+        best = np.concatenate([self.scores, np.take_along_axis(scores, chosen, axis=1)], axis=1)
+        order = np.lexsort((ids, -best), axis=1)[:, : self.k]
+        if values is not None:
+            kept = np.concatenate([self.values, np.take_along_axis(values.T, chosen, axis=1)], axis=1)
+            self.values = np.take_along_axis(kept, order, 1)
+        self.ids, self.scores = np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
+        self.values = self.scores if values is None else self.values
 
     def _largest(self, scores: np.ndarray) -> np.ndarray:
         size = scores.shape[1]

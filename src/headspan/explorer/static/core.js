@@ -45,6 +45,7 @@ HS.number = (value, digits = 4) => {
 // Scores between 0 and 1 need more digits than kernels up to 64.
 HS.score = (value, metric) => HS.number(value, HS.model.metric(metric).max > 1 ? 3 : 4);
 HS.count = (value) => value.toLocaleString("en");
+HS.plural = (count, one, many = `${one}s`) => `${HS.count(count)} ${count === 1 ? one : many}`;
 HS.qvalue = (q) => (q === null || Number.isNaN(q) ? "–" : q < 1e-30 ? "< 1e-30" : HS.number(q, 4));
 
 // ---------------------------------------------------------------- state
@@ -137,6 +138,18 @@ HS.select = (label, key, options) => {
 };
 
 HS.empty = (text) => HS.el("p", { class: "empty", text });
+
+// Copy text and say so on the button.
+HS.copy = async (text, button) => {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Cannot copy here";
+  }
+  setTimeout(() => { button.textContent = before; }, 1500);
+};
 
 // A canvas as sharp as the screen, with its drawing context in CSS pixels.
 HS.canvas = (canvas, width, height) => {

@@ -14,10 +14,10 @@ HS.find = (() => {
     if (!wanted) return [];
     const every = [...HS.model.allHeads, ...HS.model.nodeNames];
     const heads = every.filter((n) => n.toUpperCase().startsWith(name)).sort((a, b) => a.length - b.length);
-    const found = heads.slice(0, 8).map((n) => ({ head: n, text: n, more: HS.model.labels(n).join(", ").replaceAll("_", " ") }));
+    const found = heads.slice(0, 8).map((n) => ({ head: n, text: n, more: HS.classWords(n) }));
     for (const label of Object.keys(HS.data.labels?.colours ?? {}))
-      if (label.replaceAll("_", " ").toLowerCase().includes(low) || label.toLowerCase().includes(low))
-        found.push(...every.filter((n) => HS.model.labels(n).includes(label)).slice(0, 12).map((n) => ({ head: n, text: n, more: label.replaceAll("_", " ") })));
+      if (HS.classWord(label).toLowerCase().includes(low) || label.toLowerCase().includes(low))
+        found.push(...every.filter((n) => HS.model.labels(n).includes(label)).slice(0, 12).map((n) => ({ head: n, text: n, more: HS.classWord(label) })));
     const bare = low.replaceAll(" ", "_");
     const hits = tokenIndex().filter((t) => t.low.includes(bare) || t.low.includes(low)).sort((a, b) => (b.low.replace(/^_/, "") === bare) - (a.low.replace(/^_/, "") === bare) || a.place - b.place);
     found.push(...hits.slice(0, 10).map((t) => ({ head: t.head, text: `${t.head}.${t.role}`, more: `token ${t.token}` })));

@@ -12,7 +12,15 @@ HS.heatmap = (() => {
     });
   })();
 
-  // A few very large scores would darken all others, so the scale ends at the 99.7 % point.
+  // What is coloured: where every pair lies above chance, on one scale for all panels; or the scores of one panel from
+  // its lowest to its 99.7 % point.
+  const coloured = (metric, pairing) => {
+    const m = HS.model.matrix(metric, pairing);
+    if (!m) return null;
+    if (HS.state.own) return { m, values: m.values, range: range(m), above: null };
+    const above = HS.chance.matrix(metric, pairing);
+    return { m, values: above.values, range: [0, HS.chance.end(metric)], above };
+  };
   const ranges = new WeakMap();
   const range = ({ values }) => {
     if (!ranges.has(values)) {
@@ -22,18 +30,11 @@ HS.heatmap = (() => {
     return ranges.get(values);
   };
 
-  const commonRange = () => {
-    const ranges = HS.data.pairings.map((p) => HS.model.matrix(HS.state.metric, p)).filter(Boolean).map(range);
-    return [Math.min(...ranges.map((r) => r[0])), Math.max(...ranges.map((r) => r[1]))];
-  };
-
-  const scaleOf = (m) => (HS.byId("heat-common").checked ? commonRange() : range(m));
-
   // One pixel per pair; the canvas then scales it up.
-  const image = (m, [low, high]) => {
+  const image = ({ m, values, range: [low, high] }) => {
     const picture = new ImageData(m.columns, m.rows);
     const factor = high > low ? 255 / (high - low) : 0;
-    m.values.forEach((v, i) => {
+    values.forEach((v, i) => {
       if (Number.isNaN(v)) return;
       const colour = ramp[Math.max(0, Math.min(255, Math.round((v - low) * factor)))];
       picture.data.set([colour[0], colour[1], colour[2], 255], 4 * i);
@@ -46,13 +47,12 @@ HS.heatmap = (() => {
   };
 
   const thumbnails = () => {
-    const common = HS.byId("heat-common").checked ? commonRange() : null;
     HS.byId("heat-grid").replaceChildren(...HS.data.pairings.map((pairing) => {
       const small = HS.el("canvas", { "aria-hidden": "true" });
-      const m = HS.model.matrix(HS.state.metric, pairing);
+      const shown = coloured(HS.state.metric, pairing);
       const context = HS.canvas(small, 50, 50);
       small.style.width = small.style.height = "";
-      if (m) context.drawImage(image(m, common ?? range(m)), 0, 0, 50, 50);
+      if (shown) context.drawImage(image(shown), 0, 0, 50, 50);
       return HS.el("button", { type: "button", class: "thumb", "data-pairing": pairing, "aria-pressed": String(pairing === HS.state.heat),
         "aria-label": `Heat map of ${pairing}`, onclick: () => HS.set({ heat: pairing }) }, small, pairing);
     }));
@@ -60,12 +60,11 @@ HS.heatmap = (() => {
 
   const draw = () => {
     const pairing = HS.state.heat, metric = HS.state.metric;
-    const m = HS.model.matrix(metric, pairing);
+    const shown = coloured(metric, pairing), m = shown?.m;
     for (const button of HS.byId("heat-grid").children) button.setAttribute("aria-pressed", String(button.dataset.pairing === pairing));
     const box = HS.byId("heat-main");
     if (!m) { plot = null; box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`)); return; }
     if (canvas.parentElement !== box) box.replaceChildren(canvas, over); // re-inserting it would lose the focus
-    const bounds = scaleOf(m);
     const size = Math.max(150, Math.min(620, box.clientWidth - MARGIN - 70));
     const wide = size / m.columns, tall = size / m.rows; // size of one pair; not square if K and V have fewer heads
     const width = size, height = size;
@@ -73,21 +72,31 @@ HS.heatmap = (() => {
     context.imageSmoothingEnabled = Math.min(wide, tall) < 1;
     context.fillStyle = HS.color("hover");
     context.fillRect(MARGIN, 4, width, height);
-    context.drawImage(image(m, bounds), MARGIN, 4, width, height);
+    context.drawImage(image(shown), MARGIN, 4, width, height);
     const names = m.layers ? [null, null] : [HS.model.heads(pairing[0]), HS.model.heads(pairing[1])];
     plot = { m, pairing, wide, tall, width, height, names };
     axes(context, pairing, names);
-    scale(context, bounds, metric);
+    scale(context, shown, metric);
     if (cursor && (cursor[0] >= m.rows || cursor[1] >= m.columns)) cursor = null;
-    HS.byId("heat-caption").textContent = cursor && document.activeElement === canvas ? spoken(cursor) : caption(m, pairing, metric);
+    HS.byId("heat-caption").textContent = cursor && document.activeElement === canvas ? spoken(cursor) : caption(shown, pairing, metric);
     highlight();
   };
 
-  const caption = (m, pairing, metric) => {
-    const title = `${HS.model.metric(metric).title}, ${pairing}.`;
+  const caption = (shown, pairing, metric) => {
+    const { m } = shown, title = `${HS.model.metric(metric).title}, ${pairing}. ${scaleText(shown, metric)}`;
+    if (!shown.values.some((v) => !Number.isNaN(v))) return `${HS.model.metric(metric).title}, ${pairing}. ${HS.noPairs()}`;
     if (m.layers) return `${title} There are too many pairs to store; shown is the largest score between every two layers.`;
     if (m.step) return `${title} Values in this map are rounded to within ${HS.number(m.step / 2, 4)}; edges and cards of kept pairs are exact.`;
     return title;
+  };
+
+  // The scale in words and numbers.
+  const scaleText = ({ range: [low, high], above }, metric) => {
+    const text = (v) => HS.number(v, HS.model.metric(metric).max > 1 ? 2 : 4);
+    if (!above) return `Colours run from the lowest score, ${text(low)}, to the 99.7 % point of this panel, ${text(high)}.`;
+    const level = above.level, from = HS.chance.name(metric), share = (100 * above.over) / Math.max(1, above.count);
+    const ends = level ? `${from} (${text(level.start)}) and end at ${text(HS.chance.score(high, level))}` : `${from} of each pair and end ${HS.number(100 * high, 1)} % of the way to its largest possible score`;
+    return `Colours start at ${ends}, on one scale for all pairings; ${HS.number(share, 1)} % of these ${HS.count(above.count)} ${HS.model.matrix(metric, HS.state.heat).layers ? "values" : "pairs"} are above the start.`;
   };
 
   // Layer numbers along both sides, and a thin line between layers.
@@ -124,16 +133,19 @@ HS.heatmap = (() => {
     context.restore();
   };
 
-  const scale = (context, [low, high], metric) => {
+  const scale = (context, { range: [low, high], above }, metric) => {
     const x = MARGIN + plot.width + 14, height = Math.min(160, plot.height);
     for (let i = 0; i < height; i++) {
       context.fillStyle = `rgb(${ramp[255 - Math.round((255 * i) / height)].join(" ")})`;
       context.fillRect(x, 4 + i, 10, 1.5);
     }
+    const text = (v) => HS.number(v, HS.model.metric(metric).max > 1 ? 1 : 3);
+    const ends = !above ? [text(low), text(high)] : above.level ? [low, high].map((v) => text(HS.chance.score(v, above.level))) : ["0 %", `${HS.number(100 * high, 0)} %`];
     context.fillStyle = HS.color("soft");
     context.textAlign = "left";
-    context.fillText("≥ " + HS.number(high, HS.model.metric(metric).max > 1 ? 1 : 3), x + 14, 13);
-    context.fillText(HS.number(low, HS.model.metric(metric).max > 1 ? 1 : 3), x + 14, 4 + height);
+    context.fillText(`≥ ${ends[1]}`, x + 14, 13);
+    context.fillText(`${above ? "≤ " : ""}${ends[0]}`, x + 14, 4 + height);
+    if (above) HS.chance.name(metric).split(" + ").forEach((part, i) => context.fillText(i ? `+ ${part}` : part, x, 20 + height + 13 * i));
   };
 
   const highlight = () => {
@@ -201,10 +213,13 @@ HS.heatmap = (() => {
     listen();
     const all = HS.lazy(HS.byId("heatmaps"), () => { thumbnails(); draw(); });
     const main = HS.lazy(HS.byId("heat-main"), draw);
-    HS.on(["metric", "theme"], all);
+    HS.on(["metric", "theme", "own"], all);
     HS.on(["heat"], main);
     HS.on(["head", "pair"], () => requestAnimationFrame(highlight));
-    HS.byId("heat-common").addEventListener("change", all);
+    const common = HS.byId("heat-common"), sync = () => { common.checked = !HS.state.own; };
+    common.addEventListener("change", () => HS.set({ own: common.checked ? "" : "1" }));
+    HS.on(["own"], sync);
+    sync();
     window.addEventListener("resize", main);
   };
   return { start };

@@ -23,7 +23,7 @@ HS.inspector = (() => {
     return [
       ...head(name, [`Layer ${layer}, ${kv ? "key/value head" : "head"} ${index}`, ...sharing(name)]),
       labels.length ? HS.el("div", { class: "chips" }, ...labels.map((label) =>
-        HS.el("span", { class: "chip label", text: label.replaceAll("_", " "), css: { "border-left-color": data.labels.colours[label] } }))) : null,
+        HS.el("span", { class: "chip label", text: HS.classWord(label), css: { "border-left-color": data.labels.colours[label] } }))) : null,
       ...behaviour(name), ...hubRanks(name), ...partners(name), ...HS.paths.through(name), ...tokens(name), ...dimensions(name),
     ];
   };
@@ -66,7 +66,8 @@ HS.inspector = (() => {
     const metric = HS.state.metric;
     // A query head reads through its key/value head, and a key/value head writes through its query heads: include both.
     const family = HS.model.kin(name);
-    const side = (direction, pairings) => pairings.flatMap((pairing) => family.flatMap((member) => HS.model.partners(member, metric, pairing, direction, 3)).sort((a, b) => b.score - a.score).slice(0, 3));
+    const side = (direction, pairings) => pairings.flatMap((pairing) => family.flatMap((member) => HS.model.partners(member, metric, pairing, direction, 3)).sort((a, b) => b.score - a.score).slice(0, 3))
+      .sort((a, b) => HS.chance.above(b) - HS.chance.above(a) || b.score - a.score);
     const flow = data.pairings.filter((p) => "OW".includes(p[0]) && "QKVR".includes(p[1]));
     const rest = data.pairings.filter((p) => !flow.includes(p));
     const make = (edges, other, file) => (edges.length ? HS.table([
@@ -76,12 +77,13 @@ HS.inspector = (() => {
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
-      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${e.large ? " ●" : ""}`) }] : []),
+      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${HS.evidence.mark(e)}`) }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
         "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
     ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("The result has no such pairs."));
-    const parts = [heading("Best targets: which heads read its output"), make(side("out", flow), "target", "targets"),
+    const order = HS.el("p", { class: "hint", text: "Farthest above chance first, over all pairings." });
+    const parts = [heading("Best targets: which heads read its output"), order, make(side("out", flow), "target", "targets"),
       heading("Best sources: whose output it reads"), make(side("in", flow), "source", "sources")];
     if (rest.length) parts.push(HS.el("details", {}, HS.el("summary", { text: `The other ${rest.length} pairings` }),
       make(side("out", rest), "target", "other-targets"), make(side("in", rest), "source", "other-sources")));
@@ -129,7 +131,7 @@ HS.inspector = (() => {
     const kept = HS.model.findEdge(metric, pairing, row, column);
     if (kept && kept.evidence !== null) rows.unshift(["Evidence", HS.el("b", { "data-evidence": kept.evidence, text: HS.evidence.verdict(kept) })]);
     rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
-    parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
+    parts.push(facts(rows), ...HS.watch.part(pairing, source, target), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
   };
 
@@ -235,6 +237,11 @@ HS.inspector = (() => {
     if (over > 0) scrollBy(0, over);
   });
 
-  const start = () => { show(); HS.on(["head", "pair", "metric", "pins", "tour"], show); HS.on(["head", "pair"], uncover); };
+  const start = () => {
+    show();
+    if (HS.state.head || HS.state.pair) uncover();
+    HS.on(["head", "pair", "metric", "pins", "tour"], show);
+    HS.on(["head", "pair"], uncover);
+  };
   return { start };
 })();

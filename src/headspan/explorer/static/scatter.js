@@ -26,7 +26,7 @@ HS.scatter = (() => {
     const p = xm !== ym ? points(pairing, xm, ym) : null;
     if (!p || !p.index.length) {
       plot = null;
-      box.replaceChildren(HS.empty(HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
+      box.replaceChildren(HS.empty(HS.noPairs() ? HS.noPairs() : HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
         : xm === ym ? "Choose two different similarities." : `This page does not store the single pairs of ${pairing}.`));
       HS.byId("scatter-caption").textContent = "";
       return;
@@ -105,7 +105,7 @@ HS.scatter = (() => {
 
   const caption = (pairing, xm, ym) => {
     const found = HS.data.agreement?.[pairing]?.[`${xm},${ym}`] ?? HS.data.agreement?.[pairing]?.[`${ym},${xm}`];
-    let text = `${HS.count(plot.index.length)} forward pairs of ${pairing}; dashed: the 97 % quantiles.`;
+    let text = `${HS.plural(plot.index.length, "forward pair")} of ${pairing}; dashed: the 97 % quantiles.`;
     if (found) text += ` Spearman ρ ${HS.number(found[0], 3)} over all, ${HS.number(found[1], 3)} over those above either quantile.`;
     const item = (group, label) => HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--group-${group})` } }), label);
     const short = (key) => HS.model.metric(key).short;
@@ -171,6 +171,12 @@ HS.ticks = ([low, high], count) => {
   const step = [1, 2, 5, 10].map((n) => n * power).find((s) => s >= rough);
   const found = [];
   for (let v = Math.ceil(low / step) * step; v <= high; v += step) found.push(v);
+  return found;
+};
+// Ticks at whole numbers, for layers.
+HS.wholeTicks = ([low, high], count) => {
+  const step = Math.max(1, Math.ceil((high - low) / count)), found = [];
+  for (let v = Math.ceil(low); v <= high; v += 1) if (v >= 0 && v % step === 0) found.push(v);
   return found;
 };
 HS.tick = (v) => String(Number(v.toPrecision(6)));

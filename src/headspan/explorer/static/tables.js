@@ -4,7 +4,7 @@ HS.tables = (() => {
   const data = HS.data;
   const marks = [];
   const keep = (table) => { marks.push(table); return table; };
-  const labelText = (name) => HS.model.labels(name).map((label) => label.replaceAll("_", " ")).join(", ");
+  const labelText = HS.classWords;
 
   const overview = () => {
     const m = data.model;
@@ -12,7 +12,7 @@ HS.tables = (() => {
       ["d_model", HS.count(m.d_model)], ["Norms", m.folding === "folded" ? "folded into the weights" : "not folded"],
       ["Similarities", data.metrics.map((x) => x.title).join(", ")], ["Pairings", data.pairings.length === 16 ? "all 16" : data.pairings.join(", ")],
       ["Pairs compared", HS.count(data.compared)],
-      ["Large effects", data.effects?.compared ? Object.entries(data.effects.large).map(([pairing, n]) => `${n} ${pairing}`).join(", ") : ""]];
+      ["Large effects", data.effects?.compared ? Object.entries(data.effects.large).map(([pairing, n]) => `${HS.count(n)} ${pairing}`).join(", ") : ""]];
     HS.byId("facts").append(...rows.filter(([, value]) => value).map(([name, value]) => HS.el("div", {}, HS.el("span", { text: name }), HS.el("b", { text: value }))));
     HS.byId("findings").append(...data.findings.map((f) => HS.el("li", {}, HS.el("b", { text: f.title }), HS.el("p", { text: f.text }),
       Object.keys(f.view).length ? HS.el("button", { type: "button", class: "link", text: "Show", onclick: () => HS.headline.open(f.view) }) : null)));
@@ -36,6 +36,8 @@ HS.tables = (() => {
       { key: "percentile_in_layers", title: "Percentile", number: true, value: (e) => e.percentile, text: (e) => HS.number(e.percentile, 1) },
       { key: "large_effect", title: "Large effect", value: (e) => e.large, text: (e) => (e.large === null ? "–" : e.large ? "yes" : "no") },
       { key: "random_write_ratio", title: "Ratio", number: true, value: (e) => e.ratio, text: (e) => (e.ratio === null ? "–" : HS.number(e.ratio, 1)) });
+    const evidence = (e) => HS.evidence.kinds(e)?.join(" ") ?? null;
+    columns.push({ key: "evidence", title: "Evidence", value: evidence, text: (e) => HS.evidence.short(e) });
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (e) => `${labelText(e.source)} → ${labelText(e.target)}`, text: (e) => [labelText(e.source) || "–", labelText(e.target) || "–"].join(" → ") });
     const table = HS.table(columns, list, { file: `edges-${metric}`, shown: 20, key: (e) => `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}` });
     HS.byId("edge-table").replaceChildren(table);
@@ -59,7 +61,9 @@ HS.tables = (() => {
 
   const hubs = () => {
     const box = HS.byId("hub-tables");
-    if (!data.hub_pairings.length) { box.replaceChildren(HS.empty("Hubs need the pairings OQ, OK or OV and heads in at least two layers.")); return; }
+    if (!data.hub_pairings.length) { box.replaceChildren(HS.empty(HS.noPairs() || "Hubs need the pairings OQ, OK or OV and heads in at least two layers.")); return; }
+    const bands = ["outlet", "inlet"].map((kind) => [kind, data.bands[`hub:${HS.state.metric}/${HS.state.hubs}/${kind}`]]).filter(([, band]) => band);
+    HS.byId("hub-band").textContent = bands.length ? `If every head picked its partner at random, the largest corrected z would stay below ${bands.map(([kind, band]) => `${HS.number(band[1], 1)} (${kind}s)`).join(" and ")} in 95 % of models.` : "";
     const made = ["outlet", "inlet"].map(hubTable);
     made.forEach((table, i) => { marks[1 + i] = table; });
     box.replaceChildren(...made);
@@ -70,7 +74,7 @@ HS.tables = (() => {
     const e = data.evaluation;
     if (!e) { box.append(HS.empty(data.missing.evaluation)); return; }
     const number = (key, title) => ({ key, title, number: true, text: (r) => HS.number(r[key], 3) });
-    box.append(HS.el("p", { class: "lead", text: `Labels: ${data.labels.source}, ${HS.count(data.labels.count)} heads in ${Object.keys(data.labels.colours).length} classes.` }));
+    box.append(HS.el("p", { class: "lead", text: `Labels: ${data.labels.source}, ${HS.plural(data.labels.count, "head")} in ${HS.plural(Object.keys(data.labels.colours).length, "class", "classes")}.` }));
     for (const [title, note, file, rows] of [
       ["Detection", "Area under the precision-recall curve for finding labelled heads from the strongest forward pairs.", "detection", e.detection],
       ["Detection, average precision", "Average precision of the same ranking, which has no gap at the start of the curve. Chance is the mean over random orders.", "detection-ap", e.average_precision],
@@ -79,13 +83,13 @@ HS.tables = (() => {
       if (!rows?.length) continue;
       const keys = Object.keys(rows[0]).filter((key) => key !== "metric");
       box.append(HS.el("h3", { text: title }), HS.el("p", { class: "hint", text: note }),
-        keep(HS.table([{ key: "metric", title: "Similarity" }, ...keys.map((key) => number(key, key.replaceAll("_", " ")))], rows, { file })));
+        keep(HS.table([{ key: "metric", title: "Similarity" }, ...keys.map((key) => number(key, data.labels.words[key]?.replace(/ head$/, "") ?? key.replaceAll("_", " ")))], rows, { file })));
     }
     if (e.note) box.append(HS.el("p", { class: "hint", text: e.note }));
   };
 
   const provenance = () => {
-    HS.byId("provenance-list").append(...data.provenance.flatMap(([name, value]) => [HS.el("dt", { text: name }), HS.el("dd", { class: "mono", text: value })]));
+    HS.byId("provenance-list").append(...data.provenance.flatMap(([name, value]) => [HS.el("dt", { text: name }), HS.el("dd", { class: /^[0-9a-f:]{40,}$/.test(value) ? "mono" : null, text: value })]));
     const copy = HS.el("button", { type: "button", text: "Copy", onclick: () => HS.copy(data.citation.bibtex, copy) });
     HS.byId("citation").append(HS.el("p", { text: data.citation.text }), HS.el("pre", { tabindex: "0", text: data.citation.bibtex }), copy);
   };
@@ -101,14 +105,3 @@ HS.tables = (() => {
   };
   return { start, edges };
 })();
-
-HS.copy = async (text, button) => {
-  const before = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Cannot copy here";
-  }
-  setTimeout(() => { button.textContent = before; }, 1500);
-};

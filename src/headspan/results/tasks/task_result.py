@@ -21,7 +21,7 @@ from headspan.results.tasks.circuit import Circuit
 from headspan.results.tasks.edge_table import EdgeTable, block_node, mlp_node
 from headspan.results.tasks.examples import Examples
 from headspan.results.tasks.graph_files import write_graph
-from headspan.system.ordering import descending
+from headspan.system.ordering import places
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Head, Node
 from headspan.vocabulary.ports import PortTable
@@ -226,11 +226,9 @@ def on_edges(scores: Scores, metric: str, table: EdgeTable) -> dict[str, np.ndar
             continue
         matrix = scores[metric, pairing].forward()
         columns = np.array([port.role is pairing.target for port in table.readers])
-        order = np.full(matrix.values.size, np.nan)
-        present = np.flatnonzero(~np.isnan(matrix.values.ravel()))
-        order[present[descending(matrix.values.ravel()[present])]] = np.arange(1, len(present) + 1)
+        found = places(matrix.values)
         values[np.ix_(rows, columns)] = matrix.values
-        ranks[np.ix_(rows, columns)] = order.reshape(matrix.values.shape)
+        ranks[np.ix_(rows, columns)] = np.where(found > 0, found, np.nan)
     return {metric: values, f"{metric}_rank": ranks}
 
 
