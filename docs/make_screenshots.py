@@ -113,7 +113,9 @@ def take(browser: Any, file: Path, shot: Shot, picture: Path) -> None:
         page.screenshot(path=picture)
     else:
         # Remove the controls between the parts.
-        page.eval_on_selector_all(".diagram-tools, #circuit, #paths", "all => all.forEach((part) => part.remove())")
+        page.eval_on_selector_all(
+            "#zoom, #save, #circuit, #paths, #wiring > .lead", "all => all.forEach((part) => part.remove())"
+        )
         page.eval_on_selector(shot.parts[0], "part => part.scrollIntoView({block: 'start'})")
         page.eval_on_selector("html", "root => root.scrollBy(0, -80)")
         boxes = [box for part in shot.parts if (box := page.locator(part).first.bounding_box()) is not None]

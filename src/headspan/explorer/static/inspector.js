@@ -237,6 +237,11 @@ HS.inspector = (() => {
     if (over > 0) scrollBy(0, over);
   });
 
-  const start = () => { show(); HS.on(["head", "pair", "metric", "pins", "tour"], show); HS.on(["head", "pair"], uncover); };
+  const start = () => {
+    show();
+    if (HS.state.head || HS.state.pair) uncover();
+    HS.on(["head", "pair", "metric", "pins", "tour"], show);
+    HS.on(["head", "pair"], uncover);
+  };
   return { start };
 })();
