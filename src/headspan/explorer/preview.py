@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -15,7 +16,7 @@ from headspan.plotting import wiring_svg
 from headspan.results.labels import LabelsLike
 from headspan.results.scores import Scores
 from headspan.subspaces.metrics import PK
-from headspan.vocabulary.errors import visible
+from headspan.vocabulary.errors import HeadspanWarning, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 _EDGES = 12  # edges in the small picture, all of one pairing
@@ -28,7 +29,9 @@ def small_picture(scores: Scores, labels: LabelsLike | None) -> tuple[str | None
     pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
     if pairing is None:
         return None, ""
-    small = wiring(scores, pairing, metric, _EDGES, labels=labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadspanWarning)  # the page has given them
+        small = wiring(scores, pairing, metric, _EDGES, labels=labels)
     if not small.edges:
         return None, ""
     read = {Role.Q: "queries", Role.K: "keys", Role.V: "values"}[pairing.target]
