@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from attribution_graphs import for_demo
 from headspan.checkpoints.hub.chunks import CHUNK, ChunkStore
 from headspan.results import saving
 from headspan.results.tabular import Tabular
@@ -80,6 +81,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "Circuit": lambda scores: hs.paths("demo", depth=1, k=3).to_circuit(HOSTILE),
     "wiring": lambda scores: hs.wiring(scores, "OK,OR", k=3),
     "nodes": lambda scores: hs.nodes("demo", [node(), node("other", 1)], k=3),
+    "links": lambda scores: linked(),
     "info": lambda scores: hs.info("demo"),
     "info checked": lambda scores: hs.info("demo", check=True),
     "cache": lambda scores: cached(),
@@ -102,6 +104,12 @@ def tuned() -> dict[str, np.ndarray]:
     with hs.open("demo") as weights:
         known = {role: np.stack([weights.read(role, layer) for layer in weights.layers]) for role in "QKVO"}
     return {role: values + 0.01 * rng.standard_normal(values.shape) for role, values in known.items()}
+
+
+def linked() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        transcoders, graph = for_demo(Path(folder))
+        return hs.links("demo", graph, transcoders)
 
 
 def series() -> hs.Series:

@@ -50,6 +50,7 @@ KINDS = {
     "wiring": "plotting.drawn_wiring:DrawnWiring",
     "info": "reading.info:Info",
     "nodes": "reading.node_overlaps:NodeReport",
+    "links": "reading.links:Links",
     "pair": "reading.pair:PairReport",
     "pairs of two heads": "reading.head_pairs:HeadPairs",
     "tokens": "reading.tokens:TokenList",

@@ -76,12 +76,12 @@ def _in_cell(description: str) -> Iterator[Update]:
 
 class _Widget:
     def __init__(self, description: str) -> None:
-        from IPython.display import display
+        from IPython import display
         from ipywidgets import FloatProgress, HBox, Label
 
         self._bar, self._text = FloatProgress(max=1.0), Label()
         self._box = HBox([Label(description), self._bar, self._text])
-        display(self._box)
+        display.display(self._box)  # pyright: ignore[reportUnknownMemberType]
 
     def show(self, share: float, text: str) -> None:
         self._bar.value, self._text.value = share, text
