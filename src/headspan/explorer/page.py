@@ -180,7 +180,7 @@ class Report:
         return Frame(self.html)
 
     def _repr_html_(self) -> str:
-        from headspan.explorer.preview import preview
+        from headspan.plotting.preview import preview
 
         file = next((file for file in reversed(self.files) if file.exists()), None)
         return preview(self.payload, len(self.html), file, self.picture())

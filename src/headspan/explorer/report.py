@@ -19,8 +19,8 @@ from headspan.explorer.data import collect
 from headspan.explorer.demo_measurements import shipped_tasks, with_shipped
 from headspan.explorer.head_values import HeadScores
 from headspan.explorer.page import Report, render
-from headspan.explorer.preview import small_picture
 from headspan.explorer.tasks import TaskFiles, given_tasks
+from headspan.plotting.preview import small_picture
 from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import LabelsLike

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headspan.explorer.demo_measurements import with_shipped
 from headspan.explorer.page import Report, filled, policy_of, static_text
-from headspan.explorer.preview import small_picture
 from headspan.explorer.report import report
 from headspan.models.weights import AttentionWeights
+from headspan.plotting.preview import small_picture
 from headspan.plotting.style import ROLE_COLOURS
 from headspan.results.identity import short_name
 from headspan.results.labels import GPT2_SMALL

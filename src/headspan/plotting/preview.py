@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from headspan.explorer.encode import metric_order
 from headspan.graphs.selection import wiring
 from headspan.plotting import wiring_svg
 from headspan.results.labels import LabelsLike
 from headspan.results.scores import Scores
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import METRICS
 from headspan.vocabulary.errors import HeadspanWarning, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
@@ -25,7 +24,7 @@ _FINDINGS = 3
 
 def small_picture(scores: Scores, labels: LabelsLike | None) -> tuple[str | None, str]:
     """A small wiring diagram as a data URL, and its caption."""
-    metric = next(iter(metric_order(scores)), PK)
+    metric = next((name for name in (*METRICS, *scores.metrics) if name in scores.metrics), "")
     pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
     if pairing is None:
         return None, ""
