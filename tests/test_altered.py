@@ -311,7 +311,7 @@ PATH_READERS: dict[str, Callable[[Any], Any]] = {
     "open": hs.open,
     "adapt": lambda path: hs.adapt("demo", path),
     "track": lambda path: hs.track([path, path]),
-    "nodes": lambda path: hs.nodes("demo", add=path),
+    "nodes": lambda path: hs.nodes("demo", nodes=path),
     "sae": lambda path: hs.nodes("demo", sae=path),
     "top": hs.top,
     "site": lambda path: hs.site("gallery", [path]),

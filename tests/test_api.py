@@ -69,6 +69,10 @@ RENAMED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "wiring": (lambda: hs.wiring("demo", pairings="OK", k=3).rows(), lambda: hs.wiring("demo", "OK", k=3).rows()),
     "paths": (lambda: hs.paths("demo", depth=1, pairings="OK"), lambda: hs.paths("demo", depth=1, pairing="OK")),
+    "nodes": (
+        lambda: hs.nodes("demo", add=hs.Node(np.ones(256), "ones", 1), k=1).rows(),
+        lambda: hs.nodes("demo", nodes=hs.Node(np.ones(256), "ones", 1), k=1).rows(),
+    ),
     "diff": (lambda: hs.diff(base="demo", other="demo", k=1).k, lambda: hs.diff(model="demo", other="demo", k=1).k),
     "evaluate": (
         lambda: hs.evaluate("demo", "behaviour", metrics="pk").rows(),
@@ -320,7 +324,7 @@ def test_labels_of_top_are_columns(scores: hs.Scores) -> None:
 # ------------------------------------------------------------------------------------------- functions and commands
 
 PRINTING = {"as_json", "as_csv", "out", "force", "show"}  # where and how a command prints
-NODES = {"add", "sae", "adapter", "neurons", "tokens", "components"}  # the argument nodes, one option per kind
+NODES = {"sae", "adapter", "neurons", "tokens", "components"}  # the argument nodes, one option per kind
 ELSEWHERE = {  # command and option -> the argument that does this in Python
     "top head": "around head",
     "hubs k": "Hubs.rows k",

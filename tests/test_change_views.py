@@ -165,7 +165,7 @@ def test_the_page_of_two_models(browser: Any, change: Diff, tmp_path: Path) -> N
     names = {f"{e.source}.{e.pairing.source}-{e.target}.{e.pairing.target}": e for e in change.edges}
     before, after = wirings(change)
     assert edges_of(page) == set(names) | (before & after)
-    dashed = set(page.eval_on_selector_all('.edge-hit[data-look="lost"]', "all => all.map(e => e.dataset.pair)"))
+    dashed = set(page.eval_on_selector_all('.edge-hit[data-look="left"]', "all => all.map(e => e.dataset.pair)"))
     assert dashed == {name for name, edge in names.items() if edge.change < 0}
     page.click('button[data-value="kept"]')
     assert edges_of(page) == set(names)
@@ -186,7 +186,7 @@ def test_two_wirings_side_by_side(browser: Any, change: Diff, tmp_path: Path) ->
     problems: list[str] = []
     page = opened(browser, tmp_path / "d.html", problems, "#view=beside")
     for side, expected, other, look in zip(
-        ("before", "after"), wirings(change), wirings(change)[::-1], ("lost", "gained"), strict=True
+        ("before", "after"), wirings(change), wirings(change)[::-1], ("left", "entered"), strict=True
     ):
         edges = page.eval_on_selector_all(f"#{side} .edge-hit", "all => all.map(e => [e.dataset.pair, e.dataset.look])")
         assert {pair for pair, _ in edges} == expected
@@ -217,8 +217,8 @@ def test_a_step_against_another(browser: Any, series: Series, tmp_path: Path) ->
     for step in (4, 2, 0):
         page.eval_on_selector("#step", "(s, v) => { s.value = v; s.dispatchEvent(new Event('input')); }", str(step))
         edges = page.eval_on_selector_all(".edge-hit", "all => all.map(e => [e.dataset.pair, e.dataset.look])")
-        assert {pair for pair, look in edges if look == "gained"} == among(step) - among(0)
-        assert {pair for pair, look in edges if look == "lost"} == among(0) - among(step)
+        assert {pair for pair, look in edges if look == "entered"} == among(step) - among(0)
+        assert {pair for pair, look in edges if look == "left"} == among(0) - among(step)
         assert {pair for pair, look in edges if look == "kept"} == among(step) & among(0)
     where = "all => all.map(t => [t.textContent, t.getAttribute('x'), t.getAttribute('y')])"
     first = page.eval_on_selector_all("#wiring .node text", where)

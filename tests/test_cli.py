@@ -47,6 +47,7 @@ COMMANDS = {
     "reproduce": "reproduce {ref}",
     "paths": "paths {ref} --to L1H2",
     "nodes": "nodes {ref} --unembedding",
+    "links": "links {ref} {labels} --transcoders layer_{{}}.npz",
     "site": "site {out} {ref}",
     "cache": "cache",
     "skill": "skill",
@@ -244,7 +245,7 @@ def test_the_trap_in_the_pickle_works(tmp_path: Path) -> None:
     assert (tmp_path / "sprung").exists()
 
 
-READ_NO_KEYS = ("info", "tokens", "reproduce", "behaviour", "effects", "observe", "nodes", *NO_MODEL)
+READ_NO_KEYS = ("links", "info", "tokens", "reproduce", "behaviour", "effects", "observe", "nodes", *NO_MODEL)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in READ_NO_KEYS])

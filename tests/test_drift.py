@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import headspan as hs
 from headspan.change.diff import PortDrift
-from headspan.cli import app
+from headspan.cli import _run, app
 from headspan.models.rounded import rounding_steps
 from headspan.subspaces.bases import orthonormal_basis
 from headspan.vocabulary.errors import HeadspanError
@@ -169,7 +169,7 @@ def test_edges_and_hubs_that_came_and_went() -> None:
     other["K"][target.layer, target.index] = base["O"][source.layer, source.index]
     other["K"][target.layer, target.index] += 0.01 * base["K"][target.layer, target.index]
     change = hs.diff(base, other, k=5)
-    edge = next(e for e in change.edges if e.kind == "gained" and e.rank_after == 1)
+    edge = next(e for e in change.edges if e.kind == "entered" and e.rank_after == 1)
     assert (edge.source, edge.target) == (source, target)
     after = hs.score(hs.open(other), "pk", "OK")["pk", "OK"].forward()
     assert edge.before == pytest.approx(before.at(source, target), abs=1e-5)
@@ -177,11 +177,11 @@ def test_edges_and_hubs_that_came_and_went() -> None:
     assert edge.rank_before == before.rank_of(source, target) == len(before.pairs()[2])
     assert edge.change == pytest.approx(edge.after - edge.before)
     assert {str(edge.pairing) for edge in change.edges} == {"OK"}
-    lost = {(str(e.source), str(e.target)) for e in change.edges if e.kind == "lost"}
+    left = {(str(e.source), str(e.target)) for e in change.edges if e.kind == "left"}
     tops = [{(str(e.source), str(e.target)) for e in m.top(5)} for m in (before, after)]
-    assert lost == tops[0] - tops[1]
+    assert left == tops[0] - tops[1]
     assert all(e.target == edge.target for e in change.edges if e.kind in ("strengthened", "weakened"))
-    rose = [h for h in change.hubs if h.kind == "rose" and h.hub == "inlet" and h.head == target]
+    rose = [h for h in change.hubs if h.kind == "rank up" and h.hub == "inlet" and h.head == target]
     assert rose and rose[0].rank_after < rose[0].rank_before
     assert {h.pairing for h in change.hubs} == {edge.pairing}
 
@@ -203,12 +203,12 @@ def test_every_kind_of_edge_and_hub_against_plain_lists() -> None:
     rest = [pair for pair in moved if (pair in tops[0]) == (pair in tops[1])]
     by_change = sorted(rest, key=lambda pair: after[pair] - before[pair])
     expected = {
-        "gained": sorted(tops[1] - tops[0], key=lambda pair: ranks[1][pair]),
-        "lost": sorted(tops[0] - tops[1], key=lambda pair: ranks[0][pair]),
+        "entered": sorted(tops[1] - tops[0], key=lambda pair: ranks[1][pair]),
+        "left": sorted(tops[0] - tops[1], key=lambda pair: ranks[0][pair]),
         "strengthened": [pair for pair in by_change[::-1] if after[pair] > before[pair]],
         "weakened": [pair for pair in by_change if after[pair] < before[pair]],
     }
-    assert expected["gained"] and min(map(len, (expected["strengthened"], expected["weakened"]))) > k
+    assert expected["entered"] and min(map(len, (expected["strengthened"], expected["weakened"]))) > k
     listed = [edge for edge in change.edges if str(edge.pairing) == "OK"]
     assert [(e.kind, (e.source, e.target)) for e in listed] == [
         (kind, pair) for kind, pairs in expected.items() for pair in pairs[:k]
@@ -227,7 +227,7 @@ def test_every_kind_of_edge_and_hub_against_plain_lists() -> None:
         assert (hub.before, hub.after, hub.change) == (old.of(hub.head), new.of(hub.head), hub.after - hub.before)
         places = [1 + sum(found.of(head) > found.of(hub.head) for head in found.heads) for found in (old, new)]
         assert [hub.rank_before, hub.rank_after] == places
-        assert hub.kind == ("rose" if places[1] < places[0] else "fell")
+        assert hub.kind == ("rank up" if places[1] < places[0] else "rank down")
 
 
 def test_models_with_another_number_of_layers_are_compared_where_they_can_be() -> None:
@@ -413,7 +413,7 @@ def test_a_real_model_stored_again_in_another_format(smollm2_gguf: Path, tmp_pat
     change = hs.diff(str(smollm2_gguf), str(tmp_path / "q8.gguf"))
     assert not any(line.moved for line in change.drift) and not change.notes
     assert 1e-5 < max(line.drift for line in change.drift) < 1e-3  # the table in docs/change.md says 0.0008
-    assert not [edge for edge in change.edges if edge.kind in ("gained", "lost")]
+    assert not [edge for edge in change.edges if edge.kind in ("entered", "left")]
 
 
 def test_effects_before_and_after(tmp_path: Path) -> None:
@@ -439,3 +439,38 @@ def test_effects_before_and_after(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(HeadspanError, match="adapter"):
         hs.diff(folders[0], tmp_path / "adapter", effects=True)
+
+
+def test_words_match_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Words about ranks are next to ranks: a hub may move up while its score falls."""
+    rng = np.random.default_rng(2)
+    common, shape = rng.standard_normal((24, 4)), (3, 4, 24, 4)
+    before = {role: common + rng.standard_normal(shape) for role in "QKVO"}
+    after = {role: array - 0.7 * common + 0.5 * rng.standard_normal(shape) for role, array in before.items()}
+    change = hs.diff(hs.open(before), hs.open(after), k=10)
+    ups = [hub for hub in change.hubs if hub.kind == "rank up"]
+    assert any(hub.change < 0 for hub in ups)
+    for one in (*change.hubs, *change.edges):
+        assert one.change == pytest.approx(one.after - one.before, abs=1e-6)
+    for hub in change.hubs:
+        assert (hub.kind == "rank up") == (hub.rank_after < hub.rank_before)
+    entered = [edge for edge in change.edges if edge.kind in ("entered", "left")]
+    assert any((edge.change < 0) == (edge.kind == "entered") for edge in entered)
+    for edge in change.edges:
+        k, up = 10, edge.rank_after
+        assert edge.kind != "entered" or (up <= k < edge.rank_before)
+        assert edge.kind != "left" or (edge.rank_before <= k < up)
+        assert edge.kind not in ("strengthened", "weakened") or (edge.change > 0) == (edge.kind == "strengthened")
+    from safetensors.numpy import save_file
+
+    for name, arrays in (("a", before), ("b", after)):
+        tensors = {f"blocks.{i}.attn.W_{r}": np.ascontiguousarray(a[i].transpose(0, 2, 1) if r == "O" else a[i])
+                   for r, a in arrays.items() for i in range(3)}  # fmt: skip
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    assert _run(["diff", f"{tmp_path}/a.safetensors", f"{tmp_path}/b.safetensors", "-k", "10", "--table", "hub"]) == 0
+    text = capsys.readouterr().out
+    assert not any(word in text for word in ("rose", "fell", "gained", "lost"))
+    hub = next(hub for hub in ups if hub.change < 0)
+    ranks, score = f"{hub.rank_before} → {hub.rank_after}", f"{hub.change:+.3f}"
+    line = next(x for x in text.splitlines() if str(hub.pairing) in x and hub.hub in x and f" {hub.head} " in x)
+    assert ranks in line and score in line

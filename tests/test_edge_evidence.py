@@ -93,9 +93,11 @@ def test_the_headline_of_the_demo_names_its_evidence_and_what_speaks_against_it(
     effect, ratio = (effects_of(demo_scores).matrix("OK").at("L0H3", "L1H0"), effects_of(demo_scores).ratio("OK"))
     place = demo_scores["pk", "OK"].find("L0H3", "L1H0")
     assert f"{demo_scores['pk', 'OK'].at('L0H3', 'L1H0'):.1f} of 32 dimensions where chance gives 4.0" in text
-    assert f"a large effect ({effect:.2f} total variation, {ratio[place]:.1f} times that of a random output)" in text
-    assert "it stands above reversed pairs (q = 0.025)" in text
-    assert text.endswith("but it does not stand out among the heads of its two layers.")
+    assert (
+        f"has a large effect ({effect:.2f} total variation, {ratio[place]:.1f} times that of a random output)" in text
+    )
+    assert "it stands above reversed pairs (q = 0.025) and has" in text
+    assert text.endswith(", but does not stand out among the heads of its two layers (q = 0.59).")
 
 
 def test_the_headline_of_one_layer_says_why_there_are_no_edges() -> None:

@@ -69,6 +69,7 @@ def test_good_words_are_answered(commands: Commands) -> None:
         "paths": "gpt2 --to L1H3 --depth 1", "site": "gallery used.safetensors",
         "observe": "gpt2 --text text.txt --out new.safetensors", "cache": "", "skill": "",
         "nodes": "gpt2 --components components.safetensors -k 2", "task": "gpt2 induction --prompts 2 -k 2",
+        "links": "gpt2 graph.json --transcoders tc{}.npz",
     }  # fmt: skip
     assert {*lines, "reproduce"} == set(arguments.POSITIONAL)
     refused = {name: commands.run(Line([name, *words.split()], None)) for name, words in lines.items()}

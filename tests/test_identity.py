@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import headspan as hs
+from headspan import cli
 from headspan.checkpoints.untrusted import Stamp
 from headspan.results.identity import same_model
 from headspan.scoring.run import score
@@ -290,18 +291,27 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return model, other, folder / "r.safetensors"
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "headspan", *map(str, words)], capture_output=True, text=True)
+Run = Callable[..., tuple[int, str]]
 
 
-def test_report_and_figures_refuse_an_edited_model(pair, tmp_path: Path) -> None:
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit code and messages of a command."""
+
+    def run(*words: object) -> tuple[int, str]:
+        code = cli._run(list(map(str, words)))
+        return code, " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
+def test_report_and_figures_refuse_an_edited_model(pair, run: Run, tmp_path: Path) -> None:
     model, other, result = pair
     for command, out in (("report", "p.html"), ("figures", "f")):
-        refused = run(command, result, "--weights", other, "--out", tmp_path / out)
-        assert refused.returncode == 2, refused.stderr
-        assert "different models" in " ".join(refused.stderr.split())
-    taken = run("report", result, "--weights", model, "--out", tmp_path / "p.html")
-    assert taken.returncode == 0, taken.stderr
+        code, messages = run(command, result, "--weights", other, "--out", tmp_path / out)
+        assert code == 2 and "different models" in messages
+    code, messages = run("report", result, "--weights", model, "--out", tmp_path / "p.html")
+    assert code == 0, messages
 
 
 def test_results_of_version_01_are_noted_not_refused(pair) -> None:
@@ -325,7 +335,7 @@ def test_same_weights_under_another_config_are_noted(pair, tmp_path: Path) -> No
         same_model(made | {"folding": "folded"}, given | {"folding": "folded"}, "a", "b")
 
 
-def test_behaviour_is_not_stored_in_a_result_of_another_model(pair, tmp_path: Path) -> None:
+def test_behaviour_is_not_stored_in_a_result_of_another_model(run: Run, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -333,21 +343,21 @@ def test_behaviour_is_not_stored_in_a_result_of_another_model(pair, tmp_path: Pa
     model.save_pretrained(tmp_path / "model")
     score(hs.open(tmp_path / "model"), "pk", "flow", out=tmp_path / "r.safetensors")
     options = ("--sequences", 2, "--length", 5)
-    stored = run("behaviour", tmp_path / "model", *options, "--into", tmp_path / "r.safetensors", "--out",
-                 tmp_path / "b.json")  # fmt: skip
-    assert stored.returncode == 0, stored.stderr
+    into = ("--into", tmp_path / "r.safetensors")
+    code, messages = run("behaviour", tmp_path / "model", *options, *into, "--out", tmp_path / "b.json")
+    assert code == 0, messages
     assert "behaviour" in hs.load(tmp_path / "r.safetensors").annotations
     with torch.no_grad():
         model.transformer.h[3].attn.c_attn.weight[5, 7] += 1
     model.save_pretrained(tmp_path / "other")
-    refused = run("behaviour", tmp_path / "other", *options, "--into", tmp_path / "r.safetensors")
-    assert refused.returncode == 2
-    assert "different models" in " ".join(refused.stderr.split())
+    code, messages = run("behaviour", tmp_path / "other", *options, *into)
+    assert code == 2 and "different models" in messages
     score(hs.open(tmp_path / "other"), "pk", "flow", out=tmp_path / "o.safetensors")
     for command, out in (("report", "p.html"), ("figures", "f")):
-        refused = run(command, tmp_path / "o.safetensors", "--behaviour", tmp_path / "b.json", "--out", tmp_path / out)
-        assert refused.returncode == 2, refused.stderr
-        assert "different models" in " ".join(refused.stderr.split())
+        code, messages = run(
+            command, tmp_path / "o.safetensors", "--behaviour", tmp_path / "b.json", "--out", tmp_path / out
+        )
+        assert code == 2 and "different models" in messages
 
 
 def test_head_scores_of_the_demo_are_only_for_the_demo() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import typer
 
+from attribution_graphs import for_demo
 from headspan.cli import app, main
 
 # How every listing is called; {result} and {model} are of the demo, {labels} a label file.
@@ -34,7 +35,8 @@ LISTINGS = {
     "wiring": "wiring {result} -k 3 --labels {labels}",
     "paths": "paths {model} --to L1H2 --depth 1 -k 3",
     "paths of a result": "paths {result} --weights {model} --from L0H3 --depth 1 -k 3",
-    "nodes": "nodes {model} --add {vectors}@1 --unembedding -k 2",
+    "links": "links {model} {graph} --transcoders {transcoders} -k 2",
+    "nodes": "nodes {model} --nodes {vectors}@1 --unembedding -k 2",
     "diff": "diff {model} {model} -k 2",
     "effects": "effects {model} {result} -k 2 --random --sequences 2 --length 8",
     "behaviour": "behaviour {model} --sequences 2 --length 8 -k 2",
@@ -68,7 +70,10 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "labels.csv").write_text("head,label\n" + "\n".join(heads) + "\n")
     np.save(folder / "vectors.npy", np.random.default_rng(0).normal(size=(3, 256)))
     hs.paths("demo", depth=1, k=9).to_circuit("paths").save(folder / "circuit.json")
+    transcoders, graph = for_demo(folder)
     return {
+        "transcoders": transcoders,
+        "graph": str(graph),
         "circuit": str(folder / "circuit.json"),
         "vectors": str(folder / "vectors.npy"),
         "result": str(folder / "demo.safetensors"),

@@ -16,6 +16,7 @@ import headspan as hs
 from headspan.explorer.demo_measurements import with_shipped
 from headspan.paper.evaluation import classification, detection
 from headspan.results.effects import effects_of
+from headspan.results.tasks.circuit import CircuitEdge
 
 
 def generator() -> Iterator[object]:
@@ -82,7 +83,8 @@ def small_things() -> dict[str, Any]:
         "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
         "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),
         "folder": "gallery", "other": other, "out": "figures", "effects": shipped_effects(),
-        "task": "induction",
+        "task": "induction", "graph": "nowhere.json", "transcoders": "{}.npz",
+        "circuit": hs.Circuit("c", "m", (CircuitEdge("L0H0.O", "L1H0.K"),)),
     }  # fmt: skip
 
 

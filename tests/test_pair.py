@@ -14,13 +14,8 @@ from typer.testing import CliRunner
 import headspan
 from headspan.cli import app
 from headspan.models.arrays import ArrayWeights
-from headspan.reading.pair import (
-    DEGENERATE_NOTE,
-    SHARED_LEVEL,
-    degenerate_blocks,
-    largest_random_square,
-    participation_ratio,
-)
+from headspan.reading.overlap import SHARED_LEVEL, degenerate_blocks, largest_random_square, participation_ratio
+from headspan.reading.pair import DEGENERATE_NOTE
 from headspan.reading.pair import pair as compare_pair
 from headspan.subspaces.random_subspaces import random_bases
 from headspan.vocabulary.errors import HeadspanError
@@ -54,9 +49,9 @@ def test_a_complete_real_model_shows_tokens(smollm2_gguf: Path) -> None:
     weights = headspan.open(str(smollm2_gguf))
     report = compare_pair(weights, "L14H0.O", "L20KV1.K", k=2, tokens=3)
     for direction in report.directions:
-        assert direction.writes is not None
-        assert direction.reads is not None
-        for tokens in (*direction.writes, *direction.reads):
+        assert direction.source_tokens is not None
+        assert direction.target_tokens is not None
+        for tokens in (*direction.source_tokens, *direction.target_tokens):
             assert len(tokens) == 3
             assert all(0 < abs(token.score) < 1 for token in tokens)
     assert not any(sentence.startswith("no tokens") for sentence in report.notes)
@@ -136,11 +131,11 @@ def test_tokens_along_a_planted_direction() -> None:
     direction = compare_pair(weights, "L0H0.O", "L0H0.K", tokens=1, preprocess="normalise").directions[0]
     assert direction.cosine == pytest.approx(1)
     assert direction.unique
-    assert direction.writes is not None
-    assert direction.reads is not None
-    sign = 1 if direction.reads.positive[0].id == 42 else -1
-    assert {direction.reads.positive[0].id, direction.reads.negative[0].id} == {42, 43}
-    written = direction.writes.positive if sign > 0 else direction.writes.negative
+    assert direction.source_tokens is not None
+    assert direction.target_tokens is not None
+    sign = 1 if direction.target_tokens.positive[0].id == 42 else -1
+    assert {direction.target_tokens.positive[0].id, direction.target_tokens.negative[0].id} == {42, 43}
+    written = direction.source_tokens.positive if sign > 0 else direction.source_tokens.negative
     assert written[0].id == 17
     assert written[0].score == pytest.approx(sign, abs=1e-5)
 
@@ -152,9 +147,9 @@ def test_the_sign_and_order_do_not_depend_on_the_basis() -> None:
     first = compare_pair(two_heads(source, target, **more), "L0H0.O", "L0H0.K")
     second = compare_pair(two_heads(source @ rng.normal(size=(4, 4)), -target, **more), "L0H0.O", "L0H0.K")
     for a, b in zip(first.directions, second.directions, strict=True):
-        assert a.writes is not None
-        assert b.writes is not None
-        assert [t.id for t in a.writes.positive] == [t.id for t in b.writes.positive]
+        assert a.source_tokens is not None
+        assert b.source_tokens is not None
+        assert [t.id for t in a.source_tokens.positive] == [t.id for t in b.source_tokens.positive]
 
 
 def test_blocks_and_participation_ratio() -> None:
@@ -167,7 +162,7 @@ def test_blocks_and_participation_ratio() -> None:
 
 @pytest.mark.parametrize(
     ("source", "target", "message"),
-    [("L0H0", "L0H0.K", "head with a role"), ("L0H5.O", "L0H0.K", "no head L0H5"), ("L0H0.O", "L0H0.Z", "role")],
+    [("L0H0.", "L0H0.K", "head with a role"), ("L0H5.O", "L0H0.K", "no head L0H5"), ("L0H0.O", "L0H0.Z", "role")],
 )
 def test_bad_names_give_a_message(source: str, target: str, message: str) -> None:
     weights = two_heads(*random_bases(2, 10, 3))
@@ -221,3 +216,74 @@ def test_a_pair_that_cannot_vary_has_no_z() -> None:
     model["O"][0, 0, :, 4] = 0
     narrow = headspan.pair(model, "L0H0.O", "L1H0.K")
     assert narrow.z == pytest.approx((narrow.pk - narrow.random_mean) / narrow.random_sd)
+
+
+# ------------------------------------------------------------------------------------------- heads without roles
+
+
+def shared_heads() -> ArrayWeights:
+    """Three layers of four query heads on two key/value heads."""
+    rng = np.random.default_rng(0)
+    return ArrayWeights({r: rng.standard_normal((3, 2 if r in "KV" else 4, 24, 4)) for r in "QKVO"})
+
+
+DOES = {"Q": "reads (query)", "K": "reads (key)", "V": "reads (value)", "O": "writes"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "rows", "columns"),
+    [
+        ("L0H1", "L2H3", "QKVO", "QKVO"), ("L0H1.O", "L2H3", "O", "QKVO"), ("L2KV1", "L0H1", "KV", "QKVO"),
+        ("L1H0", "L1H2.Q", "QKVO", "Q"), ("L1H1", "L1H1", "QKVO", "QKVO"),
+    ],
+)  # fmt: skip
+def test_heads_without_roles_list_all_pairings(source: str, target: str, rows: str, columns: str) -> None:
+    weights = shared_heads()
+    found = compare_pair(weights, source, target).rows()
+    assert {row["pairing"] for row in found} == {a + b for a in rows for b in columns} and len(found) == len(
+        {row["pairing"] for row in found}
+    )
+    one, other = source.partition(".")[0], target.partition(".")[0]
+    layers = headspan.Head.parse(one).layer, headspan.Head.parse(other).layer
+    for row in found:
+        a, b = row["pairing"]
+        exact = compare_pair(weights, f"{one}.{a}", f"{other}.{b}")
+        assert (row["source_does"], row["target_does"]) == (DOES[a], DOES[b])
+        assert row["pk"] == pytest.approx(exact.pk) and row["z"] == pytest.approx(exact.z)
+        assert row["smallest_angle"] == pytest.approx(np.degrees(exact.principal_angles[0]))
+        forward, backward = a == "O" != b and layers[0] < layers[1], b == "O" != a and layers[0] > layers[1]
+        assert row["edge"] == ("forward" if forward else "backward" if backward else None)
+    edges = [row["edge"] is not None for row in found]
+    assert edges == sorted(edges, reverse=True)
+
+
+def test_the_command_without_roles_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(app, ["pair", "demo", "L0H3", "L1H0"], catch_exceptions=False).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    listed = {line.split()[0]: line for line in text.splitlines()[3:19]}
+    assert len(listed) == 16
+    for pairing, line in listed.items():  # a query never writes
+        assert line.count("writes") == pairing.count("O") and ("(query)" in line) == ("Q" in pairing)
+    rows = json.loads(
+        CliRunner().invoke(app, ["pair", "demo", "L0H3", "L1H0", "--json"], catch_exceptions=False).stdout
+    )
+    assert rows == headspan.pair("demo", "L0H3", "L1H0").rows()
+    with pytest.raises(HeadspanError, match="`k` has no effect on heads without roles"):
+        headspan.pair("demo", "L0H3", "L1H0", k=3)
+
+
+def test_tokens_are_those_that_each_role_reads_or_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query reads, so its tokens are of the embedding on whichever side it is."""
+    monkeypatch.setenv("COLUMNS", "80")
+    found = headspan.pair("demo", "L0H3.Q", "L1H0.O", k=3)
+    turned = headspan.pair("demo", "L1H0.O", "L0H3.Q", k=3)
+    for one, other in zip(found.directions, turned.directions, strict=True):
+        signs = [{t.token for t in side} for side in (one.source_tokens or ())]
+        assert signs in ([{t.token for t in side} for side in (other.target_tokens or ())][::s] for s in (1, -1))
+    row = found.rows()[0]
+    assert (row["source_does"], row["target_does"]) == ("reads (query)", "writes")
+    text = CliRunner().invoke(app, ["pair", "demo", "L0H3.Q", "L1H0.K", "-k", "2"], catch_exceptions=False).stdout
+    assert "writes" not in text and max(map(len, text.splitlines())) <= 80
+    with pytest.warns(DeprecationWarning, match="is now SharedDirection.source_tokens"):
+        assert found.directions[0].writes == found.directions[0].source_tokens

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import headspan as hs
+from attribution_graphs import for_demo
 from headspan.checkpoints.hub.chunks import CHUNK, ChunkStore
 from headspan.results import saving
 from headspan.results.tabular import Tabular
@@ -69,6 +70,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     ),
     "tokens": lambda scores: hs.tokens("demo", "L0H1", k=5),
     "pair": lambda scores: hs.pair("demo", "L0H3.O", "L1H2.K", top=3),
+    "pairs of two heads": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,
@@ -79,6 +81,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     "Circuit": lambda scores: hs.paths("demo", depth=1, k=3).to_circuit(HOSTILE),
     "wiring": lambda scores: hs.wiring(scores, "OK,OR", k=3),
     "nodes": lambda scores: hs.nodes("demo", [node(), node("other", 1)], k=3),
+    "links": lambda scores: linked(),
     "info": lambda scores: hs.info("demo"),
     "info checked": lambda scores: hs.info("demo", check=True),
     "cache": lambda scores: cached(),
@@ -101,6 +104,12 @@ def tuned() -> dict[str, np.ndarray]:
     with hs.open("demo") as weights:
         known = {role: np.stack([weights.read(role, layer) for layer in weights.layers]) for role in "QKVO"}
     return {role: values + 0.01 * rng.standard_normal(values.shape) for role, values in known.items()}
+
+
+def linked() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        transcoders, graph = for_demo(Path(folder))
+        return hs.links("demo", graph, transcoders)
 
 
 def series() -> hs.Series:

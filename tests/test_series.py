@@ -19,7 +19,7 @@ import headspan as hs
 from headspan.change import track as tracking
 from headspan.change.series import half_time
 from headspan.checkpoints.hub.revisions import find_checkpoints, natural, step_number
-from headspan.cli import app
+from headspan.cli import _run, app
 from headspan.results.tabular import same_content
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Role
@@ -99,6 +99,17 @@ def test_trajectories() -> None:
     assert (np.diff(series.from_last[Role.K][:, 3]) < 0).all()
     assert half_time(np.array([0, 4, 8]), np.array([0.0, 1.0, 4.0])) == pytest.approx(4 + 4 / 3)
     assert math.isnan(half_time(np.array([0, 1]), np.array([1.0, 1.0])))
+
+
+def test_the_edges_that_grew_most_come_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps = [{role: rng.normal(size=(3, 2, 24, 4)) for role in "QKVO"} for _ in range(3)]
+    series = hs.track([hs.open(step) for step in steps], k=4)
+    growths = [row["growth"] for row in series.rows()]
+    assert growths == sorted(growths, reverse=True) and len({row["pairing"] for row in series.rows()[:8]}) > 1
+    series.save(tmp_path / "run.safetensors")
+    assert _run(["track", str(tmp_path / "run.safetensors"), "--json"]) == 0
+    assert [row["growth"] for row in json.loads(capsys.readouterr().out)] == pytest.approx(growths)
 
 
 def test_half_time_of_an_edge_that_overshoots_is_the_first_crossing() -> None:

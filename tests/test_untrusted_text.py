@@ -34,7 +34,7 @@ def longest_run(text: str, of: str) -> int:
     "words",
     [
         "info {}", "top {}", "top demo --metric {}", "top demo --pairing {}", "top demo --labels {}", "tokens demo {}",
-        "nodes demo --add {}", "nodes demo --sae {}", "nodes demo --neurons {}", "nodes demo --tokens {}",
+        "nodes demo --nodes {}", "nodes demo --sae {}", "nodes demo --neurons {}", "nodes demo --tokens {}",
         "pair demo {} L1H0.K", "paths demo --to {}", "wiring demo --out {}", "wiring demo --circuit {}",
         "figures demo --only {}", "baseline demo --null {}", "score demo --memory {}", "cache {}", "{}", "top demo {}",
         "diff demo {}", "track demo {}", "report demo --behaviour {}", "top --{}",
@@ -102,7 +102,7 @@ def test_names_of_nodes_and_labels_in_csv(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "labels.csv").write_text("head,label\nL0H1,=1+1\nL1H2,@x\n")
     save_file({"=cmd|x": np.ones(256, np.float32)}, tmp_path / "v.safetensors")
     hs.wiring(hs.score("demo", "pk", "OK"), labels=tmp_path / "labels.csv").to_csv(tmp_path / "w.csv")
-    assert _run(["nodes", "demo", "--add", f"{tmp_path}/v.safetensors@1", "--csv"]) == 0
+    assert _run(["nodes", "demo", "--nodes", f"{tmp_path}/v.safetensors@1", "--csv"]) == 0
     printed = capsys.readouterr().out
     assert _run(["top", "demo", "--labels", f"{tmp_path}/labels.csv", "-k", "300", "--csv"]) == 0
     for text in (printed, capsys.readouterr().out, (tmp_path / "w.csv").read_text()):
@@ -116,5 +116,5 @@ def test_names_of_nodes_and_labels_in_csv(tmp_path: Path, capsys: pytest.Capture
 def test_only_csv_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"=1": np.ones(256, np.float32)}, tmp_path / "v.safetensors")
     assert list(load_file(tmp_path / "v.safetensors")) == ["=1"]
-    assert _run(["nodes", "demo", "--add", f"{tmp_path}/v.safetensors@1", "--json"]) == 0
+    assert _run(["nodes", "demo", "--nodes", f"{tmp_path}/v.safetensors@1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["node"] == "=1"

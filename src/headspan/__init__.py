@@ -58,6 +58,7 @@ _EXPORTS = {
     "task": "running.tasks.task",
     "Task": "results.tasks.task_result",
     "paths": "graphs.paths",
+    "links": "reading.links",
     "Circuit": "results.tasks.circuit",
     "wiring": "plotting.drawn_wiring",
     "figures": "plotting.figures",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from headspan.plotting.drawn_wiring import wiring
     from headspan.plotting.figures import figures
     from headspan.reading.info import info
+    from headspan.reading.links import links
     from headspan.reading.node_overlaps import nodes
     from headspan.reading.pair import pair
     from headspan.reading.tokens import tokens
@@ -150,6 +152,7 @@ __all__ = [
     "fold",
     "hubs",
     "info",
+    "links",
     "load",
     "nodes",
     "observe",

@@ -204,8 +204,8 @@ def matrices() -> None:
     assert basis.shape == (3, 1) and shared == 1.0 and angles.shape == (1,)
 
 
-def live_model() -> ModelLike:
-    return Model()
+def live_models() -> list[ModelLike]:
+    return [Model(), (Model(), object())]
 
 
 def main(folder: Path) -> None:

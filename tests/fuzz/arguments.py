@@ -31,12 +31,13 @@ POSITIONAL: dict[str, list[str]] = {
     "behaviour": ["MODEL"], "effects": ["MODEL", "RESULT"], "observe": ["MODEL"], "wiring": ["EITHER"],
     "figures": ["EITHER"], "report": ["EITHER"], "paths": ["EITHER"], "nodes": ["MODEL"],
     "site": ["SITE", "EITHER", "EITHER"], "cache": ["RESULT"], "skill": [],
-    "task": ["MODEL", "TASK"],
+    "task": ["MODEL", "TASK"], "links": ["MODEL", "GRAPH"],
 }  # fmt: skip
 SITES = ["made", "nowhere/made", "gallery"]
 WORDS = {
     "SITE": SITES,
     "TASK": ["induction", "ioi", "prompts.jsonl", "text.txt", "labels.csv"],
+    "GRAPH": ["graph.json", "circuit.json"],
     "MODEL": MODELS,
     "RESULT": RESULTS,
     "EITHER": RESULTS * 2 + MODELS,
@@ -64,11 +65,12 @@ GOOD: dict[str, list[str]] = {
     "to": HEADS, "from_": HEADS, "depth": ["1", "2", "4"], "title": ["t"],
     "circuit": ["circuit.json", "3", "auto"], "method": ["eap", "ig"], "prompts": ["1", "3"],
     "objective": ["logit-difference", "log-probability", "kl"], "scores": RESULTS,
-     "add": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
+     "nodes": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
-    "stats": ["stats.safetensors", "result.safetensors"],
-    "adapter": ["lora"],
+    "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],
+    "adapter": ["lora"], "transcoders": ["tc{}.npz"], "strongest": ["1", "5"],
+    "hook": ["hook_mlp_in", "ln2.hook_normalized"],
     "components": ["components.safetensors", "components.safetensors:h.0.attn.c_attn:0,2-3"],
     "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip
@@ -107,6 +109,7 @@ QUICK: dict[str, dict[str, str]] = {
     "effects": {"sequences": "2", "length": "4", "random": ""}, "task": {"prompts": "2", "k": "2", "method": "eap"},
     "evaluate": {"bootstrap": "5", "labels": "labels.csv"}, "track": {"out": "OUT"}, "score": {"out": "OUT"},
     "figures": {"only": "OUT", "dpi": "20", "out": "OUT"}, "wiring": {"dpi": "20"}, "report": {"out": "OUT"},
+    "links": {"transcoders": "OUT"},
 }  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _given(target: str) -> dict[str, str]:
     if folder == "result.safetensors":
         return {"RESULT": folder}
     if folder in ("probe.npy", "probes.npz", "vectors.safetensors"):
-        return {"add": folder}
+        return {"nodes": folder}
     return {{"lora": "adapter"}.get(folder, folder.partition(".")[0]): folder}
 
 

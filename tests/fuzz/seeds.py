@@ -214,6 +214,7 @@ def write_extras(folder: Path) -> None:
     scores.save(folder / "empty.safetensors")
     write_inputs(folder, rng)
     hs.observe(folder / "gpt2", tokens=[[1, 2, 3, 4], [2, 4, 1, 3]], out=folder / "stats.safetensors")
+    hs.task(folder / "gpt2", "induction", prompts=2, k=2, method="eap", out=folder / "task.safetensors")
     (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")
 
 
@@ -241,6 +242,11 @@ def write_inputs(folder: Path, rng: np.random.Generator) -> None:
     edge = {"source": "L0H1.O", "target": "L1H3.K", "metric": "pk", "score": 1.0}
     circuit = {"format": "headspan circuit", "version": 1, "name": "c", "model": "gpt2", "nodes": ["L0H1"]}
     (folder / "circuit.json").write_text(json.dumps(circuit | {"edges": [edge]}))
+    for layer in (0, 1):
+        np.savez(folder / f"tc{layer}.npz", W_enc=rng.normal(size=(6, D)), W_dec=rng.normal(size=(6, D)))
+    ends = [{"node_id": f"{n}_2_1", "layer": str(n), "ctx_idx": 1, "feature_type": "transcoder"} for n in (0, 1)]
+    link = {"source": "0_2_1", "target": "1_2_1", "weight": 1.5}
+    (folder / "graph.json").write_text(json.dumps({"metadata": {"slug": "g"}, "nodes": ends, "links": [link]}))
     factors = {"V": rng.normal(size=(D, 4)), "U": rng.normal(size=(4, 3 * D))}
     components = {f"_components.h-0-attn-c_attn.{name}": a.astype(np.float32) for name, a in factors.items()}
     save_file(components, folder / "components.safetensors")

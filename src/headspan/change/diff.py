@@ -1,9 +1,9 @@
-"""What changed between two models of the same shape: the drift of every head, edges gained and lost, hubs.
+"""What changed between two models of the same shape: the drift of every head, its strongest edges, and hubs.
 
 >>> import headspan as hs
 >>> change = hs.diff("demo", "demo")
 >>> repr(change).splitlines()[0]
-'Diff of demo and demo: 64 weights, none moved; edges: 0 gained, 0 lost'
+'Diff of demo and demo: 64 weights, none moved; edges: 0 entered and 0 left the top 20'
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Diff(Tabular):
         models = f"{short_name(self.base)} and {short_name(self.other)}"
         return (
             f"Diff of {models}: {len(self.drift)} weights, {moved or 'none'} moved; "
-            f"edges: {kinds.count('gained')} gained, {kinds.count('lost')} lost"
+            f"edges: {kinds.count('entered')} entered and {kinds.count('left')} left the top {self.k}"
         )
 
 

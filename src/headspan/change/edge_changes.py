@@ -14,7 +14,10 @@ from headspan.subspaces.metrics import PK
 from headspan.system.ordering import places
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Role
 
-EdgeKind = Literal["gained", "lost", "strengthened", "weakened"]
+EdgeKind = Literal["entered", "left", "strengthened", "weakened"]  # entered or left the top k, PK grew or fell
+
+
+HubKind = Literal["rank up", "rank down"]
 
 
 class EdgeChange(NamedTuple):
@@ -40,7 +43,7 @@ class HubChange(NamedTuple):
     pairing: Pairing
     hub: str  # inlet or outlet
     head: Head
-    kind: Literal["rose", "fell"]
+    kind: HubKind
     before: float
     after: float
     change: float
@@ -72,8 +75,8 @@ def edge_changes(
     top_a, top_b = ((ranks > 0) & (ranks <= k) for ranks in (ranks_a, ranks_b))
     rest = ~(top_a ^ top_b) & (ranks_a > 0) & (rows[:, None] | columns[None, :])
     groups: list[tuple[EdgeKind, np.ndarray, np.ndarray, int]] = [
-        ("gained", top_b & ~top_a, ranks_b, k),
-        ("lost", top_a & ~top_b, ranks_a, k),
+        ("entered", top_b & ~top_a, ranks_b, k),
+        ("left", top_a & ~top_b, ranks_a, k),
         ("strengthened", rest & (change > 0), -change, k),
         ("weakened", rest & (change < 0), change, k),
     ]
@@ -99,7 +102,7 @@ def hub_changes(before: Scores, after: Scores, pairing: Pairing, k: int) -> Iter
             old, new = (place.get(head) for place in ranks)
             if old is None or new is None or old == new:
                 continue
-            kind: Literal["rose", "fell"] = "rose" if new < old else "fell"
+            kind: HubKind = "rank up" if new < old else "rank down"
             scores = a.of(head), b.of(head)
             if not any(scores):
                 continue  # not chosen before or after, so its rank is meaningless

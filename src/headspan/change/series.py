@@ -82,10 +82,9 @@ class Series(Tabular):
         return self.scores[:, self.edges.index(wanted)]
 
     def trajectories(self) -> list[Trajectory]:
-        """The trajectory of every edge; within each pairing, the strongest at the last step come first."""
+        """The trajectory of every edge, those that grew most first."""
         found = [self._trajectory(i, edge) for i, edge in enumerate(self.edges)]
-        order = {pairing: place for place, pairing in enumerate(dict.fromkeys(edge.pairing for edge in self.edges))}
-        return sorted(found, key=lambda t: (order[t.edge.pairing], -t.final if t.final == t.final else math.inf))
+        return sorted(found, key=lambda one: math.inf if math.isnan(one.growth) else -one.growth)
 
     def _trajectory(self, column: int, edge: SeriesEdge) -> Trajectory:
         scores, numbers = self.scores[:, column].astype(np.float64), self.numbers

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headspan.checkpoints.live_tokenizer import live_vocabulary, with_tokenizer
 from headspan.checkpoints.mapping import MappingSource
-from headspan.checkpoints.plain_models import is_bridge, is_rewritten, is_wrapped, plain_model
+from headspan.checkpoints.plain_models import hint, is_bridge, is_rewritten, is_wrapped, plain_model, unwrapped
 from headspan.checkpoints.transformer_lens import is_hooked_state, state_config
 from headspan.checkpoints.untrusted import reason
 from headspan.vocabulary.errors import HeadspanError
@@ -18,9 +19,16 @@ def open_live(ref: Any) -> MappingSource:
     Parameters
     ----------
     ref : a transformers ``PreTrainedModel``, a ``PeftModel`` (its active adapters are merged), a TransformerLens
-        ``TransformerBridge`` or ``HookedTransformer``, a pair ``(state_dict, config)``, or a HookedTransformer's
-        state dict alone.
+        ``TransformerBridge`` or ``HookedTransformer``, one of these as ``(model, tokenizer)``, a pair
+        ``(state_dict, config)``, or a HookedTransformer's state dict alone.
     """
+    model, tokenizer = with_tokenizer(ref)
+    source = _open(unwrapped(model))
+    source.tokens = live_vocabulary(tokenizer)
+    return source
+
+
+def _open(ref: Any) -> MappingSource:
     name = type(ref).__name__
     if isinstance(ref, type):
         raise HeadspanError(f"{ref.__name__} is a class, not a model: create an instance first")
@@ -39,7 +47,7 @@ def open_live(ref: Any) -> MappingSource:
         return from_state_dict(ref.state_dict(), as_config(ref.cfg), f"live {name}")
     raise HeadspanError(
         f"an object of type {name} is not a model reference: give a path, a hub id, demo, a transformers or "
-        "TransformerLens model, or (state_dict, config)"
+        f"TransformerLens model, or (state_dict, config).{hint(ref)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from headspan.checkpoints.base import TensorSource
 from headspan.checkpoints.dtypes import native, row_range, widen
 from headspan.checkpoints.untrusted import reason
 from headspan.vocabulary.errors import HeadspanError
+
+if TYPE_CHECKING:
+    from headspan.checkpoints.tokenizer import Vocabulary
 
 
 class MappingSource(TensorSource):
@@ -29,6 +32,10 @@ class MappingSource(TensorSource):
     ) -> None:
         super().__init__(reference, dict(config))
         self._tensors = dict(tensors)
+        self.tokens: Vocabulary | None = None  # of the tokenizer, if there is one
+
+    def vocabulary(self) -> Vocabulary | None:
+        return self.tokens
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -84,7 +91,9 @@ def widen_tensor(tensor: Any, name: str) -> np.ndarray:
 
 def check_not_meta(tensor: Any, name: str) -> None:
     if tensor.is_meta:
-        raise HeadspanError(f"tensor {name} is on the meta device: load the model's weights first")
+        raise HeadspanError(
+            f"tensor {name} is on the meta device: it is offloaded or was not loaded. Load the whole model into memory"
+        )
 
 
 def hash_tensor(tensor: Any, name: str) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headspan.checkpoints.untrusted import reason
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _INSIDE = ("_original_component", "_orig_mod")  # what a module of a bridge, and a compiled module, wrap
+GIVE = "Give a transformers or PEFT model, a TransformerBridge, a model directory, a .gguf file or a hub id"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _BY_INPUT = ("XLORA",)  # adapters whose weights depend on the input, though PEFT has a merge for their parts
 
@@ -39,6 +41,44 @@ def is_wrapped(ref: Any) -> bool:
         return True
     modules = list(ref.modules()) if hasattr(ref, "modules") else []
     return any(_is_adapted(module) or _inside(module) is not None for module in modules)
+
+
+def unwrapped(ref: Any) -> Any:
+    """The model inside ``torch.compile`` and data parallelism, which hold the model itself."""
+    torch = sys.modules.get("torch")
+    while torch is not None and isinstance(ref, torch.nn.Module):
+        if isinstance(ref, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            ref = ref.module
+        elif "_orig_mod" in ref._modules:
+            ref = ref._modules["_orig_mod"]
+        else:
+            break
+    return ref
+
+
+def check_in_memory(model: Any) -> None:
+    """Refuse to run a model of which some tensors have no numbers; its results would be undefined."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    missing = [name for name, tensor in tensors if tensor.is_meta]
+    if missing:
+        raise HeadspanError(
+            f"this {type(model).__name__} cannot be run: {len(missing)} of its {len(tensors)} tensors are on the meta "
+            f"device ({missing[0]} …), offloaded or never loaded. Load the whole model into memory"
+        )
+
+
+def hint(ref: Any) -> str:
+    """Where an object of another kind has a model, as a sentence; empty if it has none."""
+    if isinstance(ref, (tuple, list)):
+        found = any(_is_model(part) for part in ref[:9])
+        return " To give a model with its tokenizer, give (model, tokenizer)" if found else ""
+    names = ("model", "module", "net", "llm", "transformer", "language_model", "_model")
+    name = next((name for name in names if _is_model(getattr(ref, name, None))), None)
+    return "" if name is None else f" Give its .{name}"
+
+
+def _is_model(ref: object) -> bool:
+    return hasattr(ref, "state_dict") and hasattr(ref, "config") and not isinstance(ref, type)
 
 
 def plain_model(ref: Any) -> Any:
@@ -115,6 +155,54 @@ def _unwrap(module: Any, memo: dict[int, Any]) -> None:
     elif id(module) not in memo:
         _unwrap(inside, memo)
         memo[id(module)] = copy.deepcopy(inside, memo)
+
+
+# -- to run it -----------------------------------------------------------------------------------------------
+
+
+def check_runnable(ref: Any) -> None:
+    """Refuse an object that is not a live transformers model, nor wraps one."""
+    name = type(ref).__name__
+    if isinstance(ref, type):
+        raise HeadspanError(f"{ref.__name__} is a class, not a model: create an instance first")
+    if is_bridge(ref) and not hasattr(ref.original_model, "config"):
+        raise HeadspanError(f"this {name} wraps a model of TransformerLens itself, which cannot be run. {GIVE}")
+    if is_bridge(ref) and is_rewritten(ref):
+        raise HeadspanError(
+            f"this {name} cannot be run, because its compatibility mode has rewritten the weights. Boot it again "
+            "without enable_compatibility_mode, or with no_processing=True"
+        )
+    if hasattr(ref, "cfg") and hasattr(ref, "blocks") and not is_bridge(ref):
+        raise HeadspanError(
+            f"a {name} of TransformerLens 2 or 3 cannot be run. Load the model with transformers, or score its weights"
+        )
+    if not is_bridge(ref) and not (hasattr(ref, "base_model") and hasattr(ref, "set_attn_implementation")):
+        raise HeadspanError(f"an object of type {name} cannot be run. {GIVE}.{hint(ref)}".removesuffix("."))
+
+
+@contextmanager
+def evaluated(model: Any) -> Iterator[None]:
+    """A transformers model in evaluation mode, with eager attention, for a while."""
+    attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        model.set_attn_implementation("eager")
+        yield
+    finally:
+        model.set_attn_implementation(attention)
+        for module, mode in modes:
+            module.training = mode
+
+
+def in_dtype(model: Any, dtype: str) -> Any:
+    """The model, or a copy of it in another type."""
+    import torch
+
+    if dtype == "stored" or (dtype == "float32" and model.dtype == torch.float64):
+        return model
+    wanted = getattr(torch, dtype)
+    differs = any(parameter.is_floating_point() and parameter.dtype != wanted for parameter in model.parameters())
+    return shared_copy(model, wanted) if differs else model
 
 
 # -- adapters ------------------------------------------------------------------------------------------------

@@ -146,7 +146,17 @@ class Vocabulary:
     @classmethod
     def from_tokenizer_json(cls, path: Path) -> Vocabulary:
         """From a file of the `tokenizers` package: BPE, byte-level BPE, Unigram, WordPiece or WordLevel."""
-        content = read_json(path)
+
+        def load() -> Any:
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(str(path))
+
+        return cls.from_json(read_json(path), path, load)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], path: Path | str, load: Encoder) -> Vocabulary:
+        """From the content of such a file; load: creates the same tokenizer."""
         model = content.get("model")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, list):  # Unigram: [[token, log-probability], …]
@@ -160,9 +170,7 @@ class Vocabulary:
         style = _style_of_tokenizer_json(content, model)
 
         def encoder() -> Any:
-            from tokenizers import Tokenizer
-
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = load()
             tokenizer.no_padding()  # sentence encoders store a fixed length in the file
             tokenizer.no_truncation()
             return tokenizer
@@ -309,7 +317,7 @@ def _by_id(pairs: Iterable[tuple[Any, Any]], where: Path | str) -> dict[int, str
     return tokens
 
 
-def _added_tokens(entries: Any, where: Path) -> tuple[dict[int, str], set[int]]:
+def _added_tokens(entries: Any, where: Path | str) -> tuple[dict[int, str], set[int]]:
     """Added tokens by id and the ids of the special ones, from [{"id", "content", "special"}, …]."""
     if entries is None:
         return {}, set()

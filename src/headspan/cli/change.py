@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from headspan.change.series import Series
 
 _KINDS = {".html": "page", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
-_FORMATS = {
-    "drift": ".3g", "floor": ".2g", "angle": ".2f", "before": ".3f", "after": ".3f", "change": "+.3f",
-}  # fmt: skip
+_FORMATS = {"drift": ".3g", "floor": ".2g", "angle": ".2f"} | dict.fromkeys(("score_before", "score_after"), ".3f")
+_FORMATS |= {"score_change": "+.3f"}
+_SHOWN = {
+    "drift": ("head", "role", "drift", "floor", "angle", "moved", "rank"),
+    "edge": ("pairing", "source", "target", "kind", "rank", "score_before", "score_after", "score_change"),
+    "hub": ("pairing", "hub", "head", "rank", "score_before", "score_after", "score_change"),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +49,9 @@ def diff(
     ] = None,
     force: Force = False,
 ) -> Listing:
-    """Compare two models of the same shape, or a model and its LoRA adapter: head drift, edges and hubs.
+    """Compare two models, or a model and its adapter (compare takes two results): how far heads moved, edges, hubs.
+
+    Both must have the same shape.
 
     \b
     Examples:
@@ -74,19 +80,18 @@ def _tables(change: Diff, table: str, k: int) -> list[Table]:
     titles = {
         "drift": f"weights that changed most ({moved} of {len(change.drift)} above the rounding floor)",
         "edge": f"edges that entered or left the top {change.k}, and the largest other changes (pk)",
-        "hub": "hubs whose rank changed",
+        "hub": "hubs whose rank changed, with their score",
     }
     rows = {name: [_short(row) for row in change.rows(name)] for name in titles if table in ("all", name)}
     return [(titles[name], r[:k] if name == "drift" else r, _FORMATS) for name, r in rows.items()]
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """A row narrow enough for a terminal: both ranks share one column."""
-    ranks = f"{row['rank_before']} → {row['rank_after']}"
-    hidden = {"table", "rank_before", "rank_after"} | {
-        key for key, value in row.items() if key[:6] == "effect" and value is None
-    }
-    return {key: value for key, value in row.items() if key not in hidden} | {"rank": ranks}
+    """A row narrow enough for a terminal: both ranks share one column; the change is that of the score."""
+    words = {"score_before": "before", "score_after": "after", "score_change": "change"}
+    found = {"rank": f"{row['rank_before']} → {row['rank_after']}"} | row
+    effects = [name for name, value in row.items() if name.startswith("effect") and value is not None]
+    return {name: found[words.get(name, name)] for name in (*_SHOWN[row["table"]], *effects)}
 
 
 def track(
@@ -158,7 +163,8 @@ def track(
     formats |= dict.fromkeys(("from_previous", "from_last"), ".3g")
     rows = series.rows(table)
     shown = [key for key in (rows[0] if rows else ()) if key != "table"]
-    title = f"{len(series.steps)} steps, {len(series.edges)} edges ever among the top {series.k} (pk)"
+    sorted_by = ", those that grew most first" if table == "trajectory" else ""
+    title = f"{len(series.steps)} steps, {len(series.edges)} edges ever among the top {series.k} (pk){sorted_by}"
     return Listing(rows, title, formats, shown=shown)
 
 

@@ -110,8 +110,8 @@ NullOption = Annotated[
         "same two layers. [default: random]",
     ),
 ]
-# Spellings of version 0.1 that still work, unless the command uses the word for something else.
-ALIASES = {"--metrics": "--metric", "--pairings": "--pairing", "--used": "--large-effect"}
+# Spellings of earlier versions that still work, unless the command uses the word for something else.
+ALIASES = {"--metrics": "--metric", "--pairings": "--pairing", "--used": "--large-effect", "--add": "--nodes"}
 
 
 def ends_in_words(from_: list[str] | None, to: list[str] | None) -> list[str]:

@@ -17,7 +17,7 @@ from headspan.cli.common import Fold, Listing, ModelRef, k_option, listing, note
 EXAMPLES = """\b
 Examples:
   headspan nodes model.gguf --tokens " Paris, London"
-  headspan nodes ./gpt2 --add probe.npy@8 --add steering.safetensors:refusal@8
+  headspan nodes ./gpt2 --nodes probe.npy@8 --nodes steering.safetensors:refusal@8
   headspan nodes ./gpt2 --neurons L3:17,L5:* -k 3 --csv
   headspan nodes ./gpt2 --sae ./sae-resid-pre-8:0,5,10-20 --fold --json
   headspan nodes ./base --adapter ./lora
@@ -28,10 +28,10 @@ FORMATS = {"share": ".3f", "p": ".1e", "z": "+.1f", "p_kind": ".3f"}
 
 
 _OPTIONS: dict[str, Any] = {
-    "add": Annotated[
+    "nodes": Annotated[
         list[str] | None,
         typer.Option(
-            "--nodes", "--add", help="Vectors: FILE[:name][@layer], .npy, .npz, .safetensors or .pt; may be repeated."
+            "--nodes", help="Vectors: FILE[:name][@layer], .npy, .npz, .safetensors or .pt; may be repeated."
         ),
     ],
     "sae": Annotated[
@@ -64,7 +64,7 @@ _OPTIONS: dict[str, Any] = {
 class NodeWords(NamedTuple):
     """The nodes named on a command line."""
 
-    add: list[str] | None = None
+    nodes: list[str] | None = None
     sae: list[str] | None = None
     adapter: list[str] | None = None
     neurons: list[str] | None = None
@@ -74,10 +74,10 @@ class NodeWords(NamedTuple):
     def inputs(self) -> list[Path]:
         """The files and directories that they are read from."""
         found = list(map(Path, self.adapter or ()))
-        if self.add:
+        if self.nodes:
             from headspan.node_kinds.files import readings
 
-            found += [path for given in self.add for path, _, _ in readings(given)]
+            found += [path for given in self.nodes for path, _, _ in readings(given)]
         if self.sae:
             from headspan.node_kinds.saes import directory_and_features
 
@@ -124,6 +124,7 @@ def nodes(
     ] = False,
     fold: Fold = False,
     k: Annotated[int, k_option("Writers and readers per node.")] = 10,
+    sort: Annotated[str, typer.Option(help="Rank by p_kind (by share where there is none), p or share.")] = "p_kind",
 ) -> Listing:
     """Find the heads that write what a node reads, and the heads that read what it writes.
 
@@ -137,7 +138,15 @@ def nodes(
 
     with open_model(model, fold) as weights, progress("comparing nodes with heads") as update:
         named = nodes._asdict()
-        report = find(weights, **named, embedding=embedding, unembedding=unembedding, k=k, progress=update)
+        report = find(
+            weights,
+            **named,
+            embedding=embedding,
+            unembedding=unembedding,
+            k=k,
+            sort=sort,  # type: ignore[arg-type]
+            progress=update,
+        )
         rows = report.rows()
     for sentence in report.notes:
         note(sentence)

@@ -1,4 +1,4 @@
-"""``headspan paths``: the strongest paths through several heads."""
+"""``headspan paths`` and ``links``: paths through several heads, and heads between two features."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headspan.cli.common import (
     FromOption,
     LabelsOption,
     Listing,
+    ModelRef,
     Pairings,
     ResultRef,
     ToOption,
@@ -26,11 +27,12 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.cli.nodes import NO_NODES, NodeWords, node_options
-from headspan.vocabulary.errors import HeadspanError
+from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 
 def register(app: typer.Typer) -> None:
     app.command("paths")(listing(node_options(paths)))
+    app.command("links")(listing(links))
 
 
 def paths(
@@ -97,3 +99,46 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     between = {"labels": " → ".join(found or "–" for found in classes)} if "source_labels" in row else {}
     shown = ("score", "product", "chance", "z")
     return {"hops": row["hops"], "rank": row["rank"], "path": row["path"], **between} | {n: row[n] for n in shown}
+
+
+def links(
+    model: ModelRef,
+    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="JSON of circuit-tracer or Neuronpedia.")],
+    transcoders: Annotated[
+        str, typer.Option(help="Files (W_enc, W_dec) or SAELens directories, {} for the layer: layer_{}.safetensors.")
+    ],
+    k: Annotated[int, k_option("Heads per link.")] = 3,
+    strongest: Annotated[int, typer.Option(min=1, help="Links: those with the largest weights.")] = 10,
+    from_: Annotated[str | None, typer.Option("--from", help="Only links from this feature: L3F17 or L3F17@5.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Only links to this feature.")] = None,
+    hook: Annotated[
+        str | None, typer.Option(help="With --fold: where encoders in files read. [default: hook_mlp_in]")
+    ] = None,
+    fold: Fold = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of other features.")] = 0,
+) -> Listing:
+    """Find the heads that could carry the links between features of an attribution graph.
+
+    strength: the decoder of the first feature, through the head's W_O W_V, onto the encoder of the second, in units of
+    its size for random directions. reads, writes: fractions of decoder and encoder inside the head's V and O.
+    p_kind: fraction of pairs of other features with at least this strength in the same head.
+
+    \b
+    Examples:
+      headspan links google/gemma-2-2b graph.json --transcoders 'scope/layer_{}/params.npz' --fold
+      headspan links ./llama graph.json --transcoders 'tc/layer_{}.safetensors' --to L8F1234 -k 5
+    """
+    from headspan.node_kinds.transcoders import INPUT_HOOK
+    from headspan.reading.links import COLUMNS
+    from headspan.reading.links import links as find
+
+    if not fold:
+        refuse_ignored("without --fold", hook=hook)
+    with progress("comparing heads with links") as update:
+        found = find(
+            model, graph, transcoders, k,
+            strongest=strongest, from_=from_, to=to, hook=hook or INPUT_HOOK, fold=fold, seed=seed, progress=update,
+        )  # fmt: skip
+    shown = ("source", "target", "weight", "head", "strength", "reads", "writes", "p_kind")
+    formats = {"weight": ".3g", "strength": "+.1f", "reads": ".3f", "writes": ".3f", "p_kind": ".3f"}
+    return Listing(found.rows(), found._headline(), formats, COLUMNS, shown, tail=found.remarks())

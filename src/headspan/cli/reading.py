@@ -23,6 +23,7 @@ from headspan.vocabulary.errors import HeadspanError, refuse_ignored
 
 if TYPE_CHECKING:
     from headspan.models.weights import AttentionWeights
+    from headspan.reading.head_pairs import HeadPairs
     from headspan.reading.pair import PairReport, SignedTokens
     from headspan.reading.tokens import Token
 
@@ -35,6 +36,7 @@ Examples:
 """
 PAIR_EXAMPLES = """\b
 Examples:
+  headspan pair ./gpt2 L4H11 L5H1
   headspan pair ./gpt2 L4H11.O L5H1.K
   headspan pair model.gguf L17H3.O L20KV1.K -k 3 --tokens 8
   headspan pair ./gpt2 L4H11.O L5H1.K --fold --json
@@ -155,8 +157,8 @@ def _norms(weights: AttentionWeights) -> Listing:
 
 def pair(
     model: ModelRef,
-    source: Annotated[str, typer.Argument(help="A head and its role, for example L4H11.O.")],
-    target: Annotated[str, typer.Argument(help="A head and its role, for example L5H1.K.")],
+    source: Annotated[str, typer.Argument(help="A head (L4H11) or one of its weights (L4H11.O).")],
+    target: Annotated[str, typer.Argument(help="A head (L5H1) or one of its weights (L5H1.K).")],
     k: Annotated[int | None, k_option("Number of leading directions to show. [default: 10]")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens for each sign of a direction. [default: 5]")] = None,
     preprocess: Preprocess = None,
@@ -168,10 +170,11 @@ def pair(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show what two heads share: PK, principal angles, and the tokens along the shared directions.
+    """Show what two heads share: all pairings of two heads, or the shared directions of two weights and their tokens.
 
-    --json prints one object with everything; --csv prints the directions.
+    Of two weights, --json prints one object with everything; --csv prints the directions.
     """
+    from headspan.reading.head_pairs import HeadPairs
     from headspan.reading.pair import pair as compare
 
     if effects:
@@ -179,7 +182,10 @@ def pair(
         _effect_curve(model, source, target).print(as_json, as_csv)
         return
     with open_model(model, fold) as weights, progress("reading the vocabulary"):
-        report = compare(weights, source, target, k or 10, tokens or 5, preprocess or DEFAULT)
+        report = compare(weights, source, target, k=k, tokens=tokens, preprocess=preprocess)
+    if isinstance(report, HeadPairs):
+        _all_pairings(report).print(as_json, as_csv)
+        return
     if as_json:
         print_json(report.to_dict())
         return
@@ -189,6 +195,21 @@ def pair(
     Listing(rows, tables=[(None, shown, formats)], head=_pair_lines(report)).print(False, as_csv)
     for sentence in report.notes:
         note(sentence)
+
+
+def _all_pairings(found: HeadPairs) -> Listing:
+    for sentence in found.notes:
+        note(sentence)
+    short = {"source_does": "source", "target_does": "target", "random_mean": "random", "shared_directions": "shared"}
+    wide = ("pk_normalised", "smallest_angle")
+    shown = [{short.get(k, k): v for k, v in row.items() if k not in wide} for row in found.rows()]
+    formats = {"pk": ".2f", "random": ".2f", "z": ".1f"}
+    tail = [
+        "edge: the direction in which information can pass. random, z: PK of random subspaces. shared: directions that "
+        "random subspaces would not share. Give roles to see angles and tokens: "
+        f"headspan pair MODEL {found.source.partition('.')[0]}.O {found.target.partition('.')[0]}.K"
+    ]
+    return Listing(found.rows(), tables=[(found._headline(), shown, formats)], tail=tail)
 
 
 def _effect_curve(model: str, source: str, target: str) -> Listing:
@@ -216,7 +237,7 @@ def _pair_lines(report: PairReport) -> list[str]:
     )
     angles = report.to_dict()["principal_angles_degrees"]
     return [
-        f"{report.source} → {report.target}: subspaces of {m} and {m2} dimensions in {report.d_model}",
+        f"{report.pair}: subspaces of {m} and {m2} dimensions in {report.d_model}",
         f"PK {report.pk:.4f}, normalised {report.pk_normalised:.4f}; "
         f"random subspaces: {report.random_mean:.4f} ± {report.random_sd:.4f}{z}",
         f"shared directions: {report.shared_directions} with cos² above {report.shared_threshold:.3f}, a value that "
@@ -228,6 +249,8 @@ def _pair_lines(report: PairReport) -> list[str]:
 
 def _direction_rows(report: PairReport) -> list[dict[str, Any]]:
     """The directions as a table, with the tokens of the two signs on separate lines."""
+    from headspan.vocabulary.heads import does_as
+
     rows = []
     for direction in report.directions:
         first, last = direction.block[0], direction.block[-1]
@@ -237,25 +260,26 @@ def _direction_rows(report: PairReport) -> list[dict[str, Any]]:
             "degrees": direction.angle_degrees,
             "block": "" if direction.unique else f"{first}–{last}",
         }
-        if direction.writes is not None:
-            row["writes (source, unembedding)"] = _signed(direction.writes)
-        if direction.reads is not None:
-            row["reads (target, embedding)"] = _signed(direction.reads)
+        sides = (("source", report.source, direction.source_tokens), ("target", report.target, direction.target_tokens))
+        row |= {f"{side} {does_as(port)}": _signed(found) for side, port, found in sides if found is not None}
         rows.append(row)
     return rows
 
 
 def _direction_records(report: PairReport) -> list[dict[str, Any]]:
+    from headspan.vocabulary.heads import does_as
+
     rows = []
     for direction in report.directions:
         lists = {
             f"{name}_{sign}": "" if found is None else _joined(getattr(found, sign))
-            for name, found in (("writes", direction.writes), ("reads", direction.reads))
+            for name, found in (("source", direction.source_tokens), ("target", direction.target_tokens))
             for sign in ("positive", "negative")
         }
+        does = {"source_does": does_as(report.source), "target_does": does_as(report.target)}
         first, last = direction.block[0], direction.block[-1]
         place = {"rank": direction.rank, "cosine": direction.cosine, "angle_degrees": direction.angle_degrees}
-        rows.append({**place, "block_first": first, "block_last": last, **lists})
+        rows.append({**place, "block_first": first, "block_last": last, **does, **lists})
     return rows
 
 

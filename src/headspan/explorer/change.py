@@ -39,7 +39,7 @@ def _diff_payload(change: Diff) -> dict[str, Any]:
         "after": change.other,
         "folding": change.folding,
         "weights that moved": f"{moved} of {len(change.drift)}",
-        "edges gained / lost": f"{kinds.count('gained')} / {kinds.count('lost')}",
+        "edges entered / left": f"{kinds.count('entered')} / {kinds.count('left')}",
     }
     return {
         "kind": "diff",

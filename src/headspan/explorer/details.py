@@ -130,7 +130,8 @@ def _directions(directions: list[SharedDirection]) -> list[dict[str, Any]]:
         return None if signed is None else [[t.token for t in signed.positive], [t.token for t in signed.negative]]
 
     return [
-        {"angle": round(d.angle_degrees, 2), "writes": texts(d.writes), "reads": texts(d.reads)} for d in directions
+        {"angle": round(d.angle_degrees, 2), "writes": texts(d.source_tokens), "reads": texts(d.target_tokens)}
+        for d in directions
     ]
 
 

@@ -24,8 +24,7 @@ class Edge(NamedTuple):
     """The edge of the headline: its place, score and drawing strength, and what is known about it."""
 
     pairing: Pairing
-    row: int
-    column: int
+    place: tuple[int, int]
     score: float
     kinds: tuple[str, ...]
     q: float | None
@@ -71,12 +70,12 @@ def _strongest(scores: Scores, edges: dict[str, Any], metric: str, flow: list[Pa
         counts = np.array([len(kinds_of(n)) for n in range(2 ** len(KINDS))])[bits]
         i = int(np.lexsort((np.arange(len(values))[::-1], values, strengths, counts))[-1])
         q, within = _array(raw, "q_reversed", "f4"), _array(raw, "q_within", "f4")
-        ends = [
+        row, column = (
             int(np.frombuffer(base64.b64decode(raw[end]), f"<{whole(len(scores.heads(role)))}")[i])
             for end, role in zip(("source", "target"), pairing, strict=True)
-        ]
-        known = (None if one is None or np.isnan(one[i]) else float(one[i]) for one in (q, within))
-        edge = Edge(pairing, *ends, float(values[i]), kinds_of(int(bits[i])), *known)
+        )
+        q_reversed, q_within = (None if one is None or np.isnan(one[i]) else float(one[i]) for one in (q, within))
+        edge = Edge(pairing, (row, column), float(values[i]), kinds_of(int(bits[i])), q_reversed, q_within)
         found.append((int(counts[i]), float(strengths[i]), edge))
     return max(found, key=lambda one: one[:2])[2] if found else None
 
@@ -86,7 +85,7 @@ def _array(raw: dict[str, Any], name: str, dtype: str) -> np.ndarray | None:
 
 
 def _name(scores: Scores, edge: Edge, end: int) -> str:
-    return str(scores.heads(edge.pairing[end])[edge[1 + end]])
+    return str(scores.heads(edge.pairing[end])[edge.place[end]])
 
 
 def _key(scores: Scores, edge: Edge) -> str:
@@ -97,13 +96,13 @@ def _shared(scores: Scores, metric: str, edge: Edge) -> str:
     """What the two heads share, beside chance."""
     target = _name(scores, edge, 1)
     possessive = f"{target}'s {READS[edge.pairing.target]}"
-    ranks = [scores.ranks(role)[place] for role, place in zip(edge.pairing, edge[1:3], strict=True)]
+    ranks = [scores.ranks(role)[place] for role, place in zip(edge.pairing, edge.place, strict=True)]
     about = metric_of(metric)
     start = f"{_name(scores, edge, 0)} writes what {possessive} read: "
     if about.observed:
-        expected = expected_influence(scores, metric, edge.pairing)[edge.row, edge.column]
+        expected = expected_influence(scores, metric, edge.pairing)[edge.place]
         return f"{start}influence {edge.score:.2f} where {expected:.2f} is expected without interaction"
-    d = dimension_at(scores, edge.pairing, np.array([edge.row]), np.array([edge.column]))
+    d = dimension_at(scores, edge.pairing, *(np.array([i]) for i in edge.place))
     chance = float(about.chance(d, *(np.array([rank]) for rank in ranks))[0][0])
     if about.grows_with_rank:
         return f"{start}{edge.score:.1f} of {min(ranks)} dimensions where chance gives {chance:.1f}"
@@ -114,25 +113,24 @@ def _evidence(scores: Scores, edge: Edge, measured: Effects | None) -> str:
     """The evidence for an edge, and what speaks against it."""
     above, against = [], []
     if "reversed" in edge.kinds:
-        above.append(f"it stands above reversed pairs (q = {_q(edge.q)})")
+        above.append(f"stands above reversed pairs (q = {_q(edge.q)})")
         if edge.q_within is not None and edge.q_within > DISCOVERY_RATE:
-            against.append("it does not stand out among the heads of its two layers")
+            against.append(f"does not stand out among the heads of its two layers (q = {_q(edge.q_within)})")
     elif edge.q is not None:
-        against.append(f"it does not stand above reversed pairs (q = {_q(edge.q)})")
+        against.append(f"does not stand above reversed pairs (q = {_q(edge.q)})")
     if measured is not None and edge.pairing in measured.pairings:
-        effect, unit = measured.of(edge.pairing)[edge.row, edge.column], measured.unit(edge.pairing)
-        ratio = measured.ratio(edge.pairing)[edge.row, edge.column]
+        effect, unit = measured.of(edge.pairing)[edge.place], measured.unit(edge.pairing)
+        ratio = measured.ratio(edge.pairing)[edge.place]
         if "effect" in edge.kinds:
-            above.append(f"it has a large effect ({effect:.2f} {unit}, {ratio:.1f} times that of a random output)")
-        elif measured.judged(edge.pairing)[edge.row, edge.column]:
-            against.append(f"its effect on this input is not large ({effect:.2g} {unit})")
+            above.append(f"has a large effect ({effect:.2f} {unit}, {ratio:.1f} times that of a random output)")
+        elif measured.judged(edge.pairing)[edge.place]:
+            against.append(f"has no large effect on this input ({effect:.2g} {unit})")
     if "influence" in edge.kinds:
         metric = next(name for name in OBSERVED_METRICS if (name, edge.pairing) in scores)
-        expected = expected_influence(scores, metric, edge.pairing)[edge.row, edge.column]
-        ratio = scores[metric, edge.pairing].values[edge.row, edge.column] / expected
-        above.append(f"its influence is {ratio:.1f} times that expected without interaction")
-    text = "; " + ", and ".join(above)
-    return f"{text}; but {' and '.join(against)}" if against else text
+        expected = expected_influence(scores, metric, edge.pairing)[edge.place]
+        ratio = scores[metric, edge.pairing].values[edge.place] / expected
+        above.append(f"has {ratio:.1f} times the influence expected without interaction")
+    return f"; it {' and '.join(above)}" + (f", but {' and '.join(against)}" if against else "")
 
 
 def _nothing(edges: dict[str, Any], metric: str, flow: list[Pairing], measured: Effects | None) -> str:
@@ -180,7 +178,7 @@ def _listed(pairings: list[Pairing]) -> str:
 
 
 def _q(q: float | None) -> str:
-    return "–" if q is None else f"{q:.2g}"
+    return "–" if q is None else "< 1e-30" if q < 1e-30 else f"{q:.2g}"
 
 
 # ------------------------------------------------------------------------------------------ kinds that disagree

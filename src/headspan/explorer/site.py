@@ -207,7 +207,7 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
     ]
     findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
     if page.payload.get("above_chance") is False:
-        findings = [("Nothing here rises above chance", "No pairing overlaps more than random subspaces would.")]
+        findings = [(page.payload["headline"]["title"], page.payload["headline"]["text"])]
     picture, caption = _picture(scores)
     folded = scores.provenance.get("folding", "none")
     return {

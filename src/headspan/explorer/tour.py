@@ -62,8 +62,8 @@ def tour(scores: Scores, labels: Labels | None) -> list[dict[str, Any]]:
         },
         {
             "title": "Running the model confirms it" if large else "Running the model does not confirm it",
-            "text": f"{verdict} Dots mark all edges with a large effect. An edge without a dot is an overlap whose "
-            "effect on this input is small, or no larger than a random output's.",
+            "text": f"{verdict} Filled dots are large effects, and their area is the effect. A hollow dot is an effect "
+            "that is small on this input, or no larger than a random output's.",
             "view": base | {"head": str(edge.target)},
         },
     ]

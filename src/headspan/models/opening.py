@@ -32,8 +32,9 @@ class Array(Protocol):
 # Weights by role, and what else `ArrayWeights` takes by name; or a state dict of TransformerLens.
 Arrays: TypeAlias = Mapping[str, Array] | Mapping[str, Array | str | float] | Mapping[Role, Array]
 StateAndConfig: TypeAlias = tuple[Mapping[str, Array], object]  # a state dict, and a config or a dict of it
+LiveLike: TypeAlias = "LiveModel | tuple[LiveModel, object]"  # a model, or a model and its tokenizer
 ModelLike: TypeAlias = (  # everything that `open` takes
-    "str | os.PathLike[str] | AttentionWeights | LiveModel | Arrays | Sequence[Array] | StateAndConfig | TensorSource"
+    "str | os.PathLike[str] | AttentionWeights | LiveLike | Arrays | Sequence[Array] | StateAndConfig | TensorSource"
 )
 
 
@@ -42,8 +43,9 @@ def open(model: ModelLike, *, download: bool = False) -> AttentionWeights:
     """Open a model's attention weights, lazily.
 
     ``model`` is a directory in Hugging Face layout, a file (.safetensors, .bin, .pth, .gguf), a hub id with optional
-    ``@revision``, ``"demo"``, a live torch model, or four arrays ``{"Q": …, "K": …, "V": …, "O": …}`` of shape
-    (layer, head, d_model, d_head); K and V may have fewer heads than Q and O.
+    ``@revision``, ``"demo"``, a live torch model or ``(model, tokenizer)``, or four arrays
+    ``{"Q": …, "K": …, "V": …, "O": …}`` of shape (layer, head, d_model, d_head); K and V may have fewer heads than Q
+    and O.
     See :class:`headspan.models.arrays.ArrayWeights`.
 
     From the hub, only the tensors that are read are downloaded; ``download`` fetches whole files.

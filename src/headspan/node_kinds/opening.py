@@ -10,6 +10,7 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import GivenNodes, NodeSet, no_layer
+from headspan.system.deprecation import warn_renamed
 from headspan.vocabulary.errors import HeadspanError, WrongArgument
 from headspan.vocabulary.heads import Node
 
@@ -20,12 +21,21 @@ NodesLike: TypeAlias = OneNode | Iterable[OneNode]
 _LISTED = 4096  # names of a set up to this size are compared one by one
 
 
-_ARGUMENTS = ("add", "sae", "adapter", "neurons", "tokens", "embedding", "unembedding", "components")  # of `node_sets`
+_ARGUMENTS = (
+    "nodes",
+    "sae",
+    "adapter",
+    "neurons",
+    "tokens",
+    "embedding",
+    "unembedding",
+    "components",
+)  # of `node_sets`
 
 
 def node_sets(
     weights: AttentionWeights,
-    add: NodesLike | None = None,
+    nodes: NodesLike | None = None,
     sae: OnePath | Iterable[OnePath] | None = None,
     adapter: OnePath | Iterable[OnePath] | None = None,
     neurons: str | Iterable[str] | None = None,
@@ -36,7 +46,7 @@ def node_sets(
 ) -> list[NodeSet]:
     """The nodes that a command line or a Python call names, for a model: a list of sets, their names all different.
 
-    add: files (``FILE[:name][@layer]``), nodes made in Python, and mappings of these arguments, such as
+    nodes: files (``FILE[:name][@layer]``), nodes made in Python, and mappings of these arguments, such as
     ``{"neurons": "L3:17", "tokens": " Paris"}``, so that one argument ``nodes`` of a function can name any.
     sae: directories of SAELens, ``DIR[:indices]``. adapter: directories of PEFT. neurons: ``L3:17,L3:*``.
     tokens: words with commas between them, or a list.
@@ -49,7 +59,7 @@ def node_sets(
     from headspan.node_kinds.saes import sae_sets
     from headspan.node_kinds.tokens import token_sets
 
-    added = listed(add)
+    added = listed(nodes)
     sets: list[NodeSet] = [found for item in added for found in _added(weights, item)]
     floating = [item.name for item in added if isinstance(item, Node) and item.layer is None]
     if floating:
@@ -71,6 +81,9 @@ def _added(weights: AttentionWeights, item: Any) -> list[NodeSet]:
     if isinstance(item, Node):
         return [GivenNodes(weights, item)]
     if isinstance(item, Mapping):
+        if "add" in item:
+            warn_renamed("nodes={'add': …}", "nodes={'nodes': …}")
+            item = {"nodes" if key == "add" else key: value for key, value in item.items()}
         wrong = [key for key in item if key not in _ARGUMENTS]
         if wrong or not item:
             seen = f"has {str(wrong[0])[:40]!r}" if wrong else "is empty"

@@ -33,7 +33,7 @@ from headspan.checkpoints.untrusted import CONFIG_LIMIT, read_json
 from headspan.models.folding import FoldedWeights, through
 from headspan.models.mlp import Mlps, has_parallel_blocks
 from headspan.models.weights import AttentionWeights, Norm
-from headspan.node_kinds.files import gather
+from headspan.node_kinds.files import VectorFile, gather
 from headspan.node_kinds.neurons import joined, parse_indices
 from headspan.node_kinds.node_sets import NodeSet, Place, centred_writers, check_name, stream_places
 from headspan.system.inputs import is_directory
@@ -136,12 +136,15 @@ class Features(NodeSet):
                 f"{directory} is not a sparse autoencoder of SAELens: it needs {CONFIG} and {WEIGHTS[0]}"
             )
         self._config = _flat(read_json(files.path(CONFIG), CONFIG_LIMIT))
-        self._file = SafetensorsFile(files.path(name))
+        self._read_from(weights, SafetensorsFile(files.path(name)), chosen)
+
+    def _read_from(self, weights: AttentionWeights, file: VectorFile, chosen: str | None) -> None:
+        self._file = file
         self._encoder = self._matrix("W_enc", rows_read=False)
         self._decoder = self._matrix("W_dec", rows_read=True)
         self.population = self._count()
         self.ids = range(self.population) if chosen is None else joined(
-            parse_indices(chosen, self.population, f"features of {directory}")
+            parse_indices(chosen, self.population, f"features of {self.label}")
         )  # fmt: skip
         self._set_places(weights)
 

@@ -18,14 +18,14 @@ import numpy as np
 
 from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.node_sets import NodeSet
+from headspan.node_kinds.ranking import FEWEST_OTHERS, Sort, keys_by_kind, keys_by_p
 from headspan.subspaces.bases import orthonormal_bases
-from headspan.system.ordering import Best
+from headspan.system.ordering import Best, shared_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.heads import HeadOrNode, Role, positions_of
 
 PRODUCT = 2**24  # entries of one matrix product
 OTHERS = 999  # most nodes used for the empirical null of a kind
-FEWEST_OTHERS = 19  # with fewer, p cannot be as small as 1/20
 MOST_NODE_PAIRS = 2 * 10**9  # pairs of nodes beyond which nodes are compared with heads only
 MOST_NULL_PARTNERS = 4096  # most nodes among the partners of an empirical null
 _NULL_NUMBERS = 2**28
@@ -128,18 +128,20 @@ class Side:
     nulls: dict[int, np.ndarray] = field(default_factory=dict)  # (ports, others), sorted; NaN where not compared
     others: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-        """Best ports and shares of some nodes of a set, (n, up to k), padded with −1."""
+    def kept(self, i: int, part: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Best ports of some nodes of a set, their shares and ranks, (n, up to k); the shares of no port are −1."""
         blocks = self.best.get(i, {}).items()
         found = [(start, best) for start, best in blocks if start < part.stop and start + len(best.ids) > part.start]
         wide = max((best.ids.shape[1] for _, best in found), default=0)
         ids = np.full((len(part), wide), -1, dtype=np.int64)
-        scores = np.full((len(part), wide), _NOTHING, dtype=np.float32)
+        shares = np.full((len(part), wide), _NOTHING, dtype=np.float32)
+        ranks = np.zeros((len(part), wide), dtype=np.int64)
         for start, best in found:
             first, last = max(start, part.start), min(start + len(best.ids), part.stop)
             into = slice(first - part.start, last - part.start), slice(0, best.ids.shape[1])
-            ids[into], scores[into] = best.ids[first - start : last - start], best.scores[first - start : last - start]
-        return ids, scores
+            here = slice(first - start, last - start)
+            ids[into], shares[into], ranks[into] = best.ids[here], best.values[here], shared_ranks(best.scores[here])
+        return ids, shares, ranks
 
     @cached_property
     def port_ranks(self) -> np.ndarray:
@@ -178,8 +180,9 @@ class Search:
 
     def __init__(
         self, weights: AttentionWeights, sets: Sequence[NodeSet], k: int, memory: int, seed: int,
-        progress: Update | None,
+        progress: Update | None, sort: Sort = "p_kind",
     ) -> None:  # fmt: skip
+        self.sort = sort
         self.weights, self.sets, self.k, self.memory = weights, sets, k, memory
         self.offsets = np.cumsum([0, *map(len, sets)])
         self.notes: list[str] = []
@@ -329,15 +332,32 @@ class Search:
                     shares[ranks == 0] = _NOTHING
                     if stack.owners is not None:
                         shares[:, stack.owners[part] == i] = _NOTHING
-                    best.update(stack.first + part.start, shares.T)
+                    keys = self._keys(side, stack, part, i, where, ranks, shares)
+                    best.update(stack.first + part.start, keys.T, shares.T)
                     if stack.owners is None:
-                        self._keep_for_heads(side, stack, part, int(self.offsets[i]) + where.start, shares)
+                        self._keep_for_heads(side, stack, part, int(self.offsets[i]) + where.start, keys, shares)
                 self._count(len(ranks) * len(stack.ports))
 
-    def _keep_for_heads(self, side: Side, stack: Stack, part: slice, first: int, shares: np.ndarray) -> None:
-        whole = np.full((len(shares), len(stack.ports)), _NOTHING, np.float32)
-        whole[:, part] = shares
-        side.heads.setdefault(stack.first, Best(len(stack.ports), self.k)).update(first, whole)
+    def _keys(
+        self, side: Side, stack: Stack, part: slice, i: int, where: slice, ranks: np.ndarray, shares: np.ndarray
+    ) -> np.ndarray:
+        """By what the best ports of each node and the best nodes of each port are chosen, (nodes, ports)."""
+        nulls, others = side.nulls.get(i), side.others.get(i)
+        if self.sort == "p":
+            d = self.weights.d_model - (stack.centred[part] & (side.role in self.sets[i].centred_roles))
+            return keys_by_p(shares, d, stack.ranks[part], ranks)
+        if self.sort == "share" or nulls is None or others is None:
+            return shares
+        first = stack.first + part.start
+        itself = np.isin(np.asarray(self.sets[i].ids)[where], others)
+        return keys_by_kind(shares, nulls[first : first + shares.shape[1]], itself)
+
+    def _keep_for_heads(
+        self, side: Side, stack: Stack, part: slice, first: int, keys: np.ndarray, shares: np.ndarray
+    ) -> None:
+        whole = np.full((2, len(shares), len(stack.ports)), _NOTHING)
+        whole[0][:, part], whole[1][:, part] = keys, shares
+        side.heads.setdefault(stack.first, Best(len(stack.ports), self.k)).update(first, *whole)
 
     def _block_size(self, found: NodeSet, role: Role) -> int:
         """Nodes at a time, the same for every stack, so that a product stays small."""

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from headspan.node_kinds.node_sets import NodeSet
 from headspan.node_kinds.opening import node_sets
-from headspan.node_kinds.search import FEWEST_OTHERS, Search, Side
+from headspan.node_kinds.ranking import Sort, kind_p, random_p, random_z
+from headspan.node_kinds.search import Search, Side
 from headspan.results.tabular import Tabular
 from headspan.scoring.inputs import given_weights
 from headspan.statistics.dimension import dimension_between
-from headspan.subspaces.random_subspaces import moments, random_law
 from headspan.system.arguments import checked
+from headspan.system.deprecation import renamed
 from headspan.system.memory import parse_memory
 from headspan.system.ordering import shared_ranks
 from headspan.system.progress import Update
@@ -46,10 +46,11 @@ _AT_ONCE = 1024  # nodes whose rows are computed together
 MOST_ROWS = 50_000  # most rows listed by node; larger results are listed by head
 
 
+@renamed(add="nodes")
 @checked
 def nodes(
     model: ModelLike,
-    add: str | os.PathLike[str] | Sequence[OneNode] | Node | NodeSet | None = None,
+    nodes: str | os.PathLike[str] | Sequence[OneNode] | Node | NodeSet | None = None,
     sae: str | os.PathLike[str] | Sequence[OnePath] | None = None,
     adapter: str | os.PathLike[str] | Sequence[OnePath] | None = None,
     neurons: str | list[str] | None = None,
@@ -58,6 +59,7 @@ def nodes(
     unembedding: bool = False,
     fold: bool = False,
     k: int = 10,
+    sort: Sort = "p_kind",
     seed: int = 0,
     memory: int | str = 2**30,
     progress: Update | None = None,
@@ -66,10 +68,12 @@ def nodes(
 ) -> NodeReport:
     """For each node its k strongest writers and readers: heads before and after it, and other given nodes.
 
-    model: opened weights or a reference. add: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
+    model: opened weights or a reference. nodes: ``FILE[:name][@layer]``, or `headspan.Node`; sae: ``DIR[:indices]``;
     adapter: a PEFT directory; neurons: ``"L3:17,L3:*"``; tokens: ``" Paris, London"`` or a list; embedding and
     unembedding: all rows; components: of a parameter decomposition, ``FILE[:MODULE[:indices]]``.
     fold: fold norms into the weights of the model and of the nodes that read after them.
+    sort: rank by ``"p_kind"``, p among other nodes of the kind (by share where it is unknown or equal), by ``"p"`` of a
+    random direction, or by ``"share"``.
     memory bounds the working arrays; whatever the number of nodes, only the best k of each node and head are kept.
 
     >>> rng = np.random.default_rng(0)
@@ -85,13 +89,13 @@ def nodes(
         raise HeadspanError(f"seed must be a whole number of 0 or more, not {seed}")
     budget = max(parse_memory(memory), 2**20)
     weights = given_weights(model, fold)
-    sets = node_sets(weights, add, sae, adapter, neurons, tokens, embedding, unembedding, components)
+    sets = node_sets(weights, nodes, sae, adapter, neurons, tokens, embedding, unembedding, components)
     if not sets:
         raise HeadspanError(
-            "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `components`, "
+            "no nodes were given. Name some with `nodes`, `sae`, `adapter`, `neurons`, `tokens`, `components`, "
             "`embedding` or `unembedding`"
         )
-    search = Search(weights, sets, k, budget, seed, progress)
+    search = Search(weights, sets, k, budget, seed, progress, sort)
     search.run()
     return NodeReport.of_search(search)
 
@@ -224,24 +228,24 @@ class FoundOverlaps:
                 ports = first + np.arange(len(best.ids))[:, None] + np.zeros_like(best.ids)
                 sets = np.searchsorted(self._offsets, best.ids, side="right") - 1
                 kept: dict[tuple[int, int], Overlap] = {}
-                for i in np.unique(sets[best.scores >= 0]).tolist():
-                    here = np.flatnonzero(((sets == i) & (best.scores >= 0)).ravel())
+                for i in np.unique(sets[best.values >= 0]).tolist():
+                    here = np.flatnonzero(((sets == i) & (best.values >= 0)).ravel())
                     places = best.ids.ravel()[here] - self._offsets[i]
                     ranks = shared_ranks(best.scores).ravel()[here]
-                    rows = self._rows(side, i, places, ports.ravel()[here], best.scores.ravel()[here], ranks)
+                    rows = self._rows(side, i, places, ports.ravel()[here], best.values.ravel()[here], ranks)
                     kept |= {(int(at) // best.ids.shape[1], int(at)): row for at, row in zip(here, rows, strict=True)}
                 yield from (kept[key] for key in sorted(kept))
 
     def _node_rows(self, side: Side, i: int, part: range) -> list[list[Overlap]]:
         """The rows of some nodes of a set on one side, one list per node."""
-        ids, scores = side.kept(i, part)
+        ids, scores, ranks = side.kept(i, part)
         found: list[list[Overlap]] = [[] for _ in part]
         here = np.argwhere(scores >= 0)
         places = part.start + here[:, 0]
         chosen = tuple(here.T)
         for node, row in zip(
             here[:, 0],
-            self._rows(side, i, places, ids[chosen], scores[chosen], shared_ranks(scores)[chosen]),
+            self._rows(side, i, places, ids[chosen], scores[chosen], ranks[chosen]),
             strict=True,
         ):
             found[int(node)].append(row)
@@ -275,37 +279,14 @@ def _or_none(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def random_p(share: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike = 1) -> np.ndarray:
-    """The probability that a random r-dimensional subspace has at least this share in one of m dimensions, both in R^d.
-
-    >>> random_p([64 / 768, 1.0], 768, 64).round(2)
-    array([0.48, 0.  ])
-    """
-    dimension = np.minimum(np.asarray(r, dtype=np.float64), d)
-    return random_law(d, np.minimum(m, d), dimension).upper_tail(np.asarray(share, dtype=np.float64) * dimension)
-
-
-def random_z(pk: ArrayLike, d: ArrayLike, m: ArrayLike, r: ArrayLike) -> np.ndarray:
-    """z of a PK against random subspaces of m and r dimensions; NaN if PK cannot vary."""
-    mean, variance = moments(d, np.minimum(m, d), np.minimum(r, d))
-    spread = np.sqrt(np.where(variance > 0, variance, np.nan))
-    return (np.asarray(pk, dtype=np.float64) - mean) / spread
-
-
 def _kind_p(side: Side, i: int, numbers: np.ndarray, ports: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """(1 + others with at least this share)/(1 + others), over other nodes of the kind; NaN without others."""
+    """p_kind of pairs of nodes and ports; NaN without others."""
     nulls, others = side.nulls.get(i), side.others.get(i)
     found = np.full(len(ports), np.nan)
     if nulls is None or others is None:
         return found
     itself = np.isin(numbers, others)
-    # Tolerate rounding in the last digit, so that equal shares count as equal.
-    least = shares.astype(np.float32) * np.float32(1 - 1e-6)
     for port in np.unique(ports[ports < len(nulls)]):
         here = ports == port
-        real = nulls[port][: int(np.count_nonzero(~np.isnan(nulls[port])))]
-        as_large = len(real) - np.searchsorted(real, least[here])
-        count = len(real) - itself[here]
-        p = (1 + np.maximum(0, as_large - itself[here])) / (1 + count)
-        found[here] = np.where(count >= FEWEST_OTHERS, p, np.nan)
+        found[here] = kind_p(nulls[port], shares[here], itself[here])
     return found

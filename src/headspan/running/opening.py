@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headspan.checkpoints.huggingface import TORCH_SUFFIXES, CheckpointSource
-from headspan.checkpoints.plain_models import is_bridge, is_rewritten, is_wrapped, plain_model, shared_copy
+from headspan.checkpoints.live_tokenizer import live_vocabulary, with_tokenizer
+from headspan.checkpoints.plain_models import (
+    GIVE,
+    check_in_memory,
+    check_runnable,
+    evaluated,
+    in_dtype,
+    is_wrapped,
+    plain_model,
+    unwrapped,
+)
 from headspan.checkpoints.untrusted import reason
 from headspan.models.weights import AttentionWeights
 from headspan.running.fast_gguf import quick_gguf
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
     from headspan.checkpoints.tokenizer import Vocabulary
 
 DTYPES = ("float32", "bfloat16", "float16", "stored")
-_GIVE = "Give a transformers or PEFT model, a TransformerBridge, a model directory, a .gguf file or a hub id"
 # Attention patterns do not depend on these weights, so a checkpoint may lack them.
 _UNUSED = ("pooler", "lm_head", "classifier", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "position_ids")
 
@@ -61,8 +70,17 @@ class RunningModel:
     @property
     def vocab_size(self) -> int:
         """Number of valid input ids: rows of the embedding that the tokenizer (if there is one) knows."""
-        rows = int(self.model.get_input_embeddings().weight.shape[0])
-        return rows if self.vocabulary is None else min(rows, self.vocabulary.size)
+        return self.embedded if self.vocabulary is None else min(self.embedded, self.vocabulary.size)
+
+    @property
+    def embedded(self) -> int:
+        """Rows of the embedding of tokens."""
+        try:
+            return int(self.model.get_input_embeddings().weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            raise HeadspanError(
+                f"{self.reference} has no embedding of tokens, so it does not run on text. {GIVE}"
+            ) from None
 
     @property
     def context(self) -> int | None:
@@ -95,15 +113,24 @@ class RunningModel:
             found = named[0] if isinstance(named, list) and named else named
             if not isinstance(found, int):
                 raise HeadspanError(f"{self.reference} has no beginning-of-sequence token. Run it with bos no")
-        if found is not None and not 0 <= found < int(self.model.get_input_embeddings().weight.shape[0]):
+        if found is not None and not 0 <= found < self.embedded:
             raise HeadspanError(f"the beginning-of-sequence token {found} of {self.reference} has no embedding")
         return found
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
         if self.vocabulary is None:
-            raise HeadspanError(f"{self.reference} has no tokenizer, so it cannot run on text")
-        return self.vocabulary.encode(text)
+            raise HeadspanError(
+                f"{self.reference} has no tokenizer, so it cannot run on text. A model in memory can be given with "
+                "one, as (model, tokenizer)"
+            )
+        ids = self.vocabulary.encode(text)
+        if ids and max(ids) >= self.embedded:
+            raise HeadspanError(
+                f"the tokenizer is not that of {self.reference}: it gives the id {max(ids)}, and the model has "
+                f"{self.embedded} tokens"
+            )
+        return ids
 
     def attentions(self, ids: torch.Tensor) -> dict[int, torch.Tensor]:
         """Attention weights (batch, heads, queries, keys) by layer number, for token ids (batch, tokens)."""
@@ -153,7 +180,8 @@ def running(
     Parameters
     ----------
     ref : a directory, a ``.gguf`` file, a hub id, ``"demo"``, opened weights of one of these, a transformers model, a
-        PEFT model (its active adapters are merged in a copy), a TransformerLens bridge, or a `RunningModel`.
+        PEFT model (its active adapters are merged in a copy), a TransformerLens bridge, ``(model, tokenizer)``, or a
+        `RunningModel`.
     device : device for a model that is loaded here, for example ``"cuda"``.
     dtype : type to compute in, one of `DTYPES`; ``"stored"`` is the type of the weights. Half precision rounds away
         small differences of attention, so ``"float32"`` is the default (a live model in float64 stays in float64).
@@ -170,9 +198,12 @@ def running(
     elif isinstance(ref, (str, os.PathLike)):
         yield load(ref, device=device, dtype=dtype, logits=logits)
     else:
-        model, identity = _live(ref, dtype)
-        with _evaluated(model):
-            yield RunningModel(model if logits else model.base_model, type(ref).__name__, identity=identity)
+        given, tokenizer = with_tokenizer(ref)
+        given, vocabulary = unwrapped(given), live_vocabulary(tokenizer)
+        model, identity = _live(given, dtype)
+        with evaluated(model):
+            ran = model if logits else model.base_model
+            yield RunningModel(ran, type(given).__name__, vocabulary, identity=identity)
 
 
 def _reference_of(weights: AttentionWeights) -> str:
@@ -187,15 +218,16 @@ def _reference_of(weights: AttentionWeights) -> str:
 
 def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
     """The transformers model to run, and its identity: a copy that shares its tensors, so nothing of it changes."""
-    _check_runnable(ref)
+    check_runnable(ref)
     model = plain_model(ref)
+    check_in_memory(model)
     # A function in place of a forward calls the modules of the model, never those of a copy.
     replaced = any(inspect.isfunction(vars(module).get("forward")) for module in model.modules())
     model = ref if replaced and not is_wrapped(ref) else model
     identity = identity_of(model)
     if identity:
         identity["reference"] = f"live {type(ref).__name__}"
-    model = _in(model, dtype)
+    model = in_dtype(model, dtype)
     if replaced and model is not ref:
         raise HeadspanError(
             f"the forward of a module of this {type(ref).__name__} was replaced, so a copy would not run as it does. "
@@ -204,55 +236,10 @@ def _live(ref: Any, dtype: str) -> tuple[Any, dict[str, Any]]:
     return model, identity
 
 
-@contextmanager
-def _evaluated(model: Any) -> Iterator[None]:
-    """A transformers model in evaluation mode, with eager attention, for a while."""
-    attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        model.set_attn_implementation("eager")
-        yield
-    finally:
-        model.set_attn_implementation(attention)
-        for module, mode in modes:
-            module.training = mode
-
-
-def _check_runnable(ref: Any) -> None:
-    """Refuse an object that is not a live transformers model, nor wraps one."""
-    name = type(ref).__name__
-    if isinstance(ref, type):
-        raise HeadspanError(f"{ref.__name__} is a class, not a model: create an instance first")
-    if is_bridge(ref) and not hasattr(ref.original_model, "config"):
-        raise HeadspanError(f"this {name} wraps a model of TransformerLens itself, which cannot be run. {_GIVE}")
-    if is_bridge(ref) and is_rewritten(ref):
-        raise HeadspanError(
-            f"this {name} cannot be run, because its compatibility mode has rewritten the weights. Boot it again "
-            "without enable_compatibility_mode, or with no_processing=True"
-        )
-    if hasattr(ref, "cfg") and hasattr(ref, "blocks") and not is_bridge(ref):
-        raise HeadspanError(
-            f"a {name} of TransformerLens 2 or 3 cannot be run. Load the model with transformers, or score its weights"
-        )
-    if not is_bridge(ref) and not (hasattr(ref, "base_model") and hasattr(ref, "set_attn_implementation")):
-        raise HeadspanError(f"an object of type {name} cannot be run. {_GIVE}")
-
-
 def check_dtype(dtype: str) -> None:
     """Refuse an unknown type to compute in."""
     if dtype not in DTYPES:
         raise HeadspanError(f"unknown dtype {str(dtype)[:40]!r}. Choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
-
-
-def _in(model: Any, dtype: str) -> Any:
-    """The model, or a copy of it in another type."""
-    import torch
-
-    if dtype == "stored" or (dtype == "float32" and model.dtype == torch.float64):
-        return model
-    wanted = getattr(torch, dtype)
-    differs = any(parameter.is_floating_point() and parameter.dtype != wanted for parameter in model.parameters())
-    return shared_copy(model, wanted) if differs else model
 
 
 def load(

@@ -34,6 +34,8 @@ def check_direct_edges(replayer: Replayer, ids: torch.Tensor) -> None:
     with torch.inference_mode():
         seen = replayer.run(ids[None, :_CHECK_TOKENS])
         blocks = replayer.blocks
+        for number in (number for number in range(len(blocks)) if (number, "block") not in seen):
+            raise replayer.refusal(f"block {number} does not run on text alone")
         for number, (block, layers) in enumerate(blocks):
             _check_block(replayer, number, block, layers, seen)
             following = seen.get((number + 1, "block"))

@@ -37,10 +37,12 @@ def stream_of(out: Any) -> torch.Tensor:
 
 
 def without_cache(model: Any) -> dict[str, Any]:
-    """The option by which a model keeps no keys and values; some pass it to their body unnamed."""
-    bodies = (model, getattr(model, "base_model", model))
-    known = any("use_cache" in inspect.signature(body.forward).parameters for body in bodies)
-    return {"use_cache": False} if known else {}
+    """The option by which a model keeps no keys and values; some pass it to their body or text model unnamed."""
+    takes = inspect.signature(model.forward).parameters
+    unnamed = any(option.kind is option.VAR_KEYWORD for option in takes.values())
+    bodies = [getattr(model, "base_model", model), *(part for part in model.modules() if hasattr(part, "config"))]
+    inside = any("use_cache" in inspect.signature(body.forward).parameters for body in bodies)
+    return {"use_cache": False} if "use_cache" in takes or (unnamed and inside) else {}
 
 
 def growing(once: Any, twice: Any) -> list[int | None]:

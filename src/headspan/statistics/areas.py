@@ -100,10 +100,7 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
 
     At least ``distinct`` different positives are drawn each time.
     """
-    if not 0 <= times <= MOST_DRAWS:
-        raise HeadspanError(f"the number of bootstrap draws must be from 0 to {MOST_DRAWS:,}, not {times}")
-    if seed < 0:
-        raise HeadspanError(f"the seed of a bootstrap must be a whole number of 0 or more, not {seed}")
+    check_draws(times, seed)
     rng = np.random.default_rng(seed)
     weights = np.zeros((len(positive), times))
     for members, least in ((np.flatnonzero(positive), distinct), (np.flatnonzero(~positive), 0)):
@@ -115,6 +112,14 @@ def resampled(positive: np.ndarray, times: int, seed: int, distinct: int = 1) ->
             drawn[short] = rng.multinomial(len(members), chances, size=len(short))
         weights[members] = drawn.T
     return weights
+
+
+def check_draws(times: int, seed: int) -> None:
+    """Refuse a number of draws or a seed that a bootstrap cannot have."""
+    if not 0 <= times <= MOST_DRAWS:
+        raise HeadspanError(f"the number of bootstrap draws must be from 0 to {MOST_DRAWS:,}, not {times}")
+    if seed < 0:
+        raise HeadspanError(f"the seed of a bootstrap must be a whole number of 0 or more, not {seed}")
 
 
 def estimate_from(replicates: np.ndarray, level: float, chance: float = float("nan")) -> Estimate:

@@ -27,7 +27,7 @@ from headspan.results.scores import Scores
 from headspan.results.tabular import Tabular
 from headspan.results.tasks.circuit import Circuit, edges_of
 from headspan.scoring.inputs import ScoresLike, scores_of_circuit
-from headspan.statistics.areas import estimate_from, resampled
+from headspan.statistics.areas import check_draws, estimate_from, resampled
 from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
 from headspan.system.arguments import checked
 from headspan.system.ordering import groups, mean_ranks
@@ -113,6 +113,7 @@ def circuit_overlap(
     bootstrap, seed
         Draws for the 95 % interval, 0 for none, and the seed of these and of the permutations.
     """
+    check_draws(bootstrap, seed or 0)
     wanted = None if metric is None else parse_metrics(metric if isinstance(metric, str) else list(metric))
     scores, circuit = scores_of_circuit(
         scores, wanted or DEFAULT_METRICS, circuit, progress, whole="comparing a circuit with other pairs"

@@ -101,21 +101,29 @@ def occurrence(items: np.ndarray) -> np.ndarray:
 
 
 class Best:
-    """The k largest scores of each of n columns, over blocks of rows; among equal scores the smaller id wins."""
+    """The k largest scores of each of n columns, over blocks of rows; among equal scores the smaller id wins.
+
+    values: a number kept with each of them, the score itself if no other is given.
+    """
 
     def __init__(self, n: int, k: int) -> None:
         self.k = k
         self.ids = np.empty((n, 0), dtype=np.int64)
         self.scores = np.empty((n, 0), dtype=np.float32)
+        self.values = self.scores
 
-    def update(self, start: int, scores: np.ndarray) -> None:
+    def update(self, start: int, scores: np.ndarray, values: np.ndarray | None = None) -> None:
         """Take in a (rows, n) block whose first row has the id ``start``."""
         scores = np.ascontiguousarray(scores.T)
         chosen = self._largest(scores)
         ids = np.concatenate([self.ids, chosen + start], axis=1)
-        values = np.concatenate([self.scores, np.take_along_axis(scores, chosen, axis=1)], axis=1)
-        order = np.lexsort((ids, -values), axis=1)[:, : self.k]
-        self.ids, self.scores = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+        best = np.concatenate([self.scores, np.take_along_axis(scores, chosen, axis=1)], axis=1)
+        order = np.lexsort((ids, -best), axis=1)[:, : self.k]
+        if values is not None:
+            kept = np.concatenate([self.values, np.take_along_axis(values.T, chosen, axis=1)], axis=1)
+            self.values = np.take_along_axis(kept, order, 1)
+        self.ids, self.scores = np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
+        self.values = self.scores if values is None else self.values
 
     def _largest(self, scores: np.ndarray) -> np.ndarray:
         size = scores.shape[1]

@@ -71,6 +71,7 @@ class Role(str, Enum):
         return _PARTNERS[self]
 
 
+_DOES = {Role.Q: "reads (query)", Role.K: "reads (key)", Role.V: "reads (value)", Role.O: "writes"}
 _PARTNERS = {Role.Q: Role.K, Role.K: Role.Q, Role.V: Role.O, Role.O: Role.V, Role.R: Role.W, Role.W: Role.R}
 ROLES = (Role.Q, Role.K, Role.V, Role.O)
 NODE_ROLES = (Role.R, Role.W)
@@ -321,6 +322,16 @@ def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, v
 
 
 HeadOrNode: TypeAlias = Head | Node
+
+
+def does_as(role: Role | str) -> str:
+    """What a weight does in the stream, by its role or its name.
+
+    >>> does_as("L4H11.O"), does_as(Role.Q)
+    ('writes', 'reads (query)')
+    """
+    role = role if isinstance(role, Role) else Role.parse(role.rpartition(".")[2])
+    return _DOES.get(role, "writes" if role.writes else "reads")
 
 
 class Port(NamedTuple):

@@ -94,12 +94,12 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
 
   // Both wirings in one layout: overlaid or side by side.
   const startEdges = () => {
-    const kinds = ["gained", "lost", "kept", "strengthened", "weakened"];
+    const kinds = ["entered", "left", "kept", "strengthened", "weakened"];
     const box = HS.el("div", { class: "twins" }), list = HS.el("div"), hint = HS.el("p", { class: "hint", role: "status", id: "edge-notes" });
     section("edges", "Two wirings", "", HS.el("div", { class: "controls" }, HS.select("view", "view", [["over", "overlaid"], ["beside", "side by side"]]), toggles("pairings", "pairings", pairings), toggles("edges", "kinds", kinds.map((kind) => [kind, kind]))),
-      HS.el("p", { class: "lead", id: "edges-lead" }), hint, box, legend("solid: gained or stronger", "dashed: lost or weaker"), list);
+      HS.el("p", { class: "lead", id: "edges-lead" }), hint, box, legend("solid: entered or stronger", "dashed: left or weaker"), list);
     const leads = {
-      over: `Wider lines changed more. Gained or lost: entered or left the top ${data.k} of a pairing. Kept: in it before and after.`,
+      over: `Wider lines changed more. Entered, left: the top ${data.k} of a pairing. Kept: in it before and after.`,
       beside: `The top ${data.k} of every pairing before (left) and after (right), with every head in the same place. The farther the PK is above chance, the stronger the line. Heavy lines appear on one side only.`,
     };
     const text = (e) => `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → ${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}`;
@@ -112,8 +112,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       const chosen = data.edges.filter((e) => HS.state.pairings.split(",").includes(e.pairing) && HS.state.kinds.split(",").includes(e.kind));
       const beside = HS.state.view === "beside", largest = Math.max(1e-9, ...chosen.map((e) => Math.abs(e.change)));
       const side = (value, rank, mine) => chosen.filter((e) => e[rank] >= 1 && e[rank] <= data.k).map((e) => ({ ...e, strength: e[`${value}_strength`], look: e.kind === mine ? mine : "kept", text: text(e) }));
-      const parts = beside ? [side("before", "rank_before", "lost"), side("after", "rank_after", "gained")]
-        : [chosen.map((e) => ({ ...e, look: e.kind === "kept" ? "kept" : e.change < 0 ? "lost" : "gained", strength: Math.abs(e.change) / largest, text: text(e) }))];
+      const parts = beside ? [side("before", "rank_before", "left"), side("after", "rank_after", "entered")]
+        : [chosen.map((e) => ({ ...e, look: { strengthened: "entered", weakened: "left" }[e.kind] ?? e.kind, strength: Math.abs(e.change) / largest, text: text(e) }))];
       const arranged = HS.flow.plan(parts.flat(), about);
       HS.byId("edges-lead").textContent = leads[beside ? "beside" : "over"];
       box.replaceChildren();
@@ -174,7 +174,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       const edges = data.edge_list.flatMap(([pairing, source, target], i) => {
         const now = among(step, i), then = among(other, i), at = now ? step : other;
         if (!chosen.includes(pairing) || !(now || then)) return [];
-        const score = scores[at * count + i], look = other === null ? "" : now && then ? "kept" : now ? "gained" : "lost";
+        const score = scores[at * count + i], look = other === null ? "" : now && then ? "kept" : now ? "entered" : "left";
         return [{ pairing, source, target, look, strength: strengths ? strengths[at * count + i] : Math.max(0, score / largest[pairing]), text: `${source} → ${target} (${pairing})${look ? `, ${look}` : ""}\nPK ${HS.number(score, 3)}, rank ${ranks[at * count + i]}${now ? "" : ` at step ${data.steps[at][0]}`}` }];
       });
       // One layout for all steps, so that nothing jumps while the slider moves.
@@ -185,8 +185,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
         drawn = planned;
       }
       draw(edges);
-      const counts = ["gained", "lost", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
-      hint.textContent = `${data.steps[step][1]}: ${HS.plural(edges.filter((e) => e.look !== "lost").length, "edge")}${counts.length ? ` (${counts.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
+      const counts = ["entered", "left", "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
+      hint.textContent = `${data.steps[step][1]}: ${HS.plural(edges.filter((e) => e.look !== "left").length, "edge")}${counts.length ? ` (${counts.map(([look, n]) => `${n} ${look}`).join(", ")}, against ${data.steps[other][1]})` : ""}`;
       redraw(step);
       const kind = HS.state.against;
       const value = (port) => { const [name, role] = port.split("."); return drift[kind][role][step * data.heads[role].length + places[role].get(name)]; };
@@ -235,7 +235,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   };
 
   // ---------------------------------------------------------------- start
-  HS.defaults = { pairings: "OQ,OK,OV", kinds: "gained,lost,kept,strengthened,weakened", view: "over", with: "", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_previous", theme: "", head: "", pair: "" };
+  HS.defaults = { pairings: "OQ,OK,OV", kinds: "entered,left,kept,strengthened,weakened", view: "over", with: "", step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_previous", theme: "", head: "", pair: "" };
   const sound = (state) => {
     if (!/^\d{1,6}$/.test(state.step) || Number(state.step) >= (data.steps?.length ?? 1)) state.step = HS.defaults.step;
     if (!/^\d{1,5}$/.test(state.top) || Number(state.top) < 1 || Number(state.top) > data.k) state.top = HS.defaults.top;

@@ -14,30 +14,35 @@ HS.evidence = (() => {
   // The area of a dot is proportional to the effect. Filled: large; hollow: measured, but not large.
   const radius = (effect) => Math.min(data.looks.most_dot, data.looks.dot * Math.sqrt(Math.max(0, effect)));
   const dot = (edge) =>
-    edge.effect === null || edge.large === null ? null : { large: edge.large, r: Math.max(edge.large ? 0 : 1.4, radius(edge.effect)) };
+    edge.effect === null || edge.large === null ? null
+      : { large: edge.large, r: Math.max(edge.large ? 0 : 1.4, radius(edge.effect)) };
 
   // ---------------------------------------------------------------- counts
   const says = {
-    reversed: (n) => `${n} ${n === 1 ? "stands" : "stand"} above reversed pairs`,
-    effect: (n) => `${n} ${n === 1 ? "has a large effect" : "have large effects"}`,
-    influence: (n) => `${n} ${n === 1 ? "has" : "have"} three times the influence expected without interaction`,
+    reversed: (n) => `${HS.count(n)} ${n === 1 ? "stands" : "stand"} above reversed pairs`,
+    effect: (n) => `${HS.count(n)} ${n === 1 ? "has a large effect" : "have large effects"}`,
+    influence: (n) => `${HS.count(n)} ${n === 1 ? "has" : "have"} three times the influence expected without interaction`,
   };
-  const untested = { reversed: "reversed pairs", effect: "effects", influence: "influence" };
 
   // "60 drawn: 20 stand above reversed pairs, 30 have large effects, 1 both, 11 neither"
   const counts = (edges, metric, pairings) => {
     const known = KINDS.filter((kind) => pairings.some((pairing) => tested(metric, pairing).includes(kind)));
     const drawn = `${HS.count(edges.length)} drawn`;
-    if (!known.length) return `${drawn}; none could be tested: this page has no reversed pairs, effects or influence for ${pairings.join(", ")}.`;
-    const of = edges.map((edge) => kinds(edge) ?? []), parts = known.map((kind) => says[kind](of.filter((list) => list.includes(kind)).length));
+    if (!known.length)
+      return `${drawn}; none could be tested: ${pairings.join(", ")} have no reversed pairs, effects or influence.`;
+    const of = edges.map((edge) => kinds(edge) ?? []);
+    const parts = known.map((kind) => says[kind](of.filter((list) => list.includes(kind)).length));
     const several = of.filter((list) => list.length > 1).length, none = of.filter((list) => !list.length).length;
-    if (known.length > 1) parts.push(`${several} ${known.length === 2 ? "both" : "more than one of these"}`);
-    parts.push(`${none} ${known.length === 1 ? (none === 1 ? "does not" : "do not") : known.length === 2 ? "neither" : "none"}`);
+    if (known.length > 1) parts.push(`${HS.count(several)} ${known.length === 2 ? "both" : "more than one of these"}`);
+    const rest = known.length === 1 ? (none === 1 ? "does not" : "do not") : known.length === 2 ? "neither" : "none";
+    parts.push(`${HS.count(none)} ${rest}`);
     return `${drawn}: ${parts.join(", ")}.`;
   };
-  const missing = (metric, pairings) => KINDS.filter((kind) => !pairings.some((p) => tested(metric, p).includes(kind))).map((kind) => untested[kind]);
 
   // ---------------------------------------------------------------- the card and tooltips
+  const NAMES = { reversed: "above reversed", effect: "large effect", influence: "influence" };
+  const short = (edge) => kinds(edge)?.map((kind) => NAMES[kind]).join(", ") || "–";
+  const mark = (edge) => (dot(edge) ? (edge.large ? " ●" : " ○") : "");
   const verdict = (edge) => {
     const found = kinds(edge);
     if (found === null) return "not tested";
@@ -48,7 +53,8 @@ HS.evidence = (() => {
     })[kind]).join("; ");
   };
 
-  const tokens = () => Object.entries(data.effects.tokens).map(([name, n]) => `${HS.count(n)} tokens of ${HS.materials[name] ?? name}`).join(" and ");
+  const tokens = () => Object.entries(data.effects.tokens).map(([name, n]) =>
+    `${HS.count(n)} tokens of ${HS.materials[name] ?? name}`).join(" and ");
 
   // An effect in words: its size and unit, the floor, and how it compares with a random output.
   const effect = (edge) => {
@@ -56,8 +62,9 @@ HS.evidence = (() => {
     const size = `${HS.number(edge.effect)} ${unit}`;
     if (edge.large === null) return `${size}, not compared with random outputs`;
     if (edge.ratio === null) return `${size}: small on this input, below the floor of ${floor}`;
-    return `${size}: ${edge.large ? "large" : "not large"}, ${HS.number(edge.ratio, 1)} times that of a random output; floor ${floor}`;
+    const times = `${HS.number(edge.ratio, 1)} times that of a random output`;
+    return `${size}: ${edge.large ? "large" : "not large"}, ${times}; floor ${floor}`;
   };
 
-  return { KINDS, kinds, passes, width, radius, dot, counts, missing, verdict, effect, tokens, tested };
+  return { KINDS, kinds, passes, width, radius, dot, counts, short, mark, verdict, effect, tokens, tested };
 })();

@@ -77,7 +77,7 @@ HS.inspector = (() => {
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric), title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
       { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
-      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${e.large ? " ●" : ""}`) }] : []),
+      ...(edges.some((e) => e.effect !== null) ? [{ key: "effect", title: "Effect", number: true, text: (e) => (e.effect === null ? "–" : `${HS.number(e.effect, 3)} ${data.effects.short_units[e.pairing]}${HS.evidence.mark(e)}`) }] : []),
       { key: "pin", title: "Pin", value: () => "", node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+", "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
         "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`, title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
@@ -131,7 +131,7 @@ HS.inspector = (() => {
     const kept = HS.model.findEdge(metric, pairing, row, column);
     if (kept && kept.evidence !== null) rows.unshift(["Evidence", HS.el("b", { "data-evidence": kept.evidence, text: HS.evidence.verdict(kept) })]);
     rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
-    parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
+    parts.push(facts(rows), ...HS.watch.part(pairing, source, target), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
   };
 
@@ -237,6 +237,11 @@ HS.inspector = (() => {
     if (over > 0) scrollBy(0, over);
   });
 
-  const start = () => { show(); HS.on(["head", "pair", "metric", "pins", "tour"], show); HS.on(["head", "pair"], uncover); };
+  const start = () => {
+    show();
+    if (HS.state.head || HS.state.pair) uncover();
+    HS.on(["head", "pair", "metric", "pins", "tour"], show);
+    HS.on(["head", "pair"], uncover);
+  };
   return { start };
 })();

@@ -3,7 +3,8 @@
 // there, so that no line runs through a box. Barycentre passes and sifting order the items to reduce crossings.
 "use strict";
 HS.layout = (() => {
-  const ROW = 27, LANE = 7, BESIDE = 9, GAP = 9, FRAME = 7, SWEEPS = 16, MANY = 2500;
+  const ROW = 27, LANE = 7, BESIDE = 9, GAP = 9, FRAME = 7, SWEEPS = 16;
+  const CROWDED = 900, MANY = 2500; // with more items one start must do, and beyond that no sifting
 
   const newRow = (name, item) => ({ name, item, at: 0, left: [], right: [] });
   const newItem = (column, names, frame, lane) => {
@@ -13,7 +14,8 @@ HS.layout = (() => {
   };
   const connect = (a, b) => { a.right.push(b); b.left.push(a); };
 
-  // groups: [{column, members: [names], frame}] in the order of their numbers; links: [{source, target}], columns apart.
+  // groups: [{column, members: [names], frame}] in the order of their numbers;
+  // links: [{source, target}], columns apart.
   const arrange = ({ columns, groups, links, numeric }) => {
     const items = groups.map((g) => newItem(g.column, g.members, g.frame, false));
     items.forEach((item, i) => { item.number = i; });
@@ -39,7 +41,8 @@ HS.layout = (() => {
   // The initial order: heads by number, and lanes at a height between the two ends of their line.
   const begin = (stacks, chains) => {
     const rank = new Map();
-    for (const stack of stacks) stack.filter((i) => !i.lane).forEach((item, i, all) => rank.set(item, i - all.length / 2));
+    for (const stack of stacks) stack.filter((i) => !i.lane).forEach((item, i, all) =>
+      rank.set(item, i - all.length / 2));
     for (const { chain } of chains) chain.forEach(({ item }, i) => {
       const [first, last] = [rank.get(chain[0].item), rank.get(chain.at(-1).item)];
       if (item.lane) rank.set(item, first + ((last - first) * i) / (chain.length - 1) + 0.25);
@@ -50,21 +53,26 @@ HS.layout = (() => {
   // The index of every row, counted from the top of its column.
   const count = (stack) => {
     let next = 0;
-    for (const item of stack) { for (const row of item.rows) row.at = next++; item.middle = next - (item.rows.length + 1) / 2; }
+    for (const item of stack) {
+      for (const row of item.rows) row.at = next++;
+      item.middle = next - (item.rows.length + 1) / 2;
+    }
   };
 
   // ---------------------------------------------------------------- order
   // The best of several starts: numerical order, then perturbations of the best so far (deterministic).
   const untangle = (stacks, items, numeric) => {
-    const tries = items > MANY ? 1 : Math.max(2, Math.min(24, Math.round(6000 / items)));
+    const tries = items > CROWDED ? 1 : Math.max(2, Math.min(24, Math.round(6000 / items)));
     let best = total(stacks), kept = remember(stacks), random = 12345;
     const lot = () => { random = (random * 1103515245 + 12345) % 2147483648; return random / 2147483648 - 0.5; };
     for (let attempt = 0; attempt < tries && best; attempt++) {
-      if (attempt) for (const stack of stacks) sortBy(stack, (item) => item.middle + (2 + (attempt % 9)) * lot(), numeric);
+      const stir = (item) => item.middle + (2 + (attempt % 9)) * lot();
+      if (attempt) for (const stack of stacks) sortBy(stack, stir, numeric);
       for (let sweep = 0, idle = 0, least = Infinity; sweep < SWEEPS && idle < 2; sweep++) {
         const down = sweep % 2 === 0;
         for (const stack of down ? stacks : [...stacks].reverse()) {
-          if (!numeric) for (const item of stack) if (item.rows.length > 1) item.rows.sort((a, b) => pull([a], down, a.at) - pull([b], down, b.at));
+          if (!numeric) for (const item of stack) if (item.rows.length > 1) item.rows.sort((a, b) =>
+            pull([a], down, a.at) - pull([b], down, b.at));
           sortBy(stack, (item) => pull(item.rows, down, item.middle), numeric);
         }
         if (items <= MANY) sift(stacks, numeric);
@@ -78,7 +86,10 @@ HS.layout = (() => {
     return best;
   };
   const remember = (stacks) => stacks.map((stack) => stack.map((item) => [item, [...item.rows]]));
-  const restore = (stacks, kept) => stacks.forEach((stack, c) => { kept[c].forEach(([item, rows], i) => { item.rows = [...rows]; stack[i] = item; }); count(stack); });
+  const restore = (stacks, kept) => stacks.forEach((stack, c) => {
+    kept[c].forEach(([item, rows], i) => { item.rows = [...rows]; stack[i] = item; });
+    count(stack);
+  });
 
   const sortBy = (stack, keyOf, numeric) => {
     for (const item of stack) item.key = keyOf(item);
@@ -105,7 +116,8 @@ HS.layout = (() => {
     for (let round = 0, better = true; better && round < 5; round++) {
       better = false;
       for (const stack of stacks) {
-        for (const item of stack) for (const side of ["left", "right"]) item[side] = item.rows.flatMap((row) => row[side].map((other) => other.at));
+        for (const item of stack) for (const side of ["left", "right"]) item[side] = item.rows.flatMap((row) =>
+          row[side].map((other) => other.at));
         for (const item of [...stack]) better = moveBest(stack, item, numeric) || better;
         if (!numeric) for (const item of stack) if (item.rows.length > 1) better = swapRows(item) || better;
         count(stack);
@@ -143,7 +155,10 @@ HS.layout = (() => {
     const places = (row) => ({ left: row.left.map((o) => o.at), right: row.right.map((o) => o.at) });
     for (let i = 0; i + 1 < item.rows.length; i++) {
       const [a, b] = [places(item.rows[i]), places(item.rows[i + 1])];
-      if (tangled(b, a) < tangled(a, b)) { [item.rows[i], item.rows[i + 1]] = [item.rows[i + 1], item.rows[i]]; better = true; }
+      if (tangled(b, a) < tangled(a, b)) {
+        [item.rows[i], item.rows[i + 1]] = [item.rows[i + 1], item.rows[i]];
+        better = true;
+      }
     }
     return better;
   };
@@ -153,7 +168,8 @@ HS.layout = (() => {
     let n = 0;
     for (const stack of stacks) {
       const ends = [];
-      for (const item of stack) for (const row of item.rows) ends.push(...row.right.map((other) => other.at).sort((a, b) => a - b));
+      for (const item of stack) for (const row of item.rows)
+        ends.push(...row.right.map((other) => other.at).sort((a, b) => a - b));
       n += inversions(ends);
     }
     return n;
@@ -190,7 +206,11 @@ HS.layout = (() => {
   const place = (stacks, items) => {
     for (const stack of stacks) {
       let y = 0;
-      stack.forEach((item, i) => { y += i ? apart(stack[i - 1], item) : 0; item.y = y; for (const row of item.rows) row.shift = shift(row); });
+      stack.forEach((item, i) => {
+        y += i ? apart(stack[i - 1], item) : 0;
+        item.y = y;
+        for (const row of item.rows) row.shift = shift(row);
+      });
       for (const item of stack) item.y -= y / 2;
     }
     for (let round = 0; round < (items > MANY ? 6 : 20); round++)
@@ -216,7 +236,8 @@ HS.layout = (() => {
       let block = { sum: (goals[i].y - offset) * goals[i].weight, weight: goals[i].weight, items: [[item, offset]] };
       while (blocks.length && blocks.at(-1).sum / blocks.at(-1).weight > block.sum / block.weight) {
         const before = blocks.pop();
-        block = { sum: before.sum + block.sum, weight: before.weight + block.weight, items: before.items.concat(block.items) };
+        block = { sum: before.sum + block.sum, weight: before.weight + block.weight,
+          items: before.items.concat(block.items) };
       }
       blocks.push(block);
     });
@@ -226,7 +247,10 @@ HS.layout = (() => {
   // Shift the top to 0, and return the total height.
   const settle = (stacks) => {
     let low = Infinity, high = -Infinity;
-    for (const item of stacks.flat()) { low = Math.min(low, item.y - size(item) / 2); high = Math.max(high, item.y + size(item) / 2); }
+    for (const item of stacks.flat()) {
+      low = Math.min(low, item.y - size(item) / 2);
+      high = Math.max(high, item.y + size(item) / 2);
+    }
     for (const item of stacks.flat()) item.y -= low;
     return high > low ? high - low : 0;
   };

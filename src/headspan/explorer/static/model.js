@@ -10,12 +10,17 @@ HS.model = (() => {
   // A direction that is written at the start of the stream and read at its end appears twice in the diagram.
   const READ = " (read)";
   const written = new Map(), twice = new Set();
-  for (const node of data.nodes) { if (written.has(node.name) && written.get(node.name) !== node.position) twice.add(node.name); written.set(node.name, Math.min(node.position, written.get(node.name) ?? Infinity)); }
+  for (const node of data.nodes) {
+    if (written.has(node.name) && written.get(node.name) !== node.position) twice.add(node.name);
+    written.set(node.name, Math.min(node.position, written.get(node.name) ?? Infinity));
+  }
   const own = (name) => name.replace(READ, "");
-  const listOf = { ...data.ports, ...(data.ports.R ? { R: data.ports.R.map((name) => (twice.has(name) ? name + READ : name)) } : {}) };
+  const listOf = { ...data.ports, ...(data.ports.R
+    ? { R: data.ports.R.map((name) => (twice.has(name) ? name + READ : name)) } : {}) };
   const places = new Map(Object.entries(listOf).map(([role, names]) => [role, index(names)]));
   const known = new Set(Object.values(listOf).flat());
-  const others = new Map(data.nodes.map((node) => [twice.has(node.name) && node.position !== written.get(node.name) ? node.name + READ : node.name, node]));
+  const others = new Map(data.nodes.map((node) => [twice.has(node.name) && node.position !== written.get(node.name)
+    ? node.name + READ : node.name, node]));
   const decoded = new Map();
 
   function once_(make) { let made; return () => (made ??= make()); }
@@ -32,13 +37,21 @@ HS.model = (() => {
     const node = others.get(name), m = node ? null : /^L(\d+)(H|KV|KR)(\d*)$/.exec(name);
     return node ? { ...node, index: null } : { name, kind: m[2], layer: +m[1], position: 2 * m[1], index: +m[3] };
   };
-  const parts = (name) => { const { layer, kind, index: i } = about(name); return { layer, kv: kind === "KV" || kind === "KR", index: i }; };
+  const parts = (name) => {
+    const { layer, kind, index: i } = about(name);
+    return { layer, kv: kind === "KV" || kind === "KR", index: i };
+  };
   const layer = (name) => about(name).layer;
   const position = (name) => about(name).position;
-  const columnName = (at, room = 99) => (at < 0 ? "Embed" : at > 2 ** 30 ? "Unembed" : at % 2 ? (room < 70 ? `M${(at - 1) / 2}` : `MLP ${(at - 1) / 2}`) : `L${at / 2}`);
+  const columnName = (at, room = 99) =>
+    (at < 0 ? "Embed" : at > 2 ** 30 ? "Unembed" : at % 2 ? (room < 70 ? `M${(at - 1) / 2}` : `MLP ${(at - 1) / 2}`)
+    : `L${at / 2}`);
   const boxLabel = (name, room) => {
     const { index: i, kind } = about(name);
-    if (i === null) return own(name).length * 6.6 > room - 8 ? `${name.slice(0, Math.max(1, Math.floor((room - 14) / 6.6)))}…` : own(name);
+    if (i === null) {
+      const letters = Math.max(1, Math.floor((room - 14) / 6.6));
+      return own(name).length * 6.6 > room - 8 ? `${name.slice(0, letters)}…` : own(name);
+    }
     return room >= 50 ? name : kind === "H" ? `${i}` : `${kind.toLowerCase()}${i}`;
   };
   const metric = (key) => data.metrics.find((m) => m.key === key) ?? { key, title: key, max: 1 };
@@ -52,13 +65,22 @@ HS.model = (() => {
 
   // A query head and its key/value head belong together.
   const kvOf = (name) => data.served_by[name] ?? name;
-  const group = once_(() => { const found = new Map(); for (const [q, kv] of Object.entries(data.served_by)) { if (!found.has(kv)) found.set(kv, []); found.get(kv).push(q); } return found; });
-  const kin = (name) => (group().has(name) ? [name, ...group().get(name)] : kvOf(name) !== name ? [name, kvOf(name)] : [name]);
+  const group = once_(() => {
+    const found = new Map();
+    for (const [q, kv] of Object.entries(data.served_by)) {
+      if (!found.has(kv)) found.set(kv, []);
+      found.get(kv).push(q);
+    }
+    return found;
+  });
+  const kin = (name) => (group().has(name) ? [name, ...group().get(name)] : kvOf(name) !== name ? [name, kvOf(name)]
+    : [name]);
 
   // The chance level of two weights with these dimensions, the start of the line scale, and the largest possible score.
   // Where folding has centred both, the ambient space has one dimension less.
   const centred = (role, i) => (Array.isArray(data.centred[role]) ? data.centred[role][i] : data.centred[role]);
-  const dimension = (pairing, row, column) => data.model.d_model - (centred(pairing[0], row) && centred(pairing[1], column) ? 1 : 0);
+  const dimension = (pairing, row, column) =>
+    data.model.d_model - (centred(pairing[0], row) && centred(pairing[1], column) ? 1 : 0);
   const limits = (key, pairing, row, column) => {
     const { sizes, centred: folded } = metric(key);
     if (sizes) { // influence: the same two sizes in random directions
@@ -67,13 +89,16 @@ HS.model = (() => {
       return { chance, start: chance, most };
     }
     const a = data.ranks[pairing[0]][row], b = data.ranks[pairing[1]][column];
-    const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))] : data.chance[`${key}/${pairing}`] ?? [null, 0];
+    const d = dimension(pairing, row, column), [mean, sd] = metric(key).grows
+      ? [(a * b) / d, Math.sqrt((2 * a * b * (d - a) * (d - b)) / (d * d * Math.max(1, d - 1) * (d + 2)))]
+      : data.chance[`${key}/${pairing}`] ?? [null, 0];
     return { chance: mean, start: mean + 3 * sd, most: metric(key).grows ? Math.min(a, b) : metric(key).max };
   };
 
   // ------------------------------------------------------------- edges
   const optional = (text) => (text ? HS.decode(text, Float32Array) : null);
-  const whole = (text, count) => HS.decode(text, [Uint8Array, Uint16Array, Uint32Array].find((type) => count <= 256 ** type.BYTES_PER_ELEMENT));
+  const whole = (text, count) => HS.decode(text,
+    [Uint8Array, Uint16Array, Uint32Array].find((type) => count <= 256 ** type.BYTES_PER_ELEMENT));
   const arrays = (metricKey, pairing) => once(`edges ${metricKey}/${pairing}`, () => {
     const raw = data.edges[`${metricKey}/${pairing}`];
     if (!raw) return null;
@@ -82,27 +107,31 @@ HS.model = (() => {
       source: whole(raw.source, listOf[pairing[0]].length), target: whole(raw.target, listOf[pairing[1]].length),
       rank: whole(raw.rank, raw.count + 1), score: HS.decode(raw.score, Float32Array),
       evidence: raw.evidence ? HS.decode(raw.evidence, Uint8Array) : null,
-      strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z), random: optional(raw.q_random), reversed: optional(raw.q_reversed), within: optional(raw.q_within),
-      effect: optional(raw.effect), percentile: optional(raw.percentile), large: optional(raw.large), ratio: optional(raw.ratio),
+      strength: raw.strength ? HS.decode(raw.strength, Uint8Array) : null, z: optional(raw.z),
+      random: optional(raw.q_random), reversed: optional(raw.q_reversed), within: optional(raw.q_within),
+      effect: optional(raw.effect), percentile: optional(raw.percentile), large: optional(raw.large),
+      ratio: optional(raw.ratio),
     };
   });
 
   const edgeAt = (metricKey, pairing, a, i) => ({
     metric: metricKey, pairing, score: a.score[i], rank: a.rank[i], strength: a.strength ? a.strength[i] / 255 : 0,
     evidence: a.evidence ? a.evidence[i] : null, z: a.z ? a.z[i] : null,
-    q: { random: a.random ? a.random[i] : null, reversed: a.reversed ? a.reversed[i] : null, within: a.within ? a.within[i] : null },
+    q: { random: a.random?.[i] ?? null, reversed: a.reversed?.[i] ?? null, within: a.within?.[i] ?? null },
     source: listOf[pairing[0]][a.source[i]], target: listOf[pairing[1]][a.target[i]], ...measuredAt(a, i),
   });
 
   // Measured effects of an edge: null if not measured; large is null if not compared with random outputs.
   const measuredAt = (a, i) => (a.effect && !Number.isNaN(a.effect[i])
-    ? { effect: a.effect[i], percentile: a.percentile[i], large: Number.isNaN(a.large[i]) ? null : a.large[i] > 0, ratio: Number.isNaN(a.ratio[i]) ? null : a.ratio[i] }
+    ? { effect: a.effect[i], percentile: a.percentile[i], large: Number.isNaN(a.large[i]) ? null : a.large[i] > 0,
+      ratio: Number.isNaN(a.ratio[i]) ? null : a.ratio[i] }
     : { effect: null, percentile: null, large: null, ratio: null });
 
   const findEdge = (metricKey, pairing, row, column) => {
     const a = arrays(metricKey, pairing);
     if (!a) return null;
-    for (let i = 0; i < a.rank.length; i++) if (a.source[i] === row && a.target[i] === column) return edgeAt(metricKey, pairing, a, i);
+    for (let i = 0; i < a.rank.length; i++)
+      if (a.source[i] === row && a.target[i] === column) return edgeAt(metricKey, pairing, a, i);
     return null;
   };
 
@@ -113,7 +142,8 @@ HS.model = (() => {
     if (!a || wanted < 0) return [];
     const ends = direction === "out" ? a.source : a.target;
     const found = [];
-    for (let i = 0; i < ends.length && found.length < limit; i++) if (ends[i] === wanted) found.push(edgeAt(metricKey, pairing, a, i));
+    for (let i = 0; i < ends.length && found.length < limit; i++)
+      if (ends[i] === wanted) found.push(edgeAt(metricKey, pairing, a, i));
     return found;
   };
 
@@ -183,7 +213,8 @@ HS.model = (() => {
     return (i) => out[Math.floor(i / columns)] < into[i % columns];
   };
 
-  // The most precise score available for a pair: exact for a kept edge or a small model, otherwise to within `step` / 2.
+  // The most precise score available for a pair: exact for a kept edge or a small model, otherwise to within half a
+  // `step`.
   const value = (metricKey, pairing, row, column) => {
     const edge = findEdge(metricKey, pairing, row, column);
     if (edge) return { score: edge.score, rank: edge.rank, z: edge.z, q: edge.q, exact: true };
@@ -205,5 +236,7 @@ HS.model = (() => {
     return { names, values, ranks, order };
   });
 
-  return { shared, heads, place, about, parts, layer, position, columnName, boxLabel, kvOf, kin, nodeNames, own, limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, mostK, choose, matrix, value, hub };
+  return { shared, heads, place, about, parts, layer, position, columnName, boxLabel, kvOf, kin, nodeNames, own,
+    limits, dimension, metric, labels, rolesOf, exists, allHeads, arrays, findEdge, partners, mostK, choose, matrix,
+    value, hub };
 })();

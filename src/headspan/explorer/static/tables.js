@@ -36,6 +36,8 @@ HS.tables = (() => {
       { key: "percentile_in_layers", title: "Percentile", number: true, value: (e) => e.percentile, text: (e) => HS.number(e.percentile, 1) },
       { key: "large_effect", title: "Large effect", value: (e) => e.large, text: (e) => (e.large === null ? "–" : e.large ? "yes" : "no") },
       { key: "random_write_ratio", title: "Ratio", number: true, value: (e) => e.ratio, text: (e) => (e.ratio === null ? "–" : HS.number(e.ratio, 1)) });
+    const evidence = (e) => HS.evidence.kinds(e)?.join(" ") ?? null;
+    columns.push({ key: "evidence", title: "Evidence", value: evidence, text: (e) => HS.evidence.short(e) });
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (e) => `${labelText(e.source)} → ${labelText(e.target)}`, text: (e) => [labelText(e.source) || "–", labelText(e.target) || "–"].join(" → ") });
     const table = HS.table(columns, list, { file: `edges-${metric}`, shown: 20, key: (e) => `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}` });
     HS.byId("edge-table").replaceChildren(table);

@@ -2,9 +2,11 @@
 "use strict";
 HS.edgeTip = (edge) => {
   const about = HS.model.metric(edge.metric), total = HS.model.arrays(edge.metric, edge.pairing).count;
-  const { chance } = HS.model.limits(edge.metric, edge.pairing, HS.model.place(edge.pairing[0], edge.source), HS.model.place(edge.pairing[1], edge.target));
+  const { chance } = HS.model.limits(edge.metric, edge.pairing, HS.model.place(edge.pairing[0], edge.source),
+    HS.model.place(edge.pairing[1], edge.target));
+  const by = chance === null ? "" : `; by chance ${HS.number(chance, about.grows ? 2 : 4)}`;
   const rows = [`${edge.source}.${edge.pairing[0]} → ${edge.target}.${edge.pairing[1]}`,
-    `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}${chance === null ? "" : `; by chance ${HS.number(chance, about.grows ? 2 : 4)}`}`];
+    `${about.title} ${HS.score(edge.score, edge.metric)}, rank ${HS.count(edge.rank)} of ${HS.count(total)}${by}`];
   if (edge.z !== null) rows.push(`z ${HS.number(edge.z, 1)} against random subspaces`);
   if (edge.q.reversed !== null) rows.push(`q ${HS.qvalue(edge.q.reversed)} against reversed pairs`);
   if (edge.q.within !== null) rows.push(`q ${HS.qvalue(edge.q.within)} among heads of the same two layers`);
@@ -16,7 +18,8 @@ HS.edgeTip = (edge) => {
 HS.headTip = (name, [out, into]) => {
   const rows = [name], kv = HS.model.kvOf(name);
   if (HS.model.about(name).index === null) rows.push(HS.model.about(name).kind);
-  if (HS.model.labels(name).length) rows.push(HS.model.labels(name).map((label) => label.replaceAll("_", " ")).join(", "));
+  if (HS.model.labels(name).length) rows.push(HS.model.labels(name).map((label) =>
+    label.replaceAll("_", " ")).join(", "));
   if (kv !== name) rows.push(`reads through ${kv}`);
   rows.push(`${out} edges out, ${into} in`);
   for (const [title, scores] of Object.entries(HS.data.behaviour ?? {}))

@@ -19,7 +19,8 @@ HS.wiring = (() => {
   const grouped = (shown) => {
     const groups = new Map();
     for (const name of [...HS.model.allHeads, ...HS.model.nodeNames].filter((n) => shown.has(n))) {
-      const kv = HS.model.kvOf(name), key = kv !== name && shown.has(kv) && HS.model.layer(kv) === HS.model.layer(name) ? kv : name;
+      const kv = HS.model.kvOf(name), key = kv !== name && shown.has(kv)
+        && HS.model.layer(kv) === HS.model.layer(name) ? kv : name;
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(name);
     }
@@ -103,7 +104,8 @@ HS.wiring = (() => {
     const y = g.floor + 8;
     if (g.parked.size) world.append(HS.svg("line", { class: "floor", x1: 0, x2: g.width, y1: y, y2: y }));
     world.append(frames, HS.svg("g", { class: "lines" }), boxes);
-    const label = "Wiring diagram. Arrow keys move between heads, Enter opens a head, e moves to its edges, Escape closes.";
+    const label = "Wiring diagram. Arrow keys move between heads, e goes to the lines of a head, Enter opens, Escape "
+      + "closes.";
     svg = HS.svg("svg", { id: "wiring-svg", role: "group", "aria-label": label }, HS.routing.arrowheads("arrow"), world,
       HS.svg("rect", { class: "header-ground", x: 0, y: 0, width: "100%", height: HEADER }), header);
     HS.byId("diagram").replaceChildren(svg);
@@ -154,6 +156,10 @@ HS.wiring = (() => {
       const route = HS.routing.route(r, g.xs, g.box / 2, g.column, wide), pinned = isPinned.has(r.key) ? "pinned" : "";
       const line = HS.routing.line("arrow", route.way, edge, wide, passes, pinned);
       line.path.dataset.strength = edge.strength.toFixed(3);
+      const score = HS.score(edge.score, edge.metric);
+      const name = `${r.key.replace("-", " → ")}, ${score}, evidence: ${HS.evidence.verdict(edge)}`;
+      for (const [key, value] of Object.entries({ role: "button", tabindex: "-1",
+        "aria-label": name })) line.hit.setAttribute(key, value);
       return { edge, ...line, route, passes, dot: HS.evidence.dot(edge), mark: null };
     }).sort((a, b) => a.passes - b.passes || a.edge.strength - b.edge.strength);
     const dotted = made.filter((line) => line.dot);
@@ -196,23 +202,26 @@ HS.wiring = (() => {
   // The ends of pinned edges keep their strength, so that no head in the middle of a chosen path is dimmed.
   const highlight = () => {
     const head = HS.state.head, pair = HS.state.pair, kin = new Set(head ? HS.model.kin(head) : []);
-    const near = new Set(kin);
+    const near = new Set(kin), kept = new Set();
     for (const { edge, path, hit, mark } of lines) {
       const lit = head ? kin.has(edge.source) || kin.has(edge.target) : pair ? pairKey(edge) === pair : false;
       for (const part of [path, hit, mark]) part?.classList.toggle("lit", lit);
       mark?.classList.toggle("pinned", path.classList.contains("pinned"));
       hit.classList.toggle("pinned", path.classList.contains("pinned"));
       path.classList.toggle("chosen", pair === pairKey(edge));
-      if (lit || path.classList.contains("pinned")) { near.add(edge.source); near.add(edge.target); }
+      if (lit) { near.add(edge.source); near.add(edge.target); }
+      if (path.classList.contains("pinned")) { kept.add(edge.source); kept.add(edge.target); }
     }
     const chosen = HS.chosenPair();
     if (chosen) { near.add(chosen.source); near.add(chosen.target); }
     const alone = head && !lines.some((l) => l.path.classList.contains("lit"));
-    HS.byId("wiring-alone").textContent = alone ? `${head} has no edge in this view; its card lists its best partners.` : "";
+    HS.byId("wiring-alone").textContent = alone
+      ? `${head} has no edge in this view; its card lists its best partners.` : "";
     svg.classList.toggle("focused", nodes.has(head));
     svg.classList.toggle("one-pair", Boolean(chosen));
     for (const [name, { group }] of nodes) {
       group.classList.toggle("near", near.has(name));
+      group.classList.toggle("kept", kept.has(name));
       group.classList.toggle("kin", kin.has(name) && name !== head);
       group.classList.toggle("chosen", name === head);
       group.setAttribute("aria-pressed", String(name === head));
@@ -245,11 +254,21 @@ HS.wiring = (() => {
   // The next box of the column, or the box at the nearest height in the next occupied column.
   const step = (dx, dy) => {
     const here = nodes.get(cursor), all = [...nodes].map(([name, n]) => ({ name, ...n }));
-    const ahead = all.filter((n) => (dx ? (n.x - here.x) * dx > 1 : n.column === here.column && (n.y - here.y) * dy > 1));
+    const ahead = all.filter((n) => (dx ? (n.x - here.x) * dx > 1 : n.column === here.column
+      && (n.y - here.y) * dy > 1));
     const cost = (n) => (dx ? Math.abs(n.x - here.x) * 1000 + Math.abs(n.y - here.y) : Math.abs(n.y - here.y));
     const next = ahead.sort((a, b) => cost(a) - cost(b))[0];
     if (next) moveTo(next.name, true);
   };
+  // The lines of a head: e moves to the first, and the arrow keys to the next.
+  const stepLine = (from, by) => {
+    const own = lines.filter(({ edge, path }) => (edge.source === cursor || edge.target === cursor)
+      && path.checkVisibility());
+    own.sort((a, b) => pairKey(a.edge).localeCompare(pairKey(b.edge)));
+    const at = own.findIndex((line) => line.hit === from);
+    own[(at + by + own.length) % own.length]?.hit.focus({ preventScroll: true });
+  };
+
   const keys = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
   const listen = () => {
@@ -269,7 +288,12 @@ HS.wiring = (() => {
     });
     box.addEventListener("mouseleave", (event) => HS.tip("", event));
     box.addEventListener("keydown", (event) => {
-      if (keys[event.key] && headOf(event)) step(...keys[event.key]);
+      const line = lineOf(event);
+      if (line && keys[event.key]) stepLine(line.hit, keys[event.key][0] + keys[event.key][1]);
+      else if (line && (event.key === "Enter" || event.key === " ")) HS.choosePair(line.edge.pairing, line.edge.source,
+        line.edge.target);
+      else if (event.key === "e" && headOf(event)) stepLine(null, 1);
+      else if (keys[event.key] && headOf(event)) step(...keys[event.key]);
       else if ((event.key === "Enter" || event.key === " ") && headOf(event)) HS.chooseHead(headOf(event));
       else if (!HS.zoom.key(event.key)) return;
       event.preventDefault();

@@ -1,11 +1,15 @@
 // Zooming and panning the diagram: buttons, keys, drag, Ctrl and wheel, pinch. The column names stay visible.
 "use strict";
 HS.zoom = (() => {
-  const LEAST = 0.12, MOST = 4, READABLE = 0.62;
+  const LEAST = 0.12, MOST = 4, READABLE = 0.62, SMALL = 0.45; // SMALL: still worth seeing whole
   let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 }, parts = null, moved = false;
   const fingers = new Map();
 
-  const tallest = () => Math.max(320, Math.min(620, innerHeight - 330));
+  // The room below the controls when the page is at its top, but for the buttons under the diagram.
+  const tallest = () => {
+    const above = HS.byId("diagram").getBoundingClientRect().top + scrollY;
+    return Math.max(320, Math.min(900, innerHeight - above - 16));
+  };
 
   // Show the whole diagram if it stays legible, otherwise its upper left corner.
   const fit = (svg, world, header, size) => {
@@ -13,7 +17,7 @@ HS.zoom = (() => {
     const box = HS.byId("diagram");
     content = size;
     const wide = box.clientWidth, whole = Math.min(1, wide / size.width);
-    const height = Math.min(size.height * Math.max(whole, READABLE), Math.max(tallest(), 0)) || 200;
+    const height = Math.min(size.height * Math.max(whole, READABLE), tallest()) || 200;
     window_ = { width: wide, height: Math.max(150, height) };
     parts = { svg, world, header };
     svg.setAttribute("width", wide);
@@ -23,7 +27,8 @@ HS.zoom = (() => {
   };
 
   const reset = () => {
-    const s = Math.min(1, Math.max(READABLE, Math.min(window_.width / content.width, window_.height / content.height)));
+    const all = Math.min(window_.width / content.width, window_.height / content.height);
+    const s = Math.min(1, all >= SMALL ? all : READABLE);
     at = { s, x: Math.max(0, (window_.width - content.width * s) / 2), y: 0 };
     apply();
   };
