@@ -69,6 +69,8 @@ SHOTS = {
     "report-first": Shot(demo),
     "report-tour": Shot(demo, "#metric=pk&pairings=OK&pair=L0H3.O-L1H0.K&tour=2"),
     "report-large": Shot(demo, "#metric=pk&pairings=OK&head=L1H0&tour=3"),
+    "report-watch": Shot(demo, "#pair=L0H3.O-L1H0.K", (1440, 900), ("#inspector .watch",), 2),
+    "report-task": Shot(demo, "#at=task", (1300, 1000), ("#task h2", "#task-legend")),
     "demo-circuit": Shot(demo, "", (1440, 1000), ("#diagram svg", "#legend"), 2),
     "report": Shot(gpt2, "#head=L4H7"),
     "site": Shot(gallery, "", (1440, 860)),
@@ -111,7 +113,9 @@ def take(browser: Any, file: Path, shot: Shot, picture: Path) -> None:
         page.screenshot(path=picture)
     else:
         # Remove the controls between the parts.
-        page.eval_on_selector_all(".diagram-tools, #circuit, #paths", "all => all.forEach((part) => part.remove())")
+        page.eval_on_selector_all(
+            "#zoom, #save, #circuit, #paths, #wiring > .lead", "all => all.forEach((part) => part.remove())"
+        )
         page.eval_on_selector(shot.parts[0], "part => part.scrollIntoView({block: 'start'})")
         page.eval_on_selector("html", "root => root.scrollBy(0, -80)")
         boxes = [box for part in shot.parts if (box := page.locator(part).first.bounding_box()) is not None]

@@ -35,10 +35,12 @@ class View:
 
     def edges(self) -> set[str]:
         """The edges drawn, as the page names them: ``L0H1.O-L2H0.K``."""
-        return set(self.page.eval_on_selector_all(".edge-hit", "all => all.map(e => e.dataset.pair)"))
+        script = "all => all.filter(e => !e.closest('#task')).map(e => e.dataset.pair)"
+        return set(self.page.eval_on_selector_all(".edge-hit", script))
 
     def visible_edges(self) -> set[str]:
-        script = "all => all.filter(e => getComputedStyle(e).display !== 'none').map(e => e.dataset.pair)"
+        shown = "!e.closest('#task') && getComputedStyle(e).display !== 'none'"
+        script = f"all => all.filter(e => {shown}).map(e => e.dataset.pair)"
         return set(self.page.eval_on_selector_all(".edge-hit", script))
 
     def state(self, key: str) -> str:
@@ -61,7 +63,7 @@ class View:
         self.page.press(selector, "Enter")
 
     def click_head(self, name: str) -> None:
-        self.page.click(f'.node[data-head="{name}"]')
+        self.page.click(f'#diagram .node[data-head="{name}"]')
 
     def saved_csv(self, selector: str) -> list[dict[str, str]]:
         with self.page.expect_download() as download:

@@ -166,7 +166,7 @@ def test_significance_rule(null: str, open_page: Open, gpt2: tuple[Path, Scores]
     else:  # the page draws the strongest and says so
         assert len(view.edges()) == 400
         assert view.edges() == expected(scores, pairing="OK", k=400)
-        assert "More pairs pass in OK" in view.text("#wiring-notes")
+        assert "More pass in OK" in view.text("#wiring-notes")
 
 
 def test_significance_and_minimum_can_leave_nothing(open_page: Open, small: tuple[Path, Scores]) -> None:

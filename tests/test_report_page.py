@@ -77,7 +77,7 @@ def test_nothing_is_wider_than_the_window(width: int, open_page: Open, demo: tup
 
 def test_on_a_phone_the_card_comes_to_the_tap(open_page: Open, demo: tuple[Path, Scores]) -> None:
     view = open_page(*demo, viewport={"width": 420, "height": 800}, has_touch=True)
-    node = view.page.locator('.node[data-head="L0H3"]')
+    node = view.page.locator('#diagram .node[data-head="L0H3"]')
     node.scroll_into_view_if_needed()
     node.tap()
     assert view.state("head") == "L0H3"

@@ -130,7 +130,7 @@ def test_few_crossings_and_no_line_through_a_box(
     found = crossings(lines)
     told = view.page.evaluate("HS.wiring.geometry().crossings")
     assert found <= told <= most
-    labels = view.page.eval_on_selector_all(".node text", "all => all.map(t => t.textContent)")
+    labels = view.page.eval_on_selector_all("#diagram .node text", "all => all.map(t => t.textContent)")
     assert len(labels) == len(boxes) and all(labels)
     assert all(
         "arrow" in m

@@ -68,7 +68,7 @@ GOOD: dict[str, list[str]] = {
      "nodes": ["probe.npy", "probe.npy@1", "probes.npz:a@0", "vectors.safetensors:v@1"],
     "sae": ["sae", "sae:0,2-3"],
     "floor": ["0", "0.1"], "draws": ["1", "3"],
-    "stats": ["stats.safetensors", "result.safetensors"],
+    "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],
     "adapter": ["lora"], "transcoders": ["tc{}.npz"], "strongest": ["1", "5"],
     "hook": ["hook_mlp_in", "ln2.hook_normalized"],
     "components": ["components.safetensors", "components.safetensors:h.0.attn.c_attn:0,2-3"],

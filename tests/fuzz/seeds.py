@@ -214,6 +214,7 @@ def write_extras(folder: Path) -> None:
     scores.save(folder / "empty.safetensors")
     write_inputs(folder, rng)
     hs.observe(folder / "gpt2", tokens=[[1, 2, 3, 4], [2, 4, 1, 3]], out=folder / "stats.safetensors")
+    hs.task(folder / "gpt2", "induction", prompts=2, k=2, method="eap", out=folder / "task.safetensors")
     (folder / "text.txt").write_text("a b c ab a b c d e ab " * 3, encoding="utf-8")
 
 

@@ -43,6 +43,9 @@ def report(
     model: WeightsOption = None,
     behaviour: BehaviourOption = None,
     tokens: Tokens = None,
+    task: Annotated[
+        list[Path] | None, typer.Option(help="A task circuit from headspan task, for a tab; may be repeated.")
+    ] = None,
     force: Force = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -53,18 +56,21 @@ def report(
       headspan report demo --out demo.html
       headspan report openai-community/gpt2 --labels gpt2-ioi --out gpt2.html --open
       headspan report gpt2.safetensors --weights openai-community/gpt2 --out gpt2.html
+      headspan report gpt2.safetensors --task ioi.safetensors --out gpt2.html
     """
     from headspan.explorer.report import report as make
     from headspan.results.head_scores import BehaviourScores
     from headspan.results.labels import Labels
     from headspan.results.scores import Scores, is_result
+    from headspan.results.tasks.task_result import Task
     from headspan.subspaces.metrics import DEFAULT_METRICS
     from headspan.system.outputs import check_output
 
-    check_output(out, "page", inputs=[scores, labels, model, behaviour], force=force)
+    check_output(out, "page", inputs=[scores, labels, model, behaviour, *(task or [])], force=force)
     if labels is not None and labels != "behaviour":
         Labels.load(labels)  # report a wrong name before scoring
     habits = BehaviourScores.load(behaviour) if behaviour else None
+    tasks = [Task.load(path) for path in task or []]
     if is_result(scores):
         result, opened = Scores.load(scores), model
         refuse_ignored("on a saved result, which has its own", metric=metric, pairing=pairing)
@@ -88,6 +94,7 @@ def report(
             labels=labels,
             behaviour=habits,
             tokens=tokens,
+            task=tasks,
             force=force,
             progress=update,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -16,11 +16,13 @@ from headspan.explorer.details import chance_curves, pair_details, tokens_by_rol
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
 from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
 from headspan.explorer.findings import find
-from headspan.explorer.head_values import head_values
+from headspan.explorer.head_values import HeadScores, head_scores, head_values
 from headspan.explorer.headline import disagreements, headline
 from headspan.explorer.paths import strongest_paths
 from headspan.explorer.provenance import provenance_rows, without_paths
+from headspan.explorer.tasks import check_tasks, encode_task
 from headspan.explorer.tour import tour
+from headspan.explorer.watch import example_sets
 from headspan.models.weights import AttentionWeights
 from headspan.paper.evaluation import Estimate, Measure, classification, detection, metric_agreement
 from headspan.plotting.style import EDGE_LOOKS, SEQUENTIAL, label_colours
@@ -28,6 +30,7 @@ from headspan.results.effects import Effects, effects_in
 from headspan.results.identity import short_name
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
+from headspan.results.tasks.task_result import Task
 from headspan.scoring.model_of_result import check_same_model
 from headspan.statistics.baseline import PairingSummary, summary_of
 from headspan.statistics.evidence import LEAST_INFLUENCE, rises_above_chance
@@ -44,8 +47,6 @@ SCHEMA = 1
 DEFAULT_K = 20
 CROWDED = 0.25  # share of all pairs beyond which a diagram is too crowded to read
 _BINS = 255
-
-HeadScores = Mapping[str, Mapping[str, "float | None"]]
 
 CITATION = {
     "text": (
@@ -71,6 +72,7 @@ def collect(
     labels: Labels | None = None,
     behaviour: HeadScores | None = None,
     tokens: int = 10,
+    tasks: Sequence[Task] = (),
     progress: Update = lambda done, total: None,
 ) -> dict[str, Any]:
     """The payload of a report. Parts that the result or the weights cannot provide are left out, with a reason."""
@@ -82,10 +84,11 @@ def collect(
     if labels is not None:
         doubts.append(labels.doubt(scores.provenance))
         labels = labels.for_model(scores.ports)
+    doubts += check_tasks(scores, tasks)
     limits, matrices = Limits.of(scores), encode_matrices(scores)
     measured = effects_in(scores)
     above = rises_above_chance(scores)
-    kinds = _behaviour(scores, behaviour)
+    kinds = head_scores(scores, behaviour)
     edges, summaries = _edges_and_summaries(scores, limits, measured, above)
     evaluated = _evaluation(scores, labels)
     first = headline(scores, edges, summaries, measured, above)
@@ -122,6 +125,8 @@ def collect(
         "head_values": (values := head_values(scores, measured)),
         "bands": bands(scores, kinds, values),
         "evaluation": evaluated,
+        "examples": example_sets(measured, tasks),
+        "tasks": [encode_task(task, scores) for task in tasks],
         "headline": first._asdict(),
         "findings": [finding._asdict() for finding in found],
         "disagreements": disagreements(edges, metric_order(scores)[0], summaries),
@@ -279,7 +284,7 @@ def _hubs(scores: Scores) -> dict[str, dict[str, str]]:
     return found
 
 
-# ------------------------------------------------------- labels and head scores
+# ------------------------------------------------------- labels and evaluation
 
 
 def _labels(labels: Labels | None) -> dict[str, Any] | None:
@@ -292,22 +297,6 @@ def _labels(labels: Labels | None) -> dict[str, Any] | None:
         "words": {name: class_words(name) for name in labels.names},
         "heads": {str(head): list(names) for head, names in labels.classes.items()},
     }
-
-
-def _behaviour(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
-    """Head scores given by the caller or stored in the result, restricted to heads of this model."""
-    kept = given or scores.annotations.get("behaviour")
-    if not isinstance(kept, Mapping):
-        return None
-    known = {str(head) for head in scores.ports.query}
-    found: dict[str, dict[str, float]] = {}
-    for kind, by_head in kept.items():
-        if isinstance(by_head, Mapping):
-            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
-            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
-            if values:
-                found[str(kind)] = values
-    return found or None
 
 
 def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:

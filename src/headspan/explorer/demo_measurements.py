@@ -1,4 +1,4 @@
-"""Head scores and effects of the demo model, shipped with the package so that they can be shown without torch."""
+"""Head scores, effects and a task circuit of the demo model, shipped with the package: they need no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 
 from headspan.results.effects import effects_in
 from headspan.results.scores import Scores
+from headspan.results.tasks.task_result import Task
+
+_DATA = Path(str(resources.files("headspan"))) / "data"
+_EFFECTS, _TASK = _DATA / "demo-effects.safetensors", _DATA / "demo-task.safetensors"
 
 
 def with_shipped(scores: Scores) -> Scores:
@@ -17,19 +21,28 @@ def with_shipped(scores: Scores) -> Scores:
     The result must be of the same weights, by their fingerprint. ``docs/demo-model.md`` has the
     commands that made the files.
     """
-    if scores.provenance.get("reference") != "demo":
-        return scores
-    folder = Path(str(resources.files("headspan"))) / "data"
-    habits, measured = folder / "demo" / "behaviour.json", folder / "demo-effects.safetensors"
-    if not (habits.is_file() and measured.is_file()):
-        return scores
-    shipped = Scores.load(measured)
-    if scores.provenance.get("fingerprint") != shipped.provenance["fingerprint"]:
+    shipped = _shipped_for(scores)
+    if shipped is None:
         return scores
     annotations, extra = dict(scores.annotations), dict(scores.extra)
     if not annotations.get("behaviour"):
-        annotations["behaviour"] = json.loads(habits.read_text(encoding="utf-8"))
+        annotations["behaviour"] = json.loads((_DATA / "demo" / "behaviour.json").read_text(encoding="utf-8"))
     if effects_in(scores) is None and scores.ports.same_heads(shipped.ports):
         extra |= shipped.extra
         annotations["effects"] = shipped.annotations["effects"]
     return replace(scores, annotations=annotations, extra=extra)
+
+
+def shipped_tasks(scores: Scores) -> list[Task]:
+    """The shipped task circuit of the demo model; none for a result of another model."""
+    return [Task.load(_TASK)] if _shipped_for(scores) is not None and _TASK.is_file() else []
+
+
+def _shipped_for(scores: Scores) -> Scores | None:
+    """The shipped measurements, for a result of the same weights."""
+    if scores.provenance.get("reference") != "demo":
+        return None
+    if not ((_DATA / "demo" / "behaviour.json").is_file() and _EFFECTS.is_file()):
+        return None
+    shipped = Scores.load(_EFFECTS)
+    return shipped if scores.provenance.get("fingerprint") == shipped.provenance["fingerprint"] else None

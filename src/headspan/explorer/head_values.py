@@ -1,4 +1,4 @@
-"""Values of single heads other than head scores: their largest effects, and their drift."""
+"""Values of single heads: their head scores, their largest effects, and their drift."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ import numpy as np
 
 from headspan.results.effects import Effects
 from headspan.results.scores import Scores
+
+HeadScores = Mapping[str, Mapping[str, "float | None"]]
+
+
+def head_scores(scores: Scores, given: HeadScores | None) -> dict[str, dict[str, float]] | None:
+    """Head scores given by the caller or stored in the result, restricted to heads of this model."""
+    kept = given or scores.annotations.get("behaviour")
+    if not isinstance(kept, Mapping):
+        return None
+    known = {str(head) for head in scores.ports.query}
+    found: dict[str, dict[str, float]] = {}
+    for kind, by_head in kept.items():
+        if isinstance(by_head, Mapping):
+            numbers = {str(h): v for h, v in by_head.items() if str(h) in known and isinstance(v, (int, float))}
+            values = {head: float(v) for head, v in numbers.items() if math.isfinite(v)}
+            if values:
+                found[str(kind)] = values
+    return found or None
 
 
 def head_values(scores: Scores, measured: Effects | None) -> dict[str, dict[str, Any]]:

@@ -19,11 +19,12 @@ from headspan.system.outputs import writing
 from headspan.vocabulary.errors import visible
 
 STYLES = ("base.css", "parts.css")
+REPORT_STYLES = (*STYLES, "watch.css", "task.css")
 SCRIPTS = (
     "core.js", "model.js", "chance.js", "table.js", "routing.js", "evidence.js", "controls.js", "legend.js", "notes.js",
-    "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js", "headline.js", "glossary.js", "intro.js", "paths.js",
-    "inspector.js", "heatmap.js", "scatter.js", "distribution.js", "heads.js", "find.js", "save.js", "tables.js",
-    "main.js",
+    "layout.js", "zoom.js", "tips.js", "circuit.js", "wiring.js", "flow.js", "headline.js", "glossary.js", "intro.js",
+    "paths.js", "watch.js", "inspector.js", "heatmap.js", "scatter.js", "distribution.js", "heads.js", "task.js",
+    "find.js", "save.js", "tables.js", "main.js",
 )  # fmt: skip
 
 _DASHES = {"-": "none", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}  # matplotlib's names as SVG lengths
@@ -35,7 +36,7 @@ def render(
     payload: dict[str, Any],
     template: str = "page.html",
     scripts: tuple[str, ...] = SCRIPTS,
-    styles: tuple[str, ...] = STYLES,
+    styles: tuple[str, ...] = REPORT_STYLES,
 ) -> str:
     """The whole page as text."""
     from markupsafe import Markup

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from headspan.change.diff import Diff
 from headspan.change.series import Series
-from headspan.explorer.data import HeadScores, collect
-from headspan.explorer.demo_measurements import with_shipped
+from headspan.explorer.data import collect
+from headspan.explorer.demo_measurements import shipped_tasks, with_shipped
+from headspan.explorer.head_values import HeadScores
 from headspan.explorer.page import Report, render
+from headspan.explorer.tasks import TaskFiles, given_tasks
 from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import LabelsLike
@@ -43,6 +45,7 @@ def report(
     labels: LabelsLike | None = None,
     behaviour: BehaviourScores | HeadScores | str | os.PathLike[str] | None = None,
     tokens: int | None = None,
+    task: TaskFiles | None = None,
     force: bool = False,
     progress: Update | None = None,
 ) -> Report:
@@ -56,6 +59,7 @@ def report(
         heads and are evaluated. The demo model has those of its head scores by default.
     behaviour: head scores (``headspan.behaviour``) or their file; those kept with the result by default.
     tokens: how many tokens to list for every head and role, where there is a model; 10 by default, 0 for none.
+    task: task circuits of the model (``headspan.task``), or their files: each gets a tab.
     force: overwrite a file that is not such a page (never an input).
     progress: called with (done, total); by default a bar in a terminal or notebook.
     """
@@ -64,7 +68,7 @@ def report(
     if isinstance(scores, (Diff, Series)):
         from headspan.explorer.change import change_page
 
-        given = {"model": model, "labels": labels, "behaviour": behaviour, "tokens": tokens}
+        given = {"model": model, "labels": labels, "behaviour": behaviour, "tokens": tokens, "task": task}
         refuse_ignored("on the page of a change", **given)
         page = change_page(scores)
         if out is not None:
@@ -85,9 +89,10 @@ def report(
         labels = "behaviour"
     scores = known
     classes = given_labels(labels, scores)
+    tasks = given_tasks(task) or shipped_tasks(scores)
     with progress_bar("making the page", progress) as update:
         listed = 10 if tokens is None else tokens
-        payload = collect(scores, weights, labels=classes, behaviour=told, tokens=listed, progress=update)
+        payload = collect(scores, weights, labels=classes, behaviour=told, tokens=listed, tasks=tasks, progress=update)
     page = Report(payload, render(payload))
     if out is not None:
         page.save(out, force=force)

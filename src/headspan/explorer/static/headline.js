@@ -17,7 +17,7 @@ HS.headline = (() => {
       ? HS.el("button", {
         type: "button", id: "headline-show", class: "headline", title: "Show this edge",
           onclick: () => open(first.view),
-      }, finding, HS.el("span", { text: evidence }))
+      }, finding, HS.el("span", { text: evidence.replaceAll("q = ", "q\u00a0=\u00a0") }))
       : HS.el("p", { class: "headline none", text: first.text });
     const others = findings.slice(1, 1 + MORE).map((finding) => HS.el("li", {},
       HS.el("button", { type: "button", text: finding.title, title: finding.text,

@@ -131,7 +131,7 @@ HS.inspector = (() => {
     const kept = HS.model.findEdge(metric, pairing, row, column);
     if (kept && kept.evidence !== null) rows.unshift(["Evidence", HS.el("b", { "data-evidence": kept.evidence, text: HS.evidence.verdict(kept) })]);
     rows.push(...effect(pairing, row, column), ["Circuit", HS.circuit.button({ pairing, source, target })]);
-    parts.push(facts(rows), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
+    parts.push(facts(rows), ...HS.watch.part(pairing, source, target), ...angles(pairing, row, column, source, target), ...sharedTokens(pairing, row, column), ...others(source, target));
     return parts;
   };
 
@@ -237,6 +237,11 @@ HS.inspector = (() => {
     if (over > 0) scrollBy(0, over);
   });
 
-  const start = () => { show(); HS.on(["head", "pair", "metric", "pins", "tour"], show); HS.on(["head", "pair"], uncover); };
+  const start = () => {
+    show();
+    if (HS.state.head || HS.state.pair) uncover();
+    HS.on(["head", "pair", "metric", "pins", "tour"], show);
+    HS.on(["head", "pair"], uncover);
+  };
   return { start };
 })();

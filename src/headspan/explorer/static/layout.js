@@ -3,7 +3,8 @@
 // there, so that no line runs through a box. Barycentre passes and sifting order the items to reduce crossings.
 "use strict";
 HS.layout = (() => {
-  const ROW = 27, LANE = 7, BESIDE = 9, GAP = 9, FRAME = 7, SWEEPS = 16, MANY = 2500;
+  const ROW = 27, LANE = 7, BESIDE = 9, GAP = 9, FRAME = 7, SWEEPS = 16;
+  const CROWDED = 900, MANY = 2500; // with more items one start must do, and beyond that no sifting
 
   const newRow = (name, item) => ({ name, item, at: 0, left: [], right: [] });
   const newItem = (column, names, frame, lane) => {
@@ -61,7 +62,7 @@ HS.layout = (() => {
   // ---------------------------------------------------------------- order
   // The best of several starts: numerical order, then perturbations of the best so far (deterministic).
   const untangle = (stacks, items, numeric) => {
-    const tries = items > MANY ? 1 : Math.max(2, Math.min(24, Math.round(6000 / items)));
+    const tries = items > CROWDED ? 1 : Math.max(2, Math.min(24, Math.round(6000 / items)));
     let best = total(stacks), kept = remember(stacks), random = 12345;
     const lot = () => { random = (random * 1103515245 + 12345) % 2147483648; return random / 2147483648 - 0.5; };
     for (let attempt = 0; attempt < tries && best; attempt++) {

@@ -9,7 +9,8 @@
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
     k: String(data.default_k), min: "", q: "0.05", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", own: "", at: "", large: "", order: "", idle: "", pins: "", only: "", circuit: "", tour: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", own: "", at: "", large: "", order: "", idle: "", pins: "", only: "", circuit: "", tour: "",
+    token: "", task: "1", edges: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
   // Ignore values in the address that do not exist.
@@ -18,13 +19,16 @@
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
       rule: ["top", "top-per-target", "significance", "threshold"], q: HS.controls.QS, only: ["", "1"], null: ["reversed", "within", "random"],
       large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], own: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
-      at: ["", "overview", "wiring", "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
+      task: ["1", ...data.tasks.map((_, i) => String(i + 1))],
+      at: ["", "overview", "wiring", ...(data.tasks.length ? ["task"] : []), "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
     };
     for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];
     if (!/^\d{1,5}$/.test(state.k)) state.k = HS.defaults.k;
     if (state.min !== "" && !Number.isFinite(Number(state.min))) state.min = "";
     state.pairings = state.pairings.split(",").filter((p) => data.pairings.includes(p)).join(",");
     state.pins = state.pins.split("|").filter((key) => HS.pairOf(key)).slice(0, 400).join("|");
+    if (!/^\d{0,4}$/.test(state.edges)) state.edges = "";
+    if (!/^\d{0,2}$/.test(state.token)) state.token = "";
     state.circuit = state.circuit.slice(0, 80);
     if (state.head && !HS.model.exists(state.head)) state.head = "";
     return state;
@@ -38,7 +42,7 @@
   };
 
   const navigate = () => {
-    const titles = { wiring: "Wiring", overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Glossary", provenance: "Provenance" };
+    const titles = { wiring: "Wiring", ...(data.tasks.length ? { task: "Task" } : {}), overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Glossary", provenance: "Provenance" };
     const links = Object.entries(titles).map(([id, text]) => HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
       event.preventDefault();
       HS.set({ at: id });
@@ -65,11 +69,13 @@
   HS.circuit.start();
   HS.paths.start();
   HS.wiring.start();
+  HS.watch.start();
   HS.inspector.start();
   HS.heatmap.start();
   HS.scatter.start();
   HS.distribution.start();
   HS.heads.start();
+  HS.task.start();
   HS.find.start();
   HS.save.start();
   if (HS.state.at) HS.byId(HS.state.at).scrollIntoView();
