@@ -2,7 +2,8 @@
 "use strict";
 HS.zoom = (() => {
   const LEAST = 0.12, MOST = 4, READABLE = 0.62, SMALL = 0.45; // SMALL: still worth seeing whole
-  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 }, parts = null, moved = false;
+  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 }, parts = null,
+    moved = false;
   const fingers = new Map();
 
   // The room below the controls when the page is at its top, but for the buttons under the diagram.
@@ -32,7 +33,8 @@ HS.zoom = (() => {
     at = { s, x: Math.max(0, (window_.width - content.width * s) / 2), y: 0 };
     apply();
   };
-  const whole = () => { at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0, y: 0 }; apply(); };
+  const whole = () => { at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0,
+    y: 0 }; apply(); };
 
   const apply = () => {
     const wide = content.width * at.s, high = content.height * at.s;
@@ -48,7 +50,8 @@ HS.zoom = (() => {
       if (fits) free = x + half;
     }
     const box = HS.byId("diagram").parentElement;
-    for (const [side, more] of [["left", at.x < -1], ["right", at.x + wide > window_.width + 1], ["up", at.y < -1], ["down", at.y + high > window_.height + 1]]) box.classList.toggle(`more-${side}`, more);
+    for (const [side, more] of [["left", at.x < -1], ["right", at.x + wide > window_.width + 1], ["up", at.y < -1],
+      ["down", at.y + high > window_.height + 1]]) box.classList.toggle(`more-${side}`, more);
     HS.byId("zoom-level").textContent = `${Math.round(100 * at.s)} %`;
   };
 
@@ -61,7 +64,8 @@ HS.zoom = (() => {
 
   const reveal = (x, y) => {
     const sx = at.x + at.s * x, sy = at.y + at.s * y, m = 50;
-    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0, sy < m ? m - sy : sy > window_.height - m ? window_.height - m - sy : 0);
+    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0,
+      sy < m ? m - sy : sy > window_.height - m ? window_.height - m - sy : 0);
   };
 
   const key = (name) => {
@@ -74,14 +78,17 @@ HS.zoom = (() => {
 
   const listen = () => {
     const box = HS.byId("diagram");
-    const place = (event) => { const r = box.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };
+    const place = (event) => { const r = box.getBoundingClientRect();
+      return [event.clientX - r.left, event.clientY - r.top]; };
     box.addEventListener("wheel", (event) => {
       if (event.ctrlKey || event.metaKey) scale(Math.exp(-event.deltaY / 300), ...place(event));
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && content.width * at.s > window_.width) pan(-event.deltaX, 0);
+      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)
+        && content.width * at.s > window_.width) pan(-event.deltaX, 0);
       else return;
       event.preventDefault();
     }, { passive: false });
-    box.addEventListener("pointerdown", (event) => { if (event.button === 0) { fingers.set(event.pointerId, place(event)); moved = false; } });
+    box.addEventListener("pointerdown",
+      (event) => { if (event.button === 0) { fingers.set(event.pointerId, place(event)); moved = false; } });
     box.addEventListener("pointermove", (event) => {
       const before = fingers.get(event.pointerId), now = place(event);
       if (!before) return;
@@ -96,8 +103,10 @@ HS.zoom = (() => {
     });
     const up = (event) => fingers.delete(event.pointerId);
     for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) box.addEventListener(name, up);
-    const button = (text, label, onclick) => HS.el("button", { type: "button", text, "aria-label": label, title: label, onclick });
-    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }), button("+", "Larger", () => scale(1.25)), button("Fit", "Show the whole diagram", whole));
+    const button = (text, label, onclick) =>
+      HS.el("button", { type: "button", text, "aria-label": label, title: label, onclick });
+    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }),
+      button("+", "Larger", () => scale(1.25)), button("Fit", "Show the whole diagram", whole));
   };
 
   // Ignore the click that ends a drag.
