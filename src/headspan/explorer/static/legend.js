@@ -48,7 +48,7 @@ HS.legend = (() => {
       found.push([{ text: "Line: O solid, Q dashed, K dotted, V dash-dot" }]);
     if (HS.state.shade === "labels" && data.labels)
       found.push(Object.entries(data.labels.colours).map(([name, fill]) =>
-        ({ fill, text: name.replaceAll("_", " ") })));
+        ({ fill, text: HS.classWord(name) })));
     return found.filter((group) => group.length);
   };
 
