@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from headspan import __version__
 from headspan.cli.common import STOPPED, Command
@@ -19,7 +20,7 @@ from headspan.vocabulary.errors import HeadspanError, message, remember_text
 
 # The base class of typer's usage errors; typer moves it between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-# The commands of each module, in the order of --help. A command loads its own module only.
+# The commands of each module. A command loads its own module only.
 _MODULES = {
     "info": ["info"],
     "results": ["score", "top", "compare"],
@@ -37,6 +38,31 @@ _MODULES = {
     "cache": ["cache"],
     "agent": ["skill", "mcp"],
 }
+
+
+# The commands in the order of --help, by what they are for.
+GROUPS = {
+    "Score": ["info", "score", "cache"],
+    "Read": ["top", "wiring", "hubs", "baseline", "pair", "tokens", "nodes", "paths", "links"],
+    "Run": ["behaviour", "observe", "effects", "task"],
+    "Compare": ["compare", "diff", "track", "evaluate", "reproduce"],
+    "Publish": ["report", "figures", "site", "skill", "mcp"],
+}
+
+
+class _Groups(TyperGroup):
+    """Lists the commands by group in --help, each with its whole first sentence."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        grouped = [name for names in GROUPS.values() for name in names if name in self.commands]
+        return [*grouped, *(name for name in self.commands if name not in grouped)]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            rows = [(n.ljust(width), self.commands[n].get_short_help_str(200)) for n in names if n in self.commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 class _App(typer.Typer):
@@ -64,6 +90,7 @@ def _application(first: str = "") -> typer.Typer:
     """The command line for arguments that begin with ``first``: the module of that command, otherwise all modules."""
     made = _App(
         name="headspan",
+        cls=_Groups,
         help="Find which attention heads communicate, from their weights alone.",
         no_args_is_help=True,
         add_completion=False,

@@ -97,10 +97,15 @@ def behaviour(
         )
     for remark in scores.notes:
         note(remark)
+    if into is not None:
+        note(f"{into}: head scores of {len(scores.heads)} heads")
     if out is not None:
         scores.save(out, force=force)
+        note(f"{out}: head scores of {len(scores.heads)} heads")
     if labels_out is not None:
-        write_labels(scores.labels(best, threshold), labels_out, force=force)
+        labels = scores.labels(best, threshold)
+        write_labels(labels, labels_out, force=force)
+        note(f"{labels_out}: labels of {len(labels)} heads")
     title = f"Heads of {model} by what they attend to"
     return Listing(scores.rows(), tables=[(title, _best_heads(scores, k), {})])
 

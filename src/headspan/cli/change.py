@@ -49,7 +49,9 @@ def diff(
     ] = None,
     force: Force = False,
 ) -> Listing:
-    """Compare two models of the same shape, or a model and its LoRA adapter: head drift, edges and hubs.
+    """Compare two models, or a model and its adapter (compare takes two results): how far heads moved, edges, hubs.
+
+    Both must have the same shape.
 
     \b
     Examples:

@@ -286,7 +286,9 @@ def compare(
     metric: Metrics = None,
     pairing: Pairings = None,
 ) -> Listing:
-    """Compare two results of the same shape: shared top edges, mean squared difference (PK normalised), Spearman.
+    """Compare the scores of two results (diff compares two models): shared top edges, squared difference, Spearman.
+
+    Both must have the same shape. Before it is squared, a difference of PK is divided by the smaller rank.
 
     \b
     Examples:

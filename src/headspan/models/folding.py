@@ -39,6 +39,25 @@ FOLDED_NORMS = {
 }
 """The norms whose gains are folded into the weights, by the position of a family's norms."""
 
+# From docs/evidence.md: how well raw and folded scores follow measured effects.
+_ADVISED = "advised for RMSNorm"
+_ADVICE = {
+    ("rms", "pre"): f"{_ADVISED}: folded scores follow effects a little better (one model measured)",
+    ("rms", "sandwich"): "not advised for finding large effects: folded scores follow effects worse (one model "
+    "measured)",
+    ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
+}
+
+
+def fold_advice(weights: AttentionWeights) -> str | None:
+    """Whether to fold the norms of a model, if that is known."""
+    return _ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None
+
+
+def folding_is_advised(weights: AttentionWeights) -> bool:
+    """Whether these weights have norms that should be folded and are not."""
+    return weights.folding == "none" and (fold_advice(weights) or "").startswith(_ADVISED)
+
 
 @renamed(weights="model")
 def fold(model: ModelLike) -> FoldedWeights:

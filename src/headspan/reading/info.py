@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headspan.models.folding import FOLDED_NORMS
+from headspan.models.folding import FOLDED_NORMS, fold_advice
 from headspan.models.weights import AttentionWeights
 from headspan.results.checks import damaged
 from headspan.results.metadata import (
@@ -46,15 +46,6 @@ _PLACES = {
     "residual": "before attention, residual stream taken after it",
     "partial": "before attention, but not in the first layer",
     "none": "",
-}
-# From docs/evidence.md: how well raw and folded scores follow measured effects.
-FOLD_ADVICE = {
-    ("rms", "pre"): "advised for RMSNorm: folded scores follow effects a little better (one model measured)",
-    (
-        "rms",
-        "sandwich",
-    ): "not advised for finding large effects: folded scores follow effects worse (one model measured)",
-    ("layer", "pre"): "not needed for LayerNorm: raw and folded scores follow measured effects about equally",
 }
 _SHOWN = 8  # most lines shown of a list
 _SHOWN_IN_REPR = 10
@@ -200,7 +191,7 @@ def describe(weights: AttentionWeights) -> dict[str, Any]:
         "foldable": weights.foldable,
         "not_foldable_reason": weights.not_foldable_reason,
         "folds": FOLDED_NORMS[weights.norm_place] if weights.foldable else [],
-        "fold_advice": FOLD_ADVICE.get((weights.norm_kind, weights.norm_place)) if weights.foldable else None,
+        "fold_advice": fold_advice(weights),
         "vocab_size": weights.vocab_size,
         "unembedding": weights.tied_embedding is not None,
         "tied_embedding": weights.tied_embedding,

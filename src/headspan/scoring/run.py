@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import headspan
+from headspan.models.folding import fold as folded
+from headspan.models.folding import fold_advice, folding_is_advised
 from headspan.models.opening import ModelLike, open
 from headspan.models.weights import AttentionWeights
+from headspan.results.identity import short_name
 from headspan.results.observations import StatisticsLike, given_statistics
 from headspan.results.scores import Scores
 from headspan.scoring.assembly import Assembly, is_whole
@@ -57,6 +60,7 @@ def score(
     pairing: str | Pairing | Sequence[str | Pairing] = "all",
     pairs: PairSet = "default",
     *,
+    fold: bool = False,
     nodes: NodesLike | None = None,
     stats: StatisticsLike | None = None,
     screen: int | None = None,
@@ -80,6 +84,7 @@ def score(
     pairing: "OK" or ["OQ", "OK"]; "flow" for OQ, OK, OV; "all" for the sixteen. Nodes add OR, WQ, WK, WV and WR;
         "nodes" means only these; RR and WW are scored only if named.
     pairs: "default" (forward pairs, and same-type pairs for QQ, KK, VV, OO), "forward", "same-type" or "all".
+    fold: fold the norms into the weights first, as ``headspan.fold`` does.
     nodes: other readers and writers of the stream: files of directions (``"probe.npy@14"``), ``headspan.Node`` objects,
         ``{"neurons": "L3:17", "tokens": " Paris"}`` by the arguments of ``headspan.nodes``, or a list of these; at most
         2,000 nodes (``headspan.nodes`` takes any number).
@@ -100,7 +105,11 @@ def score(
     if screen is None:
         refuse_ignored("without screening", delta=delta, seed=seed)
     weights = open(model)
+    if fold and weights.folding == "none":
+        weights = folded(weights)
     if out is not None:
+        if folding_is_advised(weights):
+            inform(f"{short_name(weights.reference)}: folding the norms is {fold_advice(weights)}. Add `fold=True`")
         check_output(out, "result", inputs=[weights.reference], force=force)
     shipped, own = split_metrics(metric)
     names = parse_metrics(shipped, observed=stats is not None)
