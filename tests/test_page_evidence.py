@@ -98,6 +98,17 @@ def test_the_area_of_a_dot_is_its_effect(open_page: Open, demo: Demo) -> None:
     assert view.page.evaluate(overlap) <= 2, "dots are kept apart"
 
 
+def test_lines_of_scripts_are_short() -> None:
+    folder = Path(hs.__file__).parent / "explorer" / "static"
+    long = [
+        f"{script.name}:{number}"
+        for script in sorted(folder.glob("*.js"))
+        for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 120
+    ]
+    assert long == []
+
+
 def test_nothing_drawn_says_why_and_at_which_q_something_would_be(open_page: Open, demo: Demo) -> None:
     path, scores = demo
     view = open_page(path, scores)

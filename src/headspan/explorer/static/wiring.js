@@ -177,6 +177,7 @@ HS.wiring = (() => {
     const now = view(), chosen = now.only ? { edges: [], cut: [] } : HS.model.choose(now);
     const { edges } = chosen, there = new Set(edges.map(pairKey));
     const all = [...edges, ...HS.circuit.edges().filter((pin) => !there.has(pairKey(pin)))];
+    HS.notes.show(now, all, chosen.cut); // first, since its height decides the room for the diagram
     build(all);
     lines = makeLines(all, now.only);
     const marks = lines.map((l) => l.mark).filter(Boolean);
@@ -192,7 +193,6 @@ HS.wiring = (() => {
       const about = [HS.model.boxLabel(name, geometry.box), name, HS.classWords(name), HS.edgeCounts(node.counts)];
       node.group.setAttribute("aria-label", about.filter(Boolean).join(", "));
     }
-    HS.notes.show(now, all, chosen.cut);
     HS.tables.edges(all);
     shade();
     highlight();
