@@ -223,7 +223,7 @@ def test_the_headline_and_the_whole_diagram_are_on_the_first_screen(open_page: O
     assert box[0][0] > 0 and box[0][1] <= box[1][0] < box[2][0] and box[2][1] <= 900
     assert page.evaluate("HS.byId('controls').getBoundingClientRect().height") < 60, "one row"
     inside = """() => { const box = HS.byId("diagram").getBoundingClientRect();
-        return [...document.querySelectorAll(".node")].every((n) => { const r = n.getBoundingClientRect();
+        return [...document.querySelectorAll("#diagram .node")].every((n) => { const r = n.getBoundingClientRect();
             return r.top >= box.top && r.bottom <= box.bottom && r.left >= box.left && r.right <= box.right; }); }"""
     assert page.evaluate(inside)
     assert page.is_hidden("#control-metric") and page.is_hidden('.toggle[data-pairing="QQ"]')
