@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headspan.plotting.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.plotting.context import Context
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
+from headspan.system.deprecation import warn_renamed
 from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.outputs import check_folder
 from headspan.vocabulary.errors import HeadspanError, inform
@@ -42,12 +44,14 @@ Named = Iterator[tuple[str, "Figure"]]
 def _wiring(context: Context) -> Named:
     from headspan.plotting.ellipse import ellipse_figure
 
+    context.need_forward_pairs()
     yield "wiring", ellipse_figure([context.wiring(metric) for metric in context.metrics])
 
 
 def _grid(context: Context) -> Named:
     from headspan.plotting.grid import fits_tokens, grid_figure
 
+    context.need_forward_pairs()
     for metric in context.metrics:
         for k in _sizes(context.k):
             wiring = context.wiring(metric, k)
@@ -76,17 +80,18 @@ def _scatter(context: Context) -> Named:
     from headspan.plotting.scatter import scatter_figure
 
     context.need_metrics(*DEFAULT_METRICS)
+    context.need_forward_pairs()
     yield "scatter", scatter_figure(context.scores, context.flow)
 
 
-def _use(context: Context) -> Named:
-    from headspan.plotting.scatter import use_figure
+def _effects(context: Context) -> Named:
+    from headspan.plotting.scatter import effects_figure
     from headspan.results.effects import effects_of
 
     measured = effects_of(context.scores)
     pairings = [pairing for pairing in context.flow if pairing in measured.pairings]
     for metric in context.metrics:
-        yield f"use-{metric}", use_figure(context.scores, measured, pairings, metric)
+        yield f"effects-{metric}", effects_figure(context.scores, measured, pairings, metric)
 
 
 def _identity(context: Context) -> Named:
@@ -119,6 +124,7 @@ def _kl(context: Context) -> Named:
     from headspan.plotting.distributions import kl_figure
 
     context.need_metrics(PK)
+    context.need_forward_pairs()
     context.need_all_pairings()
     yield "kl", kl_figure(context.scores)
 
@@ -147,6 +153,7 @@ def _folded_wiring(context: Context) -> Named:
     from headspan.change.compare import shared_edges
     from headspan.plotting.grid import grid_figure, grid_title
 
+    context.need_forward_pairs()
     folded = context.folded_scores
     for metric in context.compared_with_folded:
         wiring = context.wiring(metric, scores=folded)
@@ -178,7 +185,7 @@ FIGURES: dict[str, FigureKind] = {
     "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
     "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
     "scatter": FigureKind("PK against CS", _scatter),
-    "use": FigureKind("score against measured effect of every edge", _use),
+    "effects": FigureKind("score against measured effect of every edge", _effects),
     "identity": FigureKind("identity scores and the best head's attention", _identity),
     "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
     "kl": FigureKind("distance of PK from chance, by pairing", _kl),
@@ -247,7 +254,7 @@ def file_names(names: Iterable[str], k: int, endings: Iterable[str]) -> dict[str
 
     several = {
         "grid": [f"grid-{metric}-top{size}" for metric in METRICS for size in _sizes(k)],
-        "use": [f"use-{metric}" for metric in METRICS],
+        "effects": [f"effects-{metric}" for metric in METRICS],
         "unembedding": ["unembedding-norm", "unembedding-normalised"],
         "folded-wiring": [f"folded-wiring-{metric}" for metric in METRICS],
     }
@@ -262,7 +269,11 @@ def _sizes(k: int) -> list[int]:
 
 def parse_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Figure names from ``"all"``, ``"wiring,scatter"`` or a list, without duplicates, in the order of `FIGURES`."""
-    return _parse(names, tuple(FIGURES), "figure")
+    words = [names] if isinstance(names, str) else list(names)
+    if any(word.strip().lower() == "use" for text in words for word in text.split(",")):
+        warn_renamed("the figure use", "effects")
+        words = [re.sub(r"\buse\b", "effects", text, flags=re.IGNORECASE) for text in words]
+    return _parse(words, tuple(FIGURES), "figure")
 
 
 def parse_formats(formats: str | Iterable[str]) -> tuple[str, ...]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headspan.results.choices import given_metrics
 from headspan.results.scores import Scores, is_result
-from headspan.results.tasks.circuit import Circuit, given_circuit
-from headspan.results.tasks.graph_files import graph_circuit, is_graph
 from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
 from headspan.vocabulary.heads import Pairing, parse_pairings
 from headspan.vocabulary.ports import PortTable
@@ -17,6 +15,7 @@ from headspan.vocabulary.ports import PortTable
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
+    from headspan.results.tasks.circuit import Circuit
     from headspan.system.progress import Update
 
 ScoresLike: TypeAlias = "Scores | ModelLike"  # a text or path may also be that of a result
@@ -83,6 +82,9 @@ def scores_of_circuit(
     whole: str | None = None,
 ) -> tuple[Scores, Circuit]:
     """Scores of the pairings of a circuit, and the circuit: given, or in a file of headspan, EAP-IG or MIB."""
+    from headspan.results.tasks.circuit import given_circuit
+    from headspan.results.tasks.graph_files import graph_circuit, is_graph
+
     if isinstance(circuit, (str, os.PathLike)) and is_graph(circuit):
         found = given_scores(scores, metrics, "flow", progress, whole=whole)
         return found, graph_circuit(circuit, found.ports)

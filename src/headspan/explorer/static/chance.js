@@ -31,8 +31,8 @@ HS.chance = (() => {
     return !HS.model.metric(key).sizes
       && [...pairing].every((role) => same(data.ranks[role]) && same(data.centred[role]));
   });
-  const shared = (key, pairing) => (uniform(key, pairing)
-    ? once(`level ${key}/${pairing}`, () => levels(key, pairing, 0, 0)) : null);
+  const shared = (key, pairing) =>
+    (uniform(key, pairing) ? once(`level ${key}/${pairing}`, () => levels(key, pairing, 0, 0)) : null);
 
   const place = (value, { start, most }) => (most > start ? (value - start) / (most - start) : 0);
 
@@ -71,10 +71,8 @@ HS.chance = (() => {
   });
   // A place on the scale as a score, where all pairs of the pairing have the same levels.
   const score = (position, { start, most }) => start + position * (most - start);
-  const name = (key) => {
-    const { least } = HS.model.metric(key);
-    return least ? `${least} × expected` : "chance + 3 sd";
-  };
+  const name = (key) => { const { least } = HS.model.metric(key);
+    return least ? `${least} × expected` : "chance + 3 sd"; };
 
   return { above, matrix, end, score, shared, name };
 })();

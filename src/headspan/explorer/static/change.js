@@ -8,8 +8,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const tallest = 1 + Math.max(...ROLES.flatMap((role) => data.heads[role].map((head) => head[2])));
   const main = HS.byId("main");
   const section = (id, title, lead, ...children) => {
-    const node = HS.el("section", { id }, HS.el("h2", { text: title }), lead
-      ? HS.el("p", { class: "lead", text: lead }) : null, ...children);
+    const node = HS.el("section", { id }, HS.el("h2", { text: title }),
+      lead ? HS.el("p", { class: "lead", text: lead }) : null, ...children);
     main.append(node);
     return node;
   };
@@ -20,10 +20,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
 
   // ---------------------------------------------------------------- wiring
   const about = { names: [], layer: {}, kv: data.served_by };
-  for (const role of ROLES) for (const [name, layer] of data.heads[role]) if (!(name in about.layer)) {
-    about.names.push(name);
-    about.layer[name] = layer;
-  }
+  for (const role of ROLES) for (const [name, layer] of data.heads[role]) if (
+    !(name in about.layer)) { about.names.push(name); about.layer[name] = layer; }
 
   const legend = (...more) => HS.el("div", { class: "legend" }, ...["Q", "K", "V"].map((role) =>
     HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--role-${role})` } }), `O → ${role}`)),
@@ -92,21 +90,23 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const startDiff = () => {
     const byPort = new Map(data.drift.map((row) => [`${row.head}.${row.role}`, row]));
     const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" });
-    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace before and after: 0 for the "
-      + "same span, 1 for orthogonal spans. Weights at the rounding floor are left empty.", map,
+    section("drift", "How far heads moved",
+      "Drift is 1 − PK/rank of a weight's subspace before and after: 0 for the same span, 1 for orthogonal spans. "
+        + "Weights at the rounding floor are left empty.", map,
       HS.table([{ key: "port", title: "weight", value: (r) => `${r.head}.${r.role}`,
         text: (r) => `${r.head}.${r.role}` }, column("drift", "drift", 5), column("floor", "rounding floor", 7),
         column("angle", "largest angle °", 2),
         { key: "moved", title: "moved", text: (r) => (r.moved ? "yes" : "no") }], data.drift, { file: "drift" }));
     ports(map)((port) => (byPort.get(port)?.moved ? byPort.get(port).drift : 0), (port) => {
       const row = byPort.get(port);
-      return row ? `${port}\ndrift ${HS.number(row.drift, 5)}, rounding floor ${HS.number(row.floor, 7)}\nlargest `
-        + `angle ${HS.number(row.angle, 2)}°` : port;
+      return row
+        ? `${port}\ndrift ${HS.number(row.drift, 5)}, rounding floor ${HS.number(row.floor, 7)}\nlargest angle `
+          + `${HS.number(row.angle, 2)}°` : port;
     });
     startEdges();
-    section("hubs", "Hubs whose rank changed", "", data.hubs.length
-      ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"), column("kind", "change"),
-      column("before", "before", 2), column("after", "after", 2),
+    section("hubs", "Hubs whose rank changed", "",
+      data.hubs.length ? HS.table([column("pairing", "pairing"), column("hub", "hub"), column("head", "head"),
+      column("kind", "change"), column("before", "before", 2), column("after", "after", 2),
       column("rank_before", "rank before", 0), column("rank_after", "rank after", 0)], data.hubs, { file: "hubs" })
         : HS.empty("No hub changed rank."));
   };
@@ -117,8 +117,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const box = HS.el("div", { class: "twins" }), list = HS.el("div"),
       hint = HS.el("p", { class: "hint", role: "status", id: "edge-notes" });
     section("edges", "Two wirings", "",
-      HS.el("div", { class: "controls" },
-      HS.select("view", "view", [["over", "overlaid"], ["beside", "side by side"]]),
+      HS.el("div", { class: "controls" }, HS.select("view", "view", [["over", "overlaid"], ["beside", "side by side"]]),
       toggles("pairings", "pairings", pairings), toggles("edges", "kinds", kinds.map((kind) => [kind, kind]))),
       HS.el("p", { class: "lead", id: "edges-lead" }), hint, box,
         legend("solid: entered or stronger", "dashed: left or weaker"), list);
@@ -127,12 +126,14 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       beside: `The top ${data.k} of every pairing before (left) and after (right), with every head in the same place. `
         + `The farther the PK is above chance, the wider the line. Heavy lines appear on one side only.`,
     };
-    const text = (e) => `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → `
-      + `${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}`;
+    const text = (e) =>
+      `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → `
+        + `${HS.number(e.after, 3)}\nrank ${e.rank_before} → ${e.rank_after}`;
     const panel = (title, chosen, arranged, id) => {
-      const inside = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group", "aria-label": title
-        || "Both wirings" }), figure = HS.el("figure", { class: "diagram-box", id }, title
-        ? HS.el("figcaption", { text: title }) : null, inside);
+      const inside = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group",
+        "aria-label": title || "Both wirings" }),
+        figure = HS.el("figure", { class: "diagram-box", id }, title ? HS.el("figcaption", { text: title }) : null,
+        inside);
       box.append(figure);
       HS.flow.draw(inside, arranged, `arrow-${id}`, title || "Edges that changed", tips)(chosen);
     };
@@ -150,10 +151,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       HS.byId("edges-lead").textContent = leads[beside ? "beside" : "over"];
       box.replaceChildren();
       box.classList.toggle("beside", beside);
-      if (beside) {
-        panel(`before: ${data.facts.before}`, parts[0], arranged, "before");
-        panel(`after: ${data.facts.after}`, parts[1], arranged, "after");
-      } else panel("", parts[0], arranged, "both");
+      if (beside) { panel(`before: ${data.facts.before}`, parts[0], arranged, "before");
+        panel(`after: ${data.facts.after}`, parts[1], arranged, "after"); } else panel("", parts[0], arranged, "both");
       const counts = kinds.map((kind) => [kind, chosen.filter((e) => e.kind === kind).length]).filter(([, n]) => n);
       hint.textContent = chosen.length ? counts.map(([kind, n]) => `${HS.count(n)} ${kind}`).join(", ")
         : "No edges selected.";
@@ -169,14 +168,14 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   const startSeries = () => {
     const count = data.edge_list.length, steps = data.steps.length;
     const scores = HS.decode(data.scores, Float32Array), ranks = HS.decode(data.ranks, Int32Array);
-    const drift = Object.fromEntries(["from_previous", "from_last"].map((kind) =>
-      [kind, Object.fromEntries(ROLES.map((role) => [role, HS.decode(data[kind][role], Float32Array)]))]));
+    const drift = Object.fromEntries(["from_previous",
+      "from_last"].map((kind) => [kind,
+      Object.fromEntries(ROLES.map((role) => [role, HS.decode(data[kind][role], Float32Array)]))]));
     // Files from earlier versions do not record the width of heads: scale by the largest PK of the run.
     const strengths = data.strengths ? HS.decode(data.strengths, Float32Array) : null, largest = {};
     if (!strengths) data.edge_list.forEach(([pairing], i) => {
-      for (let s = 0; s < steps; s++)
-        if (scores[s * count + i] > (largest[pairing] ?? 0)) largest[pairing] = scores[s * count + i];
-    });
+      for (let s = 0; s < steps; s++) if (scores[s * count + i] > (largest[pairing]
+      ?? 0)) largest[pairing] = scores[s * count + i]; });
     const slider = HS.el("input", { type: "range", id: "step", min: 0, max: steps - 1, step: 1, "aria-label": "Step",
       oninput: (event) => HS.set({ step: event.target.value }) });
     const shown = HS.el("output", { for: "step", id: "step-name" });
@@ -192,7 +191,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const box = HS.el("div", { class: "diagram wide", tabindex: "0", role: "group", "aria-label": "Wiring diagram" }),
       hint = HS.el("p", { class: "hint", role: "status", id: "wiring-notes" }),
       courses = HS.el("div", { class: "lines" });
-    const many = HS.el("input", { type: "number", id: "top", min: 1, max: data.k, onchange: (event) =>
+    const many = HS.el("input", { type: "number", id: "top", min: 1, max: data.k,
+      onchange: (event) =>
       HS.set({ top: Math.max(1, Math.min(data.k, Math.round(Number(event.target.value)) || 1)) }) });
     section("wiring", "Wiring at one step",
       `Move the slider. A line joins the head that writes to the head that reads; it is wider the `
@@ -200,8 +200,9 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       HS.el("div", { class: "timeline" }, play, slider, shown),
       HS.el("div", { class: "controls" }, toggles("pairings", "pairings", pairings),
         HS.el("label", { class: "field" }, HS.el("span", { text: "edges per pairing" }), many),
-        HS.select("compare with", "with", [["", "nothing"], ["previous", "the previous step"],
-          ["first", "the first step"], ["last", "the last step"]])), hint,
+        HS.select("compare with", "with",
+          [["", "nothing"], ["previous", "the previous step"], ["first", "the first step"],
+          ["last", "the last step"]])), hint,
       HS.el("div", { class: "diagram-box" }, box),
         legend("heavy: only at this step", "dashed: only at the other step"));
     let draw = null, drawn = "";
@@ -212,8 +213,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
         column("rank", "last rank", 0)], data.trajectories, { file: "trajectories" }));
     const map = HS.el("div", { class: "ports", tabindex: "0", role: "group", "aria-label": "Drift of every weight" }),
       drifted = HS.el("p", { class: "hint", id: "drift-notes" });
-    section("drift", "How far heads moved", "Drift is 1 − PK/rank of a weight's subspace: 0 for the same span, 1 for "
-      + "orthogonal spans.",
+    section("drift", "How far heads moved",
+      "Drift is 1 − PK/rank of a weight's subspace: 0 for the same span, 1 for orthogonal spans.",
       HS.el("div", { class: "controls" },
         HS.select("against", "against", [["from_previous", "the previous step"], ["from_last", "the last step"]])),
         drifted, map);
@@ -248,18 +249,16 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
         drawn = planned;
       }
       draw(edges);
-      const counts = ["entered", "left", "kept"].map((look) =>
-        [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
-      const there = HS.plural(edges.filter((e) => e.look !== "left").length, "edge");
-      const against = counts.map(([look, n]) => `${n} ${look}`).join(", ");
-      const compared = counts.length ? ` (${against}, against ${data.steps[other][1]})` : "";
-      hint.textContent = `${data.steps[step][1]}: ${there}${compared}`;
+      const counts = ["entered", "left",
+        "kept"].map((look) => [look, edges.filter((e) => e.look === look).length]).filter(([, n]) => n);
+      const now = HS.plural(edges.filter((e) => e.look !== "left").length, "edge");
+      const kinds = counts.map(([look, n]) => `${n} ${look}`).join(", ");
+      hint.textContent = `${data.steps[step][1]}: ${now}`
+        + (counts.length ? ` (${kinds}, against ${data.steps[other][1]})` : "");
       redraw(step);
       const kind = HS.state.against;
-      const value = (port) => {
-        const [name, role] = port.split(".");
-        return drift[kind][role][step * data.heads[role].length + places[role].get(name)];
-      };
+      const value = (port) => { const [name, role] = port.split(".");
+        return drift[kind][role][step * data.heads[role].length + places[role].get(name)]; };
       const most = paint(value, (port, v) => `${port}\ndrift ${HS.number(v, 5)}`);
       drifted.textContent = kind === "from_previous" && step === 0 ? "The first step has no previous step."
         : `Darkest: drift ${HS.number(most, 4)}.`;
@@ -291,8 +290,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       svg.append(HS.svg("line", { class: "axis", x1: left, x2: width - 6, y1: height - bottom, y2: height - bottom }),
         now,
         HS.svg("text", { x: left, y: 11, text: `${pairing}: PK` }),
-        HS.svg("text", { x: 2, y: y(high) + 8, text: HS.number(high, 1) }),
-        HS.svg("text", { x: 2, y: y(low), text: HS.number(low, 1) }),
+          HS.svg("text", { x: 2, y: y(high) + 8, text: HS.number(high, 1) }),
+          HS.svg("text", { x: 2, y: y(low), text: HS.number(low, 1) }),
         HS.svg("text", { x: left, y: height - 8, text: String(first) }),
           HS.svg("text", { x: width - 50, y: height - 8, text: String(last) }));
       marks.push([now, x]);
@@ -300,9 +299,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     }
     box.style.setProperty("display", "flex");
     box.style.setProperty("flex-wrap", "wrap");
-    return (step) => {
-      for (const [now, x] of marks) { now.setAttribute("x1", x(step)); now.setAttribute("x2", x(step)); }
-    };
+    return (step) => { for (const [now, x] of marks) { now.setAttribute("x1", x(step)); now.setAttribute("x2", x(step));
+      } };
   };
   const behaviours = () => {
     if (!data.head_scores.length) return () => {};
@@ -321,8 +319,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
 
   // ---------------------------------------------------------------- start
   HS.defaults = { pairings: "OQ,OK,OV", kinds: "entered,left,kept,strengthened,weakened", view: "over", with: "",
-    step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_previous",
-    theme: "", head: "", pair: "" };
+    step: String((data.steps?.length ?? 1) - 1), top: String(Math.min(data.k, 10)), against: "from_previous", theme: "",
+    head: "", pair: "" };
   const sound = (state) => {
     if (!/^\d{1,6}$/.test(state.step) || Number(state.step) >= (data.steps?.length ?? 1)) state.step = HS.defaults.step;
     if (!/^\d{1,5}$/.test(state.top) || Number(state.top) < 1
@@ -346,11 +344,8 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
   HS.byId("theme").addEventListener("click", () => HS.set({ theme: dark() ? "light" : "dark" }));
   window.addEventListener("beforeprint", () => paintTheme(false)); // paper is white
   window.addEventListener("afterprint", () => paintTheme());
-  window.addEventListener("hashchange", () => {
-    const before = HS.state;
-    HS.state = sound(HS.parse(location.hash));
-    HS.announce(before);
-  });
+  window.addEventListener("hashchange", () => { const before = HS.state; HS.state = sound(HS.parse(location.hash));
+    HS.announce(before); });
   overview();
   if (series) startSeries(); else startDiff();
   document.documentElement.dataset.ready = "true";

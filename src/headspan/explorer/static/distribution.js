@@ -17,8 +17,8 @@ HS.distribution = (() => {
       "aria-label": `${pairing}: mean ${HS.number(d.mean, 2)}, random mean ${HS.number(d.random_mean, 2)}` });
     const bin = d.high / d.bins, end = W - 4 - OVER, X = (v) => 4 + (v / right) * (end - 4);
     const total = d.counts.reduce((a, b) => a + b, 0);
-    const z = (v) => (v - d.random_mean) / d.random_sd, unit = d.random_sd * Math.sqrt(2 * Math.PI);
-    const density = (v) => Math.exp(-0.5 * z(v) ** 2) / unit;
+    const density = (v) => Math.exp(-0.5 * ((v - d.random_mean) / d.random_sd) ** 2) / (
+      d.random_sd * Math.sqrt(2 * Math.PI));
     const tallest = Math.max(...d.counts) / total / bin;
     // Random subspaces vary so little that their peak would flatten the bars, so each has its own vertical scale.
     const Y = (v) => BASE - (v / tallest) * (BASE - 8);
@@ -31,8 +31,8 @@ HS.distribution = (() => {
     });
     const peak = density(d.random_mean);
     const line = Array.from({ length: 81 }, (_, i) => d.random_mean + (i / 10 - 4) * d.random_sd)
-      .map((v, i) => `${i ? "L" : "M"}${X(v).toFixed(2)} ${(BASE - (density(v) / peak) * (BASE - 8)).toFixed(2)}`)
-      .join("");
+      .map((v, i) => `${i ? "L" : "M"}${X(v).toFixed(2)} ${(BASE - (density(v) / peak) * (BASE - 8)).toFixed(2)}`).join(
+        "");
     picture.append(HS.svg("path", { class: "density", d: line }),
       HS.svg("path", { class: "base", d: `M4 ${BASE} H${end}` }));
     if (beyond) {
@@ -70,24 +70,22 @@ HS.distribution = (() => {
 
   const draw = () => {
     const rows = Object.entries(HS.data.distributions ?? {});
-    if (!rows.length) {
-      HS.byId("distribution-grid").replaceChildren(HS.empty(HS.noPairs() || HS.data.missing.distributions));
-      return;
-    }
+    if (!rows.length) { HS.byId("distribution-grid").replaceChildren(HS.empty(HS.noPairs()
+      || HS.data.missing.distributions)); return; }
     const right = Math.max(...rows.map(([, d]) => reach(d)));
     HS.byId("distribution-grid").replaceChildren(...rows.map(([pairing, d]) => panel(pairing, d, right)));
   };
 
   const start = () => {
     const rows = Object.entries(HS.data.distributions ?? {}).map(([pairing, d]) => ({ pairing, ...d }));
-    const n = (key, title, digits) => ({ key, title, number: true,
-      text: (r) => (r[key] === null ? "–" : HS.number(r[key], digits)) });
+    const n = (key, title, digits) =>
+      ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : HS.number(r[key], digits)) });
     if (rows.length) HS.byId("distribution-table").append(HS.table([
       { key: "pairing", title: "Pairing" }, n("pairs", "Pairs", 0), n("mean", "Mean", 3), n("sd", "SD", 3),
-      n("random_mean", "Random mean", 3), n("random_sd", "Random SD", 3),
+        n("random_mean", "Random mean", 3), n("random_sd", "Random SD", 3),
       n("shift", "Shift (random SD)", 2), n("above", "Share above 99.9 %", 3),
-      n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
-      n("within_significant", "q ≤ 0.05, within", 0), n("both_significant", "reversed and within", 0),
+        n("random_significant", "q ≤ 0.05, random", 0), n("reversed_significant", "q ≤ 0.05, reversed", 0),
+        n("within_significant", "q ≤ 0.05, within", 0), n("both_significant", "reversed and within", 0),
     ], rows, { file: "distributions", shown: 16 }));
     HS.on(["pair"], HS.lazy(HS.byId("distributions"), draw));
   };

@@ -8,8 +8,8 @@ HS.words = {
   "layer": "All heads at the same position of the stream. Only later layers can read what a layer writes.",
   "subspace": "The directions of the residual stream that a weight can read or write: a small part of all its "
     + "dimensions.",
-  "Q, K, V, O": "The four weights of a head. Q (query) and K (key) determine where it attends, V (value) what it takes "
-    + "from there, O (output) what it writes into the stream.",
+  "Q, K, V, O": "The four weights of a head. Q (query) and K (key) determine where it attends, V (value) what it "
+    + "takes from there, O (output) what it writes into the stream.",
   "pairing": "Which weights are compared, with the source's letter first: OK compares what one head writes (O) with "
     + "what the keys (K) of a later head read.",
   "principal angle": "Two subspaces are compared direction by direction: the first principal angle is the smallest "
@@ -30,19 +30,19 @@ HS.words = {
     + "in twenty. Pairs are compared with random subspaces, with reversed pairs (the impossible direction, from a "
     + "later head to an earlier one), or within the same two layers, after the effects common to the layers, the "
     + "source and the target are removed.",
-  "rank": "Position by score among all pairs of the pairing; 1 is the largest.",
-  "evidence": "An edge is drawn in colour if it scores above the reversed pairs (q ≤ 0.05), has a large effect, or has "
-    + "at least three times the influence expected without interaction. These are different questions and may "
+  "rank": "Position by score among all pairs of the pairing; 1 is the largest. Equal scores share a rank.",
+  "evidence": "An edge is drawn in colour if it scores above the reversed pairs (q ≤ 0.05), has a large effect, or "
+    + "has at least three times the influence expected without interaction. These are different questions and may "
     + "disagree. An edge without any of them is thin and grey: its score may be large, but pairs that cannot be "
     + "connected score as much.",
-  "edge": "A pair of heads drawn as a line: what the first writes lies largely in what the second reads. It shows that "
-    + "information could flow, not that it does.",
+  "edge": "A pair of heads drawn as a line: what the first writes lies largely in what the second reads. It shows "
+    + "that information could flow, not that it does.",
   "effect": "Measured by running the model: how much the reading head changes when the source's output is patched as "
     + "seen by one of its Q, K or V inputs. For queries and keys, the total variation (TV, 0 to 1) of its attention; "
     + "for values, the norm of the change in its output relative to the norm of that output.",
-  "large effect": "An effect that reaches a fixed floor and clearly exceeds the effect of an output of the same length "
-    + "in a random direction, on the same input. Marked by a filled dot whose area is proportional to the effect. A "
-    + "hollow dot: the effect was measured and is not large. No dot: it was not measured.",
+  "large effect": "An effect that reaches a fixed floor and clearly exceeds the effect of an output of the same "
+    + "length in a random direction, on the same input. Marked by a filled dot whose area is proportional to the "
+    + "effect. A hollow dot: the effect was measured and is not large. No dot: it was not measured.",
   "hub": "A head that many others prefer: its outlet adds up the scores of the targets whose best source it is, its "
     + "inlet those of the sources whose best target it is. The corrected z compares that sum with random choice.",
   "KV head": "Keys and values that a group of query heads shares, written L17KV1. It is drawn in one frame with the "
@@ -56,9 +56,11 @@ HS.words = {
   "drift": "How far a weight's subspace has moved between two models: 0 for the same span, 1 for orthogonal spans.",
 };
 HS.glossary = (() => {
-  const columns = { z: "z", "q, reversed": "q", "q, within": "q", Rank: "rank", Effect: "effect", Percentile: "effect",
-    Unit: "effect", "Large effect": "large effect", Evidence: "evidence", Ratio: "large effect", Pairing: "pairing",
-    PK: "Projection Kernel", CS: "similarity", "Corrected z": "hub", Sum: "hub", Similarity: "similarity" };
+  const columns = {
+    z: "z", "q, reversed": "q", "q, within": "q", Rank: "rank", Effect: "effect", Percentile: "effect", Unit: "effect",
+    "Large effect": "large effect", Evidence: "evidence", Ratio: "large effect", Pairing: "pairing",
+    PK: "Projection Kernel", CS: "similarity", "Corrected z": "hub", Sum: "hub", Similarity: "similarity",
+  };
   const term = (word, text = word) => HS.el("button", { type: "button", class: "term", "data-term": word, text });
   const start = () => {
     HS.byId("glossary-list").append(...Object.entries(HS.words).flatMap(([word, meaning]) =>

@@ -9,8 +9,8 @@ HS.heads = (() => {
     return () => (made ??= [
       ["layer", "layer", (name) => HS.model.layer(name)],
       ...HS.data.hub_pairings.flatMap((p) =>
-        ["outlet", "inlet"].map((kind) => [`${kind}:${p}`, `${p} ${kind} z`, hubValue(p, kind),
-        () => `hub:${HS.state.metric}/${p}/${kind}`])),
+        ["outlet", "inlet"].map((kind) =>
+        [`${kind}:${p}`, `${p} ${kind} z`, hubValue(p, kind), () => `hub:${HS.state.metric}/${p}/${kind}`])),
       ...Object.entries(HS.data.behaviour ?? {}).map(([kind, scores]) =>
         [`behaviour:${kind}`, `${kind.replaceAll("_", "-")} score`, (name) => scores[name] ?? NaN]),
       ...Object.entries(HS.data.head_values).map(([key, { title, values }]) =>
@@ -29,8 +29,8 @@ HS.heads = (() => {
     const [, title, value, bandName] = measures().find(([k]) => k === key) ?? measures()[0];
     const values = names.map(value), known = values.filter(Number.isFinite), band = HS.data.bands[bandName?.() ?? key]
       ?? null;
-    const low = Math.min(...known, ...(band ?? [])), high = Math.max(...known, ...(band ?? [])), pad = key === "layer"
-      ? 0.6 : (high - low || 1) * 0.05;
+    const low = Math.min(...known, ...(band ?? [])), high = Math.max(...known, ...(band ?? [])),
+      pad = key === "layer" ? 0.6 : (high - low || 1) * 0.05;
     const range = [low - pad, high + pad], at = (v) => from + ((v - range[0]) / (range[1] - range[0])) * (to - from);
     // How far a value lies outside the band, in halves of its width.
     const beyond = (v) => (band ? Math.max(v - band[1], band[0] - v) / ((band[1] - band[0]) / 2) : -Infinity);
@@ -43,13 +43,12 @@ HS.heads = (() => {
   // by at most a dot and a half. The order of the heads decides, so the picture is always the same.
   const separate = (points, r, x, y) => {
     const along = y.layer && !x.layer ? "y" : "x", across = along === "x" ? "y" : "x";
-    const room = (x.layer || y.layer) ? Math.max(0,
-      Math.abs((along === "x" ? x : y).at(1) - (along === "x" ? x : y).at(0)) / 2 - r) : 3 * r;
+    const room = (x.layer || y.layer)
+      ? Math.max(0, Math.abs((along === "x" ? x : y).at(1) - (along === "x" ? x : y).at(0)) / 2 - r) : 3 * r;
     const cell = 2 * r, grid = new Map(), cellOf = (v) => Math.floor(v / cell);
     const near = (p) => {
-      const found = [];
-      for (let i = -1; i < 2; i++) for (let j = -1; j < 2;
-        j++) found.push(...(grid.get(`${cellOf(p.px) + i},${cellOf(p.py) + j}`) ?? []));
+      const found = [], [i, j] = [cellOf(p.px), cellOf(p.py)];
+      for (const di of [-1, 0, 1]) for (const dj of [-1, 0, 1]) found.push(...(grid.get(`${i + di},${j + dj}`) ?? []));
       return found;
     };
     const key = `p${along}`;
@@ -72,19 +71,16 @@ HS.heads = (() => {
     const box = HS.byId("heads-main"), width = Math.max(280, Math.min(box.clientWidth, 980));
     const names = HS.model.allHeads;
     if (measures().length < 2) {
-      box.replaceChildren(HS.empty("There is nothing to compare heads by: hubs need two layers, head scores and "
-        + "effects a run of the model."));
+      box.replaceChildren(HS.empty("There is nothing to compare heads by: hubs need two layers, head scores and effects "
+        + "a run of the model."));
       return;
     }
     const x = axis(HS.state.hx, names, LEFT, width - RIGHT), y = axis(HS.state.hy, names, H - BOTTOM, TOP);
     const points = names.map((name, i) => ({ name, x: x.values[i], y: y.values[i] })).filter((p) =>
       Number.isFinite(p.x) && Number.isFinite(p.y));
     shown = { points, x, y };
-    if (!points.length) {
-      box.replaceChildren(HS.empty(`No head has both ${x.title} and ${y.title}.`));
-      HS.byId("heads-caption").textContent = "";
-      return;
-    }
+    if (!points.length) { box.replaceChildren(HS.empty(`No head has both ${x.title} and ${y.title}.`));
+      HS.byId("heads-caption").textContent = ""; return; }
     const svg = HS.svg("svg", { width, height: H, viewBox: `0 0 ${width} ${H}`, role: "group",
       "aria-label": `Heads by ${x.title} and ${y.title}` });
     if (y.band) svg.append(HS.svg("rect",
@@ -115,8 +111,9 @@ HS.heads = (() => {
       { class: `point${p.name === HS.state.head ? " chosen" : ""}`, "data-head": p.name, "data-outside": outside(p)
       ? "" : null },
       HS.svg("circle", { cx: p.px.toFixed(1), cy: p.py.toFixed(1), r, fill: fills(p.name)[0] ?? "var(--histogram)" }),
-      ...(named.has(p) ? [HS.svg("text", { x: (p.px + (p.px > width - 70 ? -8 : 8)).toFixed(1),
-        y: (p.py + 4).toFixed(1), "text-anchor": p.px > width - 70 ? "end" : "start", text: p.name })] : [])));
+      ...(named.has(p) ? [HS.svg("text",
+        { x: (p.px + (p.px > width - 70 ? -8 : 8)).toFixed(1), y: (p.py + 4).toFixed(1),
+        "text-anchor": p.px > width - 70 ? "end" : "start", text: p.name })] : [])));
     box.replaceChildren(svg);
     HS.byId("heads-caption").textContent = caption();
   };
@@ -130,10 +127,8 @@ HS.heads = (() => {
       if (found.size === NAMED) break;
       if (taken.some((o) => Math.abs(o.px - p.px) < 54 && Math.abs(o.py - p.py) < 12)) continue;
       const side = p.px > width - 70 ? -1 : 1;
-      if (found.size > 4 && points.some((o) => {
-        const dx = (o.px - p.px) * side;
-        return dx > 2 && dx < 48 && Math.abs(o.py - p.py) < 7;
-      })) continue;
+      if (found.size > 4 && points.some((o) => { const dx = (o.px - p.px) * side;
+        return dx > 2 && dx < 48 && Math.abs(o.py - p.py) < 7; })) continue;
       found.add(p);
       taken.push(p);
     }
@@ -147,13 +142,11 @@ HS.heads = (() => {
       + `label${x.layer || y.layer ? "; dots of a layer are side by side" : ""}. Select a point to open its card.`;
     const ends = (a) => `${a.title} ${HS.number(a.band[0], 2)} to ${HS.number(a.band[1], 2)}`;
     const hubs = banded.filter((a) => a.hub), crowds = banded.filter((a) => !a.hub);
-    if (hubs.length)
-      text += ` Band (${hubs.map(ends).join(", ")}): the smallest and the largest head stay inside it in 95 % of `
-        + `simulations in which every head picks its partner at random.`;
-    if (crowds.length)
-      text += ` ${hubs.length ? "Other band" : "Band"} (${crowds.map(ends).join(", ")}): where the extremes of as `
-        + `many normal values with this median and these quartiles would be. It describes the crowd; chance is not `
-        + `known for this measure.`;
+    if (hubs.length) text += ` Band (${hubs.map(ends).join(", ")}): the smallest and the largest head stay inside it `
+      + `in 95 % of simulations in which every head picks its partner at random.`;
+    if (crowds.length) text += ` ${hubs.length ? "Other band" : "Band"} (${crowds.map(ends).join(", ")}): where the `
+      + `extremes of as many normal values with this median and these quartiles would be. It describes the crowd; `
+      + `chance is not known for this measure.`;
     if (banded.length) text += far.length
       ? ` Outside: ${HS.plural(far.length, "head")}, farthest ${far.slice(0, 3).map((p) => p.name).join(", ")}.`
       : " No head lies outside.";
@@ -170,8 +163,9 @@ HS.heads = (() => {
     box.addEventListener("click", (event) => { if (name(event)) HS.openHead(name(event)); });
     box.addEventListener("mousemove", (event) => {
       const p = shown?.points.find((q) => q.name === name(event)), words = p ? HS.classWords(p.name) : "";
-      HS.tip(p ? `${p.name}${words ? `, ${words}` : ""}\n${shown.x.title} ${HS.number(p.x, 3)}\n${shown.y.title} `
-        + `${HS.number(p.y, 3)}` : "", event);
+      HS.tip(p
+        ? `${p.name}${words ? `, ${words}` : ""}\n${shown.x.title} ${HS.number(p.x, 3)}\n${shown.y.title} `
+          + `${HS.number(p.y, 3)}` : "", event);
     });
     box.addEventListener("mouseleave", (event) => HS.tip("", event));
     const part = HS.lazy(HS.byId("heads"), draw);

@@ -65,11 +65,8 @@ HS.heatmap = (() => {
     for (const button of HS.byId("heat-grid").children) button.setAttribute("aria-pressed",
       String(button.dataset.pairing === pairing));
     const box = HS.byId("heat-main");
-    if (!m) {
-      plot = null;
-      box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`));
-      return;
-    }
+    if (!m) { plot = null; box.replaceChildren(HS.empty(`This result has no ${metric} scores for ${pairing}.`)); return;
+      }
     if (canvas.parentElement !== box) box.replaceChildren(canvas, over); // re-inserting it would lose the focus
     const size = Math.max(150, Math.min(620, box.clientWidth - MARGIN - 70));
     const wide = size / m.columns, tall = size / m.rows; // size of one pair; not square if K and V have fewer heads
@@ -91,10 +88,10 @@ HS.heatmap = (() => {
 
   const caption = (shown, pairing, metric) => {
     const { m } = shown, title = `${HS.model.metric(metric).title}, ${pairing}. ${scaleText(shown, metric)}`;
-    if (!shown.values.some((v) => !Number.isNaN(v)))
-      return `${HS.model.metric(metric).title}, ${pairing}. ${HS.noPairs()}`;
-    if (m.layers)
-      return `${title} There are too many pairs to store; shown is the largest score between every two layers.`;
+    if (!shown.values.some((v) => !Number.isNaN(
+      v))) return `${HS.model.metric(metric).title}, ${pairing}. ${HS.noPairs()}`;
+    if (m.layers) return `${title} There are too many pairs to store; shown is the largest score between every two `
+      + `layers.`;
     if (m.step) return `${title} Values in this map are rounded to within ${HS.number(m.step / 2, 4)}; edges and `
       + `cards of kept pairs are exact.`;
     return title;
@@ -134,8 +131,8 @@ HS.heatmap = (() => {
         if (i) context.stroke();
         if (i % every) return;
         context.textAlign = horizontal ? "left" : "right";
-        context.fillText(`L${layers[i]}`, horizontal ? MARGIN + at + 1 : MARGIN - 5, horizontal ? height + 17
-          : 13 + at);
+        context.fillText(`L${layers[i]}`, horizontal ? MARGIN + at + 1 : MARGIN - 5, horizontal ? height + 17 : 13
+          + at);
       });
     };
     side(names[1], true);
@@ -172,8 +169,8 @@ HS.heatmap = (() => {
     const context = HS.canvas(over, MARGIN + width + 70, height + 34);
     context.strokeStyle = "#ff3b6b";
     context.lineWidth = 1.5;
-    const mark = (row, column, h, w) => context.strokeRect(MARGIN + wide * column - 1, 4 + tall * row - 1,
-      wide * w + 2, tall * h + 2);
+    const mark = (row, column, h, w) => context.strokeRect(MARGIN + wide * column - 1, 4 + tall * row - 1, wide * w + 2,
+      tall * h + 2);
     const pair = HS.chosenPair();
     if (pair?.pairing === pairing) mark(pair.row, pair.column, Math.max(1, 4 / tall), Math.max(1, 4 / wide));
     if (HS.state.head) {
@@ -214,10 +211,8 @@ HS.heatmap = (() => {
 
   const listen = () => {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    canvas.addEventListener("mousemove", (event) => {
-      const cell = at(event);
-      HS.tip(cell ? describe(cell) : "", event);
-    });
+    canvas.addEventListener("mousemove", (event) => { const cell = at(event); HS.tip(cell ? describe(cell) : "", event);
+      });
     canvas.addEventListener("mouseleave", (event) => HS.tip("", event));
     canvas.addEventListener("click", (event) => { const cell = at(event); if (cell) open(cell); });
     canvas.addEventListener("keydown", (event) => {

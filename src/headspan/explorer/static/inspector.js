@@ -29,7 +29,7 @@ HS.inspector = (() => {
         HS.el("span", { class: "chip label", text: HS.classWord(label),
           css: { "border-left-color": data.labels.colours[label] } }))) : null,
       ...behaviour(name), ...hubRanks(name), ...partners(name), ...HS.paths.through(name), ...tokens(name),
-      ...dimensions(name),
+        ...dimensions(name),
     ];
   };
 
@@ -95,7 +95,7 @@ HS.inspector = (() => {
         node: (e) => HS.el("button", { type: "button", class: "pin", text: HS.circuit.has(e) ? "−" : "+",
         "data-pin": `${e.source}.${e.pairing[0]}-${e.target}.${e.pairing[1]}`,
         "aria-label": `${HS.circuit.has(e) ? "Unpin" : "Pin and follow"} ${e.source} → ${e.target} (${e.pairing})`,
-        title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
+          title: HS.circuit.has(e) ? "Remove from the circuit" : "Add to the circuit and continue from there",
         onclick: () => follow(e, other) }) },
     ], edges, { file: `${name}-${file}`, shown: 9 }) : HS.empty("The result has no such pairs."));
     const order = HS.el("p", { class: "hint", text: "Farthest above chance first, over all pairings." });
@@ -116,8 +116,9 @@ HS.inspector = (() => {
     if (!data.tokens) return [heading("Tokens"), HS.empty(data.missing.tokens)];
     const rows = HS.model.rolesOf(name).filter((role) => data.tokens[role]?.[name]);
     if (!rows.length) return HS.model.about(name).index === null ? []
-      : [heading("Tokens"), HS.empty("This page has tokens for the heads of the strongest edges only. For this head "
-      + "run"), HS.el("pre", { tabindex: "0", text: `headspan tokens ${data.model.reference} ${name}` })];
+      : [heading("Tokens"), HS.empty(
+      "This page has tokens for the heads of the strongest edges only. For this head run"),
+      HS.el("pre", { tabindex: "0", text: `headspan tokens ${data.model.reference} ${name}` })];
     return [heading("Tokens by role"), HS.el("div", { class: "role-tokens" }, ...rows.flatMap((role) => [
       HS.el("b", { text: role }), HS.el("div", { class: "chips" }, ...data.tokens[role][name].map(tokenChip))]))];
   };
@@ -137,8 +138,8 @@ HS.inspector = (() => {
     const all = HS.model.arrays(metric, pairing);
     const parts = head(`${source}.${pairing[0]} → ${target}.${pairing[1]}`,
       [HS.headLink(source), " to ", HS.headLink(target), `, pairing ${pairing}`]);
-    if (Number.isNaN(value.score)) return [...parts, HS.empty("This pair is not in the result, or is not stored in "
-      + "this page.")];
+    if (Number.isNaN(value.score)) return [...parts,
+      HS.empty("This pair is not in the result, or is not stored in this page.")];
     const { chance, start, most } = HS.model.limits(metric, pairing, row, column);
     parts.push(HS.el("div", { class: "big", "data-score": value.score },
       `${value.exact ? "" : "≈ "}${HS.score(value.score, metric)} `,
@@ -148,8 +149,9 @@ HS.inspector = (() => {
     if (value.rank) rows.push(["Rank", `${HS.count(value.rank)} of ${HS.count(all.count)} ${pairing} pairs`]);
     if (about.sizes) rows.push(...influence(about, value.score, chance, pairing));
     else if (chance !== null) rows.push(["By chance", `${HS.number(chance, about.grows ? 3 : 4)} on average`],
-      ["Above chance", `${HS.number(100 * Math.max(0, (value.score - start) / (most - start)), 1)} % of the way to `
-        + `the largest possible`]);
+      ["Above chance",
+      `${HS.number(100 * Math.max(0, (value.score - start) / (most - start)), 1)} % of the way to the largest `
+        + `possible`]);
     if (value.z !== null && value.z !== undefined) rows.push(["z",
       `${HS.number(value.z, 1)} against random subspaces`]);
     if (value.q?.random !== null && value.q) rows.push(["q, random", HS.qvalue(value.q.random)]);
@@ -183,8 +185,8 @@ HS.inspector = (() => {
       return [["Effect", Number.isNaN(found) ? "not measured"
         : `${HS.model.matrix("effect", pairing).step ? "≈ " : ""}${HS.number(found)} `
           + `${unit}${data.effects.compared ? ", not among the large effects" : ""}`]];
-    return [["Effect", HS.el("span", { "data-effect": found, "data-verdict": String(edge.large),
-      title: HS.largeMeans(), text: HS.evidence.effect(edge) })],
+    return [["Effect", HS.el("span", { "data-effect": found, "data-verdict": String(edge.large), title: HS.largeMeans(),
+      text: HS.evidence.effect(edge) })],
       ["Measured on", `${HS.evidence.tokens()}; percentile ${HS.number(edge.percentile, 1)} between these layers`]];
   };
 
@@ -227,11 +229,12 @@ HS.inspector = (() => {
       picture.append(HS.svg("rect", { class: "bar-cos", x: (bx + i * step).toFixed(2), y: (y0 - h).toFixed(2),
         width: Math.max(0.6, step - 0.6).toFixed(2), height: h.toFixed(2) }));
     });
-    const corner = (c, i) => `${i ? "L" : "M"}${(bx + (i + 0.5) * step).toFixed(1)} ${(y0 - bh * c).toFixed(1)}`;
     picture.append(HS.svg("path", { class: "axis", d: `M${bx} ${y0 - bh} V${y0} H${bx + bw}` }),
-      ...(chance ? [HS.svg("path", { class: "chance", d: chance.map(corner).join("") })] : []),
+      ...(chance ? [HS.svg("path", { class: "chance",
+        d: chance.map((c, i) =>
+        `${i ? "L" : "M"}${(bx + (i + 0.5) * step).toFixed(1)} ${(y0 - bh * c).toFixed(1)}`).join("") })] : []),
       HS.svg("text", { x: x0 + R - 2, y: y0 + 10, "text-anchor": "end", text: "0°" }),
-      HS.svg("text", { x: x0 + 4, y: y0 - R + 9, text: "90°" }),
+        HS.svg("text", { x: x0 + 4, y: y0 - R + 9, text: "90°" }),
       HS.svg("text", { x: bx - 4, y: y0 - bh + 6, "text-anchor": "end", text: "1" }),
         HS.svg("text", { x: bx + bw, y: y0 + 10, "text-anchor": "end", text: `cos²θ, 1 to ${degrees.length}` }));
     return picture;
@@ -240,8 +243,9 @@ HS.inspector = (() => {
   const sharedTokens = (pairing, row, column) => {
     const stored = (details(pairing, row, column)?.directions ?? []).filter((d) => d.writes || d.reads);
     if (!stored.length) return [];
-    const side = (title, signed) => (signed
-      ? [HS.el("b", { text: title }), HS.el("div", { class: "chips" }, ...signed[0].map(tokenChip),
+    const side = (title, signed) =>
+      (signed ? [HS.el("b", { text: title }),
+      HS.el("div", { class: "chips" }, ...signed[0].map(tokenChip),
       HS.el("span", { class: "against", text: "against" }), ...signed[1].map(tokenChip))] : []);
     return [heading("Tokens along the directions they share"), ...stored.flatMap((d, i) => [
       HS.el("p", { class: "hint", text: `Direction ${i + 1}, ${HS.number(d.angle, 1)}° apart` }),

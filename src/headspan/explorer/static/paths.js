@@ -40,11 +40,13 @@ HS.paths = (() => {
   const start = () => {
     const box = HS.byId("paths");
     if (!all().length) { box.remove(); return; }
-    box.append(HS.el("summary", { text: `Strongest paths to the targets of the strongest edges `
-      + `(${HS.count(all().length)})` }),
-      HS.el("p", { class: "hint", text: "What the first head writes passes through the values and outputs of the heads "
-        + "in between to what the last head reads. The score belongs to the whole composed map; chance is its mean if "
-        + "every link were rotated at random." }), table(all(), "paths"));
+    box.append(HS.el("summary",
+      { text: `Strongest paths to the targets of the strongest edges (${HS.count(all().length)})` }),
+      HS.el("p",
+        { class: "hint",
+        text: "What the first head writes passes through the values and outputs of the heads in between to what the "
+          + "last head reads. The score belongs to the whole composed map; chance is its mean if every link were "
+          + "rotated at random." }), table(all(), "paths"));
   };
   return { start, through, hops };
 })();

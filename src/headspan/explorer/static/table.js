@@ -50,8 +50,8 @@ HS.table = (columns, rows, { caption = "", file = "table", shown = 15, key = nul
       fill();
     } }))));
   const mark = () => {
-    for (const tr of body.children) tr.classList.toggle("chosen", Boolean(tr.dataset.key)
-      && (tr.dataset.key === HS.state.head || tr.dataset.key === HS.state.pair));
+    for (const tr of body.children) tr.classList.toggle("chosen",
+      Boolean(tr.dataset.key) && (tr.dataset.key === HS.state.head || tr.dataset.key === HS.state.pair));
   };
   wrap.mark = mark;
 

@@ -12,7 +12,7 @@ HS.tables = (() => {
       ["Layers × heads", `${m.layers.length} × ${m.n_heads}${HS.model.shared ? `, ${m.n_kv_heads} KV` : ""}`],
       ["d_model", HS.count(m.d_model)], ["Norms", m.folding === "folded" ? "folded into the weights" : "not folded"],
       ["Similarities", data.metrics.map((x) => x.title).join(", ")],
-      ["Pairings", data.pairings.length === 16 ? "all 16" : data.pairings.join(", ")],
+        ["Pairings", data.pairings.length === 16 ? "all 16" : data.pairings.join(", ")],
       ["Pairs compared", HS.count(data.compared)],
       ["Large effects", data.effects?.compared
         ? Object.entries(data.effects.large).map(([pairing, n]) => `${HS.count(n)} ${pairing}`).join(", ") : ""]];
@@ -31,7 +31,7 @@ HS.tables = (() => {
     const columns = [
       { key: "pairing", title: "Pairing" }, { key: "rank", title: "Rank", number: true, text: (e) => HS.count(e.rank) },
       { key: "source", title: "Source", node: (e) => HS.headLink(e.source) },
-      { key: "target", title: "Target", node: (e) => HS.headLink(e.target) },
+        { key: "target", title: "Target", node: (e) => HS.headLink(e.target) },
       { key: "score", title: HS.model.metric(metric).short, number: true,
         node: (e) => HS.el("button", { type: "button", class: "link", text: HS.score(e.score, metric),
         title: "Open the pair card", onclick: () => HS.choosePair(e.pairing, e.source, e.target) }) },
@@ -76,17 +76,15 @@ HS.tables = (() => {
     ];
     if (data.labels) columns.push({ key: "labels", title: "Labels", value: (r) => labelText(r.head),
       text: (r) => labelText(r.head) });
-    return HS.table(columns, rows, { caption: kind === "outlet" ? `Outlets: preferred sources, ${pairing}`
-      : `Inlets: preferred targets, ${pairing}`, file: `${kind}-${metric}-${pairing}`, shown: 12, key: (r) => r.head });
+    return HS.table(columns, rows,
+      { caption: kind === "outlet" ? `Outlets: preferred sources, ${pairing}` : `Inlets: preferred targets, ${pairing}`,
+      file: `${kind}-${metric}-${pairing}`, shown: 12, key: (r) => r.head });
   };
 
   const hubs = () => {
     const box = HS.byId("hub-tables");
-    if (!data.hub_pairings.length) {
-      box.replaceChildren(HS.empty(HS.noPairs() || "Hubs need the pairings OQ, OK or OV and heads in at least two "
-        + "layers."));
-      return;
-    }
+    if (!data.hub_pairings.length) { box.replaceChildren(HS.empty(HS.noPairs()
+      || "Hubs need the pairings OQ, OK or OV and heads in at least two layers.")); return; }
     const bands = ["outlet", "inlet"].map((kind) =>
       [kind, data.bands[`hub:${HS.state.metric}/${HS.state.hubs}/${kind}`]]).filter(([, band]) => band);
     HS.byId("hub-band").textContent = bands.length
@@ -106,10 +104,12 @@ HS.tables = (() => {
       text: `Labels: ${data.labels.source}, ${HS.plural(data.labels.count, "head")} in `
         + `${HS.plural(Object.keys(data.labels.colours).length, "class", "classes")}.` }));
     for (const [title, note, file, rows] of [
-      ["Detection", "Area under the precision-recall curve for finding labelled heads from the strongest forward "
-        + "pairs.", "detection", e.detection],
-      ["Detection, average precision", "Average precision of the same ranking, which has no gap at the start of the "
-        + "curve. Chance is the mean over random orders.", "detection-ap", e.average_precision],
+      ["Detection",
+        "Area under the precision-recall curve for finding labelled heads from the strongest forward pairs.",
+        "detection", e.detection],
+      ["Detection, average precision",
+        "Average precision of the same ranking, which has no gap at the start of the curve. Chance is the mean over "
+          + "random orders.", "detection-ap", e.average_precision],
       ["Classification, PR-AUC", "Pairs inside a class against all other pairs, mean over the same-type pairings.",
         "classification-pr", e.pr_auc],
       ["Classification, ROC-AUC", "The same, area under the ROC curve.", "classification-roc", e.roc_auc]]) {
@@ -117,8 +117,8 @@ HS.tables = (() => {
       const keys = Object.keys(rows[0]).filter((key) => key !== "metric");
       box.append(HS.el("h3", { text: title }), HS.el("p", { class: "hint", text: note }),
         keep(HS.table([{ key: "metric", title: "Similarity" },
-          ...keys.map((key) => number(key, data.labels.words[key]?.replace(/ head$/, "")
-          ?? key.replaceAll("_", " ")))], rows, { file })));
+          ...keys.map((key) => number(key, data.labels.words[key]?.replace(/ head$/, "") ?? key.replaceAll("_", " ")))],
+          rows, { file })));
     }
     if (e.note) box.append(HS.el("p", { class: "hint", text: e.note }));
   };

@@ -74,8 +74,8 @@ HS.zoom = (() => {
 
   const reveal = (x, y) => {
     const sx = at.x + at.s * x, sy = at.y + at.s * y, m = 50;
-    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0, sy < m ? m - sy
-      : sy > window_.height - m ? window_.height - m - sy : 0);
+    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0,
+      sy < m ? m - sy : sy > window_.height - m ? window_.height - m - sy : 0);
   };
 
   const key = (name) => {
@@ -88,10 +88,8 @@ HS.zoom = (() => {
 
   const listen = () => {
     const box = HS.byId("diagram");
-    const place = (event) => {
-      const r = box.getBoundingClientRect();
-      return [event.clientX - r.left, event.clientY - r.top];
-    };
+    const place = (event) => { const r = box.getBoundingClientRect();
+      return [event.clientX - r.left, event.clientY - r.top]; };
     box.addEventListener("wheel", (event) => {
       if (event.ctrlKey || event.metaKey) scale(Math.exp(-event.deltaY / 300), ...place(event));
       else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)
@@ -99,10 +97,8 @@ HS.zoom = (() => {
       else return;
       event.preventDefault();
     }, { passive: false });
-    box.addEventListener("pointerdown", (event) => { if (event.button === 0) {
-      fingers.set(event.pointerId, place(event));
-      moved = false;
-    } });
+    box.addEventListener("pointerdown",
+      (event) => { if (event.button === 0) { fingers.set(event.pointerId, place(event)); moved = false; } });
     box.addEventListener("pointermove", (event) => {
       const before = fingers.get(event.pointerId), now = place(event);
       if (!before) return;
