@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 from seeds import write_seeds
 
+import headspan as hs
 from headspan.cli import app, main
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -310,7 +311,8 @@ BAD_OPTIONS = [
     ("tokens {gpt2} L0H0 --top 0", "--top"),
     ("tokens {gpt2}", "--all"),
     ("tokens {llama} L0H9 --role K", "no head L0H9"),
-    ("pair {gpt2} L0H0 L1H0.K", "'L0H0' is not a head"),
+    ("pair {gpt2} L0 L1H0.K", "'L0' is not a head"),
+    ("pair {gpt2} L0H0 L1H0.Z", "'L1H0.Z' is not a head"),
     ("pair {gpt2} L0H0.O L1H7.K", "no head L1H7"),
     ("pair {gpt2} L0H0.O", "Missing argument"),
     ("score {gpt2} --out {out}.safetensors --metric cosine", "unknown similarity 'cosine'"),
@@ -342,6 +344,19 @@ def test_bad_options_are_refused(run: Run, files: Path, line: str, words: str) -
     arguments = [part.format(**names, junk=junk, out=files.parent / "made") for part in line.split()]
     assert_refused(run(*arguments), words)
     assert not list(files.parent.glob("made*"))
+
+
+def test_results_of_other_kinds_are_refused(run: Run, files: Path) -> None:
+    result, other = files / "result.safetensors", files / "statistics.safetensors"
+    hs.observe("demo", random=True, sequences=1, length=6).save(other)
+    before = other.read_bytes()
+    kind = "holds a result of the kind 'statistics', not the scores of one model: make those with headspan score MODEL"
+    assert_refused(run("effects", "demo", "--into", str(other)), kind)
+    assert other.read_bytes() == before
+    line = ("task", "demo", "induction", "--stats", str(result))
+    assert_refused(run(*line), "make those with headspan observe MODEL")
+    circuit = ("task", "demo", "induction", "--circuit", str(other))
+    assert_refused(run(*circuit), "it is not UTF-8. Give another file")
 
 
 def test_a_result_of_a_newer_version_is_refused(run: Run, files: Path) -> None:

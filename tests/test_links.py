@@ -110,7 +110,7 @@ def test_links_are_chosen_by_weight_and_by_name(place: tuple[str, Path]) -> None
     assert sources() == ["L0F5@1", "L0F6@1", "L1F2@4", "L0F9@2"] and sources(strongest=2) == ["L0F5@1", "L0F6@1"]
     assert sources(from_="l0f6") == sources(from_="L0F6@1") == sources(from_="0_6_1") == ["L0F6@1"]
     assert sources(to="L2F3") == ["L0F9@2"]
-    with pytest.raises(HeadspanError, match="none of the 4 links between features is from L0F6@2"):
+    with pytest.raises(HeadspanError, match=r"none of the 4 links .* from L0F6@2"):
         sources(from_="L0F6@2")
 
 

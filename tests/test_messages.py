@@ -88,7 +88,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no nodes": (
         lambda place: hs.nodes(arrays()),
-        "no nodes were given. Name some with `add`, `sae`, `adapter`, `neurons`, `tokens`, `embedding` "
+        "no nodes were given. Name some with `nodes`, `sae`, `adapter`, `neurons`, `tokens`, `components`, `embedding` "
         "or `unembedding`",
     ),
     "nodes k": (

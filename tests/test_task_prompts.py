@@ -428,6 +428,7 @@ HEAD = "clean,corrupted,answer,wrong\n"
 FILES = [
     ("a.csv", "", "has no prompts"),
     ("a.csv", HEAD, "has no prompts"),
+    ("a.csv", "clean,corrupted,answer,answer,wrong\nA,B,x,y,z\n", "has two columns 'answer'"),
     ("a.csv", "clean,answer\nThen,Now\n", "line 2: there is no corrupted or counterfactual, only clean, answer"),
     ("a.csv", HEAD + "\nThen, he,Then she, book, ball\n", "line 3: 5 values for 4 columns"),
     ("a.csv", HEAD + '"Then\nhe",Then,a\n', "line 3: 3 values for 4 columns"),

@@ -70,7 +70,7 @@ GOOD: dict[str, list[str]] = {
     "floor": ["0", "0.1"], "draws": ["1", "3"],
     "stats": ["stats.safetensors", "result.safetensors"], "task": ["task.safetensors", "result.safetensors"],
     "adapter": ["lora"], "transcoders": ["tc{}.npz"], "strongest": ["1", "5"],
-    "hook": ["hook_mlp_in", "ln2.hook_normalized"],
+    "hook": ["hook_mlp_in", "ln2.hook_normalized"], "side": ["source", "target"], "sort": ["p_kind", "p", "share"],
     "components": ["components.safetensors", "components.safetensors:h.0.attn.c_attn:0,2-3"],
     "neurons": ["L0:1", "L1:*", "*"],
 }  # fmt: skip

@@ -274,6 +274,7 @@ def open_model(reference: str, fold: bool = False, download: bool = False) -> At
 def check_store(path: Path) -> None:
     """Check that --into names an existing result, before the rules for new output files are applied."""
     from headspan.results.scores import Scores, is_result
+    from headspan.system.outputs import is_ours
 
-    if not is_result(path):
+    if not is_result(path) or not is_ours(path, "result"):
         Scores.load(path)  # its error says what the file is

@@ -65,6 +65,12 @@ KINDS = {
 # In JSON files: the key that a kind has -> its class. Every other JSON file is read as head scores.
 JSON_KINDS = {"format": "results.tasks.circuit:Circuit", "": "results.head_scores:BehaviourScores"}
 _SAVED_AS = {where: kind for kind, where in KINDS.items()} | {"graphs.graph:Wiring": "wiring"}
+_MAKERS = {  # advice where another kind was given
+    SCORES: "make those with `hs.score(model)`",
+    "statistics": "make those with `hs.observe(model)`",
+    "effects": "make those with `hs.effects(model)`",
+    "task": "make those with `hs.task(model, task)`",
+}
 _LARGEST_JSON = 10**8  # bytes
 
 
@@ -108,7 +114,7 @@ def _check_kind(cls: type, head: Any, path: Path, named: str) -> None:
     facts = cast("Mapping[str, Any]", head) if isinstance(head, Mapping) else None
     kind = None if facts is None else facts.get("kind", SCORES)
     if facts is None or kind != kind_of(cls):
-        advice = "make those with `hs.score(model)`" if kind_of(cls) == SCORES else "headspan.load reads every kind"
+        advice = _MAKERS.get(kind_of(cls), "headspan.load reads every kind")
         raise HeadspanError(f"{named} holds {_described(kind)}, not {_described(kind_of(cls))}: {advice}")
     if hasattr(cls, "_from_parts"):
         return  # it checks its own schema

@@ -79,7 +79,9 @@ def read_text(path: PathLike, missing: str, what: str, *, most: int = 2**30, enc
         if size > most:
             raise HeadspanError(f"{_shown(path)} has {size:,} bytes, too many for a {what}: give another file")
         return found.read_text(encoding=encoding)
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise HeadspanError(f"{_shown(path)} cannot be read as a {what}: it is not UTF-8. Give another file") from None
+    except OSError as error:
         raise HeadspanError(f"{_shown(path)} cannot be read as a {what}: {reason(error)}") from None
 
 

@@ -301,7 +301,7 @@ def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, v
     if variance is not None and writes is False:
         raise HeadspanError(f"{name} does not write, so it has no variance: leave out variance, or set writes to True")
     if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
+        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {layer!r:.40}")
     if not isinstance(reads, bool) or not isinstance(writes, bool):
         raise HeadspanError(f"reads and writes of {name} must be True or False")
     if not reads and not writes:

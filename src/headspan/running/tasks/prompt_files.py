@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
+        twice = [name for name, count in Counter(header).items() if name and count > 1]
+        if twice:
+            raise HeadspanError(f"{path} has two columns {twice[0][:40]!r}. Give each column its own name")
         for values in reader:
             where = f"{path}, line {reader.line_num}"
             if not values:
