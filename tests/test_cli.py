@@ -348,7 +348,7 @@ def test_bad_options_are_refused(run: Run, files: Path, line: str, words: str) -
 
 def test_results_of_other_kinds_are_refused(run: Run, files: Path) -> None:
     result, other = files / "result.safetensors", files / "statistics.safetensors"
-    hs.observe("demo", random=True, sequences=1, length=6).save(other)
+    hs.observe("demo", random=True, sequences=2, length=6).save(other)
     before = other.read_bytes()
     kind = "holds a result of the kind 'statistics', not the scores of one model: make those with headspan score MODEL"
     assert_refused(run("effects", "demo", "--into", str(other)), kind)
