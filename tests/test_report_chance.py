@@ -97,10 +97,12 @@ def test_the_band_of_a_crowd() -> None:
     """Normal values leave it about as often as it says, one end at a time; half of the values equal give none."""
     rng = np.random.default_rng(0)
     draws = [rng.normal(3, 2, 144) for _ in range(300)]
-    bands = [crowd_band(values) for values in draws]
+    bands = [crowd_band(values, least=-np.inf) for values in draws]
     beyond = np.mean([values.max() > band[1] for values, band in zip(draws, bands, strict=True) if band])
     assert 0.02 <= beyond <= 0.16
     assert crowd_band([0.0] * 30 + [1.0] * 10) is None and crowd_band(range(5)) is None
+    two_groups = crowd_band([0.01 * i for i in range(8)] + [0.8 + 0.01 * i for i in range(8)], most=1.0)
+    assert two_groups == (0.0, 1.0), "a score of at most 1 has no band beyond 1"
 
 
 def test_bands_of_the_page(planted: tuple[Path, Scores]) -> None:

@@ -27,7 +27,7 @@ from headspan.results.labels import GPT2_SMALL
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
-from headspan.subspaces.metrics import PK
+from headspan.subspaces.metrics import PK, metric_of
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.deprecation import renamed
@@ -35,6 +35,7 @@ from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
+from headspan.vocabulary.words import counted, listed
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -199,15 +200,15 @@ def _labels(scores: Scores) -> str | None:
 def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
     """What the index shows for one result."""
     table = scores.ports
-    shared = f", {len(table.kv)} shared key/value heads" if table.shared else ""
+    shared = f", {counted(len(table.kv), 'shared key/value head')}" if table.shared else ""
     layers = len({head.layer for head in table.query})
     facts = [
-        f"{layers} layers, {len(table.query)} heads{shared}, d_model {scores.d_model}",
-        f"{', '.join(scores.metrics) or 'nothing'} for {_pairings(scores)}",
+        f"{counted(layers, 'layer')}, {counted(len(table.query), 'head')}{shared}, d_model {scores.d_model:,}",
+        f"{listed(metric_of(metric).title for metric in scores.metrics) or 'nothing'} for {_pairings(scores)}",
     ]
-    findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
-    if page.payload.get("above_chance") is False:
-        findings = [(page.payload["headline"]["title"], page.payload["headline"]["text"])]
+    first = page.payload["headline"]["text"]  # one sentence, which says all that its title does
+    others = [(finding["title"], finding["text"]) for finding in page.payload["findings"] if finding["text"] != first]
+    findings = [("", first), *others[: _FINDINGS - 1]]
     picture, caption = _picture(scores)
     folded = scores.provenance.get("folding", "none")
     return {
@@ -218,7 +219,7 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
 
 def _pairings(scores: Scores) -> str:
     names = list(map(str, scores.pairings))
-    return ", ".join(names) if len(names) <= 4 else f"{len(names)} pairings"
+    return listed(names) if len(names) <= 4 else f"{len(names)} pairings"
 
 
 def _picture(scores: Scores) -> tuple[str | None, str]:
@@ -232,7 +233,8 @@ def _picture(scores: Scores) -> tuple[str | None, str]:
         return None, ""
     read = {Role.Q: "queries", Role.K: "keys", Role.V: "values"}[pairing.target]
     data = base64.b64encode(wiring_svg(small).encode("utf-8")).decode("ascii")
-    caption = f"The {len(small.edges)} strongest {pairing} edges by {metric}: what is written for {read}"
+    count = f"{len(small.edges)} strongest {pairing} edges" if len(small.edges) > 1 else f"strongest {pairing} edge"
+    caption = f"The {count} by {metric_of(metric).title}: what is written for {read}"
     return f"data:image/svg+xml;base64,{data}", caption
 
 

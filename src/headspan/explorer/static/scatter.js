@@ -192,7 +192,7 @@ HS.ticks = ([low, high], count) => {
 };
 // Ticks at whole numbers, for layers.
 HS.wholeTicks = ([low, high], count) => {
-  const step = Math.max(1, Math.ceil((high - low) / count)), found = [];
+  const step = [1, 2, 5, 10, 20, 50, 100].find((s) => (high - low) / s <= count) ?? 1000, found = [];
   for (let v = Math.ceil(low); v <= high; v += 1) if (v >= 0 && v % step === 0) found.push(v);
   return found;
 };
