@@ -60,7 +60,7 @@ class Site:
     pages: list[Page]
 
     def __repr__(self) -> str:
-        return f"Site of {len(self.pages)} models in {self.folder}: open {self.folder / _INDEX}"
+        return f"Site of {counted(len(self.pages), 'model')} in {self.folder}: open {self.folder / _INDEX}"
 
 
 @renamed(results="scores", weights="model")

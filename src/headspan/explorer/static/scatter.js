@@ -27,8 +27,9 @@ HS.scatter = (() => {
     const p = xm !== ym ? points(pairing, xm, ym) : null;
     if (!p || !p.index.length) {
       plot = null;
-      box.replaceChildren(HS.empty(HS.noPairs() ? HS.noPairs() : HS.data.metrics.length < 2
+      box.replaceChildren(HS.empty(HS.data.metrics.length < 2
         ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
+        : HS.noPairs() ? HS.noPairs()
         : xm === ym ? "Choose two different similarities."
           : `This page does not store the single pairs of ${pairing}.`));
       HS.byId("scatter-caption").textContent = "";

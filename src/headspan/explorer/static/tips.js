@@ -21,7 +21,7 @@ HS.headTip = (name, [out, into]) => {
   if (HS.model.labels(name).length) rows.push(HS.model.labels(name).map((label) =>
     label.replaceAll("_", " ")).join(", "));
   if (kv !== name) rows.push(`reads through ${kv}`);
-  rows.push(`${out} edges out, ${into} in`);
+  rows.push(`${HS.plural(out, "edge")} out, ${into} in`);
   for (const [title, scores] of Object.entries(HS.data.behaviour ?? {}))
     if (name in scores) rows.push(`${title.replaceAll("_", " ")} ${HS.number(scores[name], 3)}`);
   return rows.join("\n");

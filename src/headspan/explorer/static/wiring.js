@@ -190,7 +190,7 @@ HS.wiring = (() => {
     for (const [name, node] of nodes) {
       node.group.classList.toggle("active", touched.has(name));
       const [out, into] = node.counts, about = [HS.model.boxLabel(name, geometry.box), name, ...HS.model.labels(name)];
-      node.group.setAttribute("aria-label", [...about, `${out} edges out`, `${into} in`].join(", "));
+      node.group.setAttribute("aria-label", [...about, `${HS.plural(out, "edge")} out`, `${into} in`].join(", "));
     }
     HS.notes.show(now, all, chosen.cut);
     HS.tables.edges(all);
