@@ -515,7 +515,7 @@ def test_a_notebook_cell_shows_a_working_page(browser: Any) -> None:
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.set_content(f"<body>{report(scores)._repr_html_()}</body>")
+    page.set_content(f"<body>{report(scores).show()._repr_html_()}</body>")
     cell = page.frame_locator("iframe")
     cell.locator('.node[data-head="L2H0"]').click()
     assert "L2H0" in cell.locator("#card-title").inner_text()

@@ -173,7 +173,8 @@ def line(command: str, options: list[Option], chance: random.Random, given: dict
     draw = Drawer(command, chance)
     words = [command, *draw.positional(given)]
     weights = [0.15 if option.name in RARE else 1.0 for option in options]
-    chosen = {option.name for option in chance.choices(options, weights, k=chance.choice([0, 1, 1, 2, 3]))}
+    drawn = chance.choices(options, weights, k=chance.choice([0, 1, 1, 2, 3])) if options else []
+    chosen = {option.name for option in drawn}
     chosen |= {option.name for option in options if option.name in given}
     quick = QUICK.get(command, {})
     for option in options:

@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headspan.plotting.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.plotting.context import Context
+from headspan.results.tabular import html_table, text_table
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
 from headspan.system.deprecation import warn_renamed
 from headspan.system.memory import FEWER_SCORES, check_room
@@ -197,13 +198,27 @@ FIGURES: dict[str, FigureKind] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawn:
     """The files written, why other figures were not drawn, and what was left out of those that were."""
 
     files: list[Path]
     skipped: dict[str, str]
     notes: list[str]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per figure: its name, its file, and why it was not drawn."""
+        drawn = [{"figure": file.stem, "file": str(file), "skipped": None} for file in self.files]
+        return drawn + [{"figure": name, "file": None, "skipped": why} for name, why in self.skipped.items()]
+
+    def __repr__(self) -> str:
+        return text_table(self._headline(), self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline(), self.rows())
+
+    def _headline(self) -> str:
+        return f"{len(self.files)} figures drawn, {len(self.skipped)} left out"
 
 
 _PAIR_BYTES, _COPY_BYTES = 45, 8  # measured: memory per pair of the largest matrix, and per pair of all matrices
