@@ -436,7 +436,7 @@ def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> None:
-    scores = hs.score(array_model(layers=1), metric="cs", pairing="QQ")
+    scores = hs.score(array_model(layers=2), metric="cs", pairing="QQ")
     report(scores, path=tmp_path / "one.html")
     view = open_page(tmp_path / "one.html", scores, "#at=scatter")
     assert "Only one similarity" in view.text("#scatter-main")
