@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py run demo --text --random --out out/evidence/demo.json
     python benchmarks/evidence.py tables out/evidence/*.json    the appendix; evidence_tables.py makes the rest
-    python benchmarks/evidence.py figure docs/images/calibration.png demo MODEL …
+    python benchmarks/evidence.py figure docs/images/calibration.png demo MODEL … [--sequences 4]
 
 Statistics and effects always come from different sequences: statistics from one built-in text and one stream of random
 sequences, effects from another text and another stream.
@@ -56,16 +56,22 @@ def amounts(kl: hs.Effects, scores: hs.Scores, material: str, pairing: str) -> t
     return predicted[there], measured[there]
 
 
-def figure(models: list[str], out: Path) -> None:
-    """Measured KL divergence against influence² of every OQ and OK edge, on random sequences, one panel per model."""
+def figure(models: list[str], out: Path, sequences: int) -> None:
+    """Measured KL divergence against influence² of every OQ and OK edge, on random sequences, one panel per model.
+
+    Statistics are of four times as many sequences. The rows of the table of calibrations are printed.
+    """
     import matplotlib.pyplot as plt
 
-    rows = -(-len(models) // 3)
-    drawn, panels = plt.subplots(rows, 3, figsize=(9, 3 * rows), layout="constrained", squeeze=False)
+    columns = min(3, len(models))
+    rows = -(-len(models) // columns)
+    drawn, panels = plt.subplots(rows, columns, figsize=(3 * columns, 3 * rows), layout="constrained", squeeze=False)
     for model, axes in zip(models, panels.flat, strict=False):
         with patch.object(effect_sums, "Totals", KLTotals):
-            moved = hs.effects(model, pairing="OQ,OK", random=True, draws=0)
-        scores = hs.score(model, "influence", "OQ,OK", "forward", stats=observe(model, random=True))
+            moved = hs.effects(model, pairing="OQ,OK", random=True, sequences=sequences, draws=0)
+        stats = observe(model, random=True, sequences=4 * sequences)
+        scores = hs.score(model, "influence", "OQ,OK", "forward", stats=stats)
+        print(model, moved.tokens, stats.tokens, json.dumps(calibration(moved, scores, "random")), flush=True)
         for pairing in ("OQ", "OK"):
             size = 3 if len(moved.ports.query) < 50 else 1
             axes.loglog(
@@ -170,6 +176,7 @@ def main() -> None:
     drawn = commands.add_parser("figure")
     drawn.add_argument("out", type=Path)
     drawn.add_argument("models", nargs="+")
+    drawn.add_argument("--sequences", type=int, default=4)
     several = commands.add_parser("tables")
     several.add_argument("paths", type=Path, nargs="+")
     given = parser.parse_args()
@@ -177,7 +184,7 @@ def main() -> None:
         print(tables(given.paths))
         return
     if given.command == "figure":
-        figure(given.models, given.out)
+        figure(given.models, given.out, given.sequences)
         return
     found = run(given.model, given.text, given.random, given.kl, given.sequences)
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ For one model and task, on held-out prompts:
 - overlap against task (part `edges`): how many of the edges with the largest exact values are in the top 1 % of each
   similarity;
 - detection (part `classes`): areas of all similarities on the heads of the 100, 200 and 400 best edges (at most a tenth
-  of all), and on those of the smallest circuit with a faithfulness of 0.8.
+  of all), and on those of the smallest circuit with a faithfulness of 0.8. The part `labels` does it for published
+  classes of heads: TASK is gpt2-ioi then.
 
 OUT.json is updated part by part, so a later run can add the others.
 """
@@ -236,23 +237,32 @@ def classes(model: str, task: str, count: int, observed: Path) -> dict[str, Any]
     influence = hs.score(model, "influence", "flow", stats=stats)
     found = []
     for size, kept in circuits.items():
-        labels = heads_of(task, ports, table, kept)
-        row: dict[str, Any] = {"edges": size, "faithfulness": faithful[size], "rule": size == smallest}
-        row |= {"heads": len(labels), "of": len(ports.of(Role.O)), "areas": {}}
-        for result in (scores, influence):
-            for metric in result.metrics:
-                row["areas"][metric] = {
-                    measure: {
-                        pairing: estimate._asdict()
-                        for pairing, estimate in detection(
-                            result, labels, metric, measure=measure, bootstrap=RESAMPLES
-                        ).items()
-                    }
-                    for measure in ("pr_auc", "average_precision")
-                }
-        row["pk - cs"] = lead(scores, labels)
-        found.append(row)
+        row = {"edges": size, "faithfulness": faithful[size], "rule": size == smallest}
+        found.append(row | detected([scores, influence], heads_of(task, ports, table, kept)))
     return {"classes": found}
+
+
+def labelled(model: str, labels: str) -> dict[str, Any]:
+    """The same for classes that others found, such as gpt2-ioi."""
+    return {"model": model, "task": labels, "classes": [detected([hs.score(model, "all", "flow")], labels)]}
+
+
+def detected(results: list[hs.Scores], labels: hs.Labels | str) -> dict[str, Any]:
+    """Areas of all similarities of these results for one class of heads."""
+    labels = hs.Labels.load(labels) if isinstance(labels, str) else labels
+    areas = {
+        metric: {
+            measure: {
+                pairing: estimate._asdict()
+                for pairing, estimate in detection(result, labels, metric, measure=measure, bootstrap=RESAMPLES).items()
+            }
+            for measure in ("pr_auc", "average_precision")
+        }
+        for result in results
+        for metric in result.metrics
+    }
+    of = {"heads": len(labels), "of": len(results[0].ports.of(Role.O))}
+    return {**of, "areas": areas, "pk - cs": lead(results[0], labels)}
 
 
 def heads_of(task: str, ports: PortTable, table: EdgeTable, kept: np.ndarray) -> hs.Labels:
@@ -298,6 +308,7 @@ def main() -> None:
         "all": lambda: curves(given.model, given.task, given.prompts, None),
         "curves": lambda: curves(given.model, given.task, given.prompts, observed),
         "few": lambda: few(given.model, given.task, given.prompts, given.draws),
+        "labels": lambda: labelled(given.model, given.task),
         "edges": lambda: edges(given.model, given.task, given.prompts),
         "classes": lambda: classes(given.model, given.task, given.prompts, observed),
     }

@@ -269,8 +269,8 @@ def test_wiring_top_exports_and_figures_show_effects(
     graph = (tmp_path / "edges.graphml").read_text()
     assert 'attr.name="effect"' in graph and 'attr.name="large_effect" attr.type="boolean"' in graph
     assert json.loads((tmp_path / "edges.json").read_text())["edges"][0]["effect"] == wired.effect(wired.edges[0])
-    printed(capsys, ["figures", str(filled), "--only", "use", "--out", str(tmp_path / "figures")])
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"use-pk.png", "use-cs.png"}
+    printed(capsys, ["figures", str(filled), "--only", "effects", "--out", str(tmp_path / "figures")])
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"effects-pk.png", "effects-cs.png"}
 
 
 def test_the_report_opens_with_the_edges_of_large_effect(filled: Path, result: Path) -> None:

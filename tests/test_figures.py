@@ -31,6 +31,7 @@ from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
 from headspan.running.behaviour import KINDS, AttentionPatterns
+from headspan.subspaces.random_subspaces import moments
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import PAIRINGS, ROLES, Head, Pairing, Role, pair_mask
 from headspan.vocabulary.ports import PortTable
@@ -78,7 +79,7 @@ def context() -> Context:
     return complete_context(5)
 
 
-APART = ("two-layer", "use")  # a model of its own; effects, which tests/test_effects_cli.py draws
+APART = ("two-layer", "effects")  # a model of its own; effects, which tests/test_effects_cli.py draws
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,11 @@ def structure(figure: Figure) -> dict[str, int]:
     """How many of every kind of part a figure has: edges by pairing, nodes, names, tokens, bars, …"""
     kinds = (":".join(gid.split(":")[:2]) if gid.startswith("edge:") else gid.split(":")[0] for gid in parts(figure))
     return dict(sorted(Counter(kinds).items()))
+
+
+def test_the_old_name_of_a_figure_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="use is now effects"):
+        assert parse_names("scatter,use") == ("scatter", "effects")
 
 
 # ------------------------------------------------------------------ structure
@@ -179,7 +185,9 @@ def test_two_layer_strengths_are_what_lies_above_the_random_level() -> None:
     assert level == pytest.approx(4 * 4 / 32, abs=0.05)  # mm'/d
     values = scores["pk", pairing].values[:4, 4:].astype(float)
     above = np.maximum(values - level, 0)
-    np.testing.assert_allclose(strengths(scores, "pk", pairing), above / above.max(), rtol=1e-6)
+    found, least, most = strengths(scores, "pk", pairing)
+    np.testing.assert_allclose(found, above / above.max(), rtol=1e-6)
+    assert (least, most) == pytest.approx((level, np.nanmax(values)), rel=1e-6), "the ends of the scale in the title"
 
 
 # --------------------------------------------------------------------- layout
@@ -402,7 +410,7 @@ def test_what_is_missing_is_reported_and_the_rest_is_drawn(tmp_path: Path) -> No
     scores = hs.score(weights, "pk", "flow")
     drawn = draw("all", Context(scores, weights, k=2), tmp_path)
     assert set(drawn.skipped) == {
-        "two-layer", "scatter", "identity", "head-scores", "kl", "unembedding", "folded-wiring", "mse", "use",
+        "two-layer", "scatter", "identity", "head-scores", "kl", "unembedding", "folded-wiring", "mse", "effects",
     }  # fmt: skip
     assert "two attention layers" in drawn.skipped["two-layer"]
     assert "cs scores" in drawn.skipped["scatter"]
@@ -446,3 +454,37 @@ def test_the_command_draws_and_reports(context: Context, tmp_path: Path) -> None
 def test_all_pairings_have_a_look_of_their_own() -> None:
     looks = {(style.pairing_colour(p), style.SOURCE_DASHES[p.source]) for p in PAIRINGS}
     assert len(looks) == 16
+
+
+def test_pictures_of_a_wiring_say_which_score_a_width_has() -> None:
+    """The legend has the widths of the page's steps with their scores, and the grey of edges without evidence."""
+    scores = hs.score("demo", "pk,cs")
+    context = Context(scores, k=6)
+    with theme():
+        figure = next(FIGURES["grid"].make(context))[1]
+    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    mean, variance = moments(256, 32, 32)
+    start = float(mean + 3 * variance**0.5)
+    expected = [f"PK {start + step * (32 - start):.0f}" for step in (0, 0.25, 0.5, 1)]
+    assert [text for text in texts if text.startswith("PK")] == expected
+    pairs = [pair for legend in figure.legends for pair in zip(legend.get_texts(), legend.legend_handles, strict=True)]
+    lines = {text.get_text(): handle.get_linewidth() for text, handle in pairs if hasattr(handle, "get_linewidth")}
+    widths = [lines[text] for text in expected]
+    assert widths == sorted(widths) and np.allclose(
+        widths, [0.6 * style.edge_width(s, True) for s in (0, 0.25, 0.5, 1)]
+    )
+
+
+def test_every_point_of_the_scatter_is_inside_its_axes(figures: dict[str, Figure]) -> None:
+    for axes in figures["scatter"].axes:
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        for points in axes.collections:
+            x, y = np.asarray(points.get_offsets()).reshape(-1, 2).T
+            assert ((x > left) & (x < right) & (y > bottom) & (y < top)).all()
+
+
+def test_one_layer_has_no_empty_pictures(tmp_path: Path) -> None:
+    drawn = hs.figures(hs.score(arrays(1, 4)), out=tmp_path)
+    assert {path.stem for path in drawn.files} == {"random"}
+    for name in ("wiring", "grid", "scatter", "kl", "folded-wiring"):
+        assert "one attention layer" in drawn.skipped[name], name

@@ -267,12 +267,31 @@ def test_the_page_is_written_whole(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_it_in_a_sandbox(made: Made) -> None:
-    shown = made[2]._repr_html_()
+    shown = made[2].show()._repr_html_()
     assert shown.startswith("<iframe")
     assert "allow-same-origin" not in shown
     source = re.search(r'srcdoc="([^"]*)"', shown)
     assert source is not None
     assert unescape(source[1]) == made[2].html
+
+
+def test_a_notebook_shows_a_light_preview(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, scores, page = made
+    shown = page._repr_html_()
+    assert len(shown) < 80_000 and "<iframe" not in shown and "<script" not in shown
+    assert "data:image/svg+xml;base64," in shown and ".save(" in shown and ".show()" in shown
+    assert page.payload["findings"][0]["title"] in unescape(shown)
+    monkeypatch.chdir(tmp_path)
+    scores.provenance["reference"] = "<img src=x onerror=y>"
+    page = report(scores, path="a page.html")
+    shown = page._repr_html_()
+    assert 'href="a%20page.html"' in shown and ".save(" not in shown and "<img src=x" not in shown
+    (tmp_path / "a page.html").unlink()
+    assert ".save(" in page._repr_html_()
+    page.save(tmp_path.parent / "other.html")
+    assert f'href="{(tmp_path.parent / "other.html").as_uri()}"' in page._repr_html_()
+    change = hs.report(hs.diff("demo", "demo"))._repr_html_()
+    assert "demo → demo" in change and "weights that moved" in change and len(change) < 3_000
 
 
 def test_command(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def test_shared_key_value_heads(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_a_result_alone_and_one_similarity(open_page: Open, tmp_path: Path) -> None:
-    scores = hs.score(array_model(layers=1), metric="cs", pairing="QQ")
+    scores = hs.score(array_model(layers=2), metric="cs", pairing="QQ")
     report(scores, path=tmp_path / "one.html")
     view = open_page(tmp_path / "one.html", scores, "#at=scatter")
     assert "Only one similarity" in view.text("#scatter-main")
@@ -514,7 +514,7 @@ def test_a_notebook_cell_shows_a_working_page(browser: Any) -> None:
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.set_content(f"<body>{report(scores)._repr_html_()}</body>")
+    page.set_content(f"<body>{report(scores).show()._repr_html_()}</body>")
     cell = page.frame_locator("iframe")
     cell.locator('.node[data-head="L2H0"]').click()
     assert "L2H0" in cell.locator("#card-title").inner_text()

@@ -147,8 +147,8 @@ def test_examples_are_small() -> None:
         Watched(p, Head(0, i), Head(1 + i, j), Head(1 + i, j)) for j, p in enumerate(FLOW_PAIRINGS) for i in range(20)
     ]
     rng = np.random.default_rng(0)
-    arrays = [rng.random((40, cells)).astype(np.float16) for _ in range(2)]
-    examples = Examples(["token"] * n, "text", edges, *arrays, rng.random((20, n)).astype(np.float32))
+    before, after = (rng.random((40, cells)).astype(np.float16) for _ in range(2))
+    examples = Examples(["token"] * n, "text", edges, before, after, rng.random((20, n)).astype(np.float32))
     effects = replace(no_effects(hs.score(tiny(kv_heads=4))), examples=examples)
     assert len(json.dumps(example_sets(effects, []))) < 150_000
 

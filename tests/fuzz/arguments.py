@@ -53,8 +53,8 @@ GOOD: dict[str, list[str]] = {
     "memory": ["300MB", "1GB"], "device": ["cpu"],
     "route": ["gram", "direct"], "null": ["random", "reversed", "within"], "q": ["0.05", "1"], "minimum": ["0.5"],
     "rule": ["top", "top-per-target", "significance", "threshold"], "format": ["png", "svg", "pdf"],
-    "only": ["wiring", "grid", "two-layer", "scatter", "use", "identity", "head-scores", "kl", "norms", "unembedding",
-             "random", "folded-wiring", "mse"],
+    "only": ["wiring", "grid", "two-layer", "scatter", "effects", "identity", "head-scores", "kl", "norms",
+             "unembedding", "random", "folded-wiring", "mse"],
     "dpi": ["20", "40"], "text": ["text.txt", "a b c"], "prompt": ["a b a b", "c"], "sequences": ["1", "2"],
     "length": ["2", "5"], "seed": ["0", "7"], "bos": ["auto", "yes", "no"],
     "dtype": ["float32", "stored"], "best": ["1", "9"], "threshold": ["0.3"],
@@ -173,7 +173,8 @@ def line(command: str, options: list[Option], chance: random.Random, given: dict
     draw = Drawer(command, chance)
     words = [command, *draw.positional(given)]
     weights = [0.15 if option.name in RARE else 1.0 for option in options]
-    chosen = {option.name for option in chance.choices(options, weights, k=chance.choice([0, 1, 1, 2, 3]))}
+    drawn = chance.choices(options, weights, k=chance.choice([0, 1, 1, 2, 3])) if options else []
+    chosen = {option.name for option in drawn}
     chosen |= {option.name for option in options if option.name in given}
     quick = QUICK.get(command, {})
     for option in options:

@@ -286,10 +286,13 @@ def _rename(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays]) -> None:
     head["ports"] = {role: names[::-1] for role, names in head["ports"].items()}
 
 
+MEASURED = ("effect/", "example/")  # names of arrays that come with effects
+
+
 def _graft(head: Head, tensors: Arrays, foreign: tuple[Head, Arrays], arrays: bool = True) -> None:
     """Effects and head scores of another model, with their annotations."""
-    tensors |= {name: array for name, array in foreign[1].items() if arrays and name.startswith("effect/")}
-    head["extra"] = [name for name in tensors if name.startswith("effect/")]
+    tensors |= {name: array for name, array in foreign[1].items() if arrays and name.startswith(MEASURED)}
+    head["extra"] = [name for name in tensors if name.startswith(MEASURED)]
     head["annotations"] = deepcopy(foreign[0]["annotations"])
 
 

@@ -213,6 +213,8 @@ def top(
             from_=from_, to=to, layer=layer, label=label, labels=classes, side=side,  # type: ignore[arg-type]
         )  # fmt: skip
         rows = list(map(edge_row, edges))
+    if not rows and result.ports.one_layer:
+        note(f"{result.ports.one_layer}. For pairs within it add --pairing QQ,KK,VV,OO")
     rows = with_labels(with_effects(with_units(_with_z(rows, result), result), result), classes_by_name(classes))
     formats = {"score": ".4f", "z": ".2f", "expected": ".4f", "ratio": ".1f", "amount": ".3g", **EFFECT_FORMATS}
     tables = [(f"largest {name} scores{where}", _shown(rows, name), formats) for name in names]

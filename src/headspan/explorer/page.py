@@ -6,10 +6,12 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import headspan
@@ -104,7 +106,7 @@ def _palette_css() -> str:
     quiet = ("group-neither", "histogram", "rest")  # backgrounds: darkened rather than lightened on a dark page
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
-    edges += ".edge.rest{stroke:var(--rest)}\n.arrow.rest{fill:var(--rest)}\n"
+    edges += ".edge.rest,.effect-dot.rest{stroke:var(--rest)}\n.arrow.rest{fill:var(--rest)}\n"
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
     dots = "".join(
         f".effect-dot.large.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n.effect-dot.small.to-{role}{{stroke:var(--role-{role})}}\n"
@@ -135,26 +137,53 @@ def _mixed(colour: str, grey: int, share: float = 0.35) -> str:
 FRAME_HEIGHT = 820  # pixels of a notebook cell
 
 
+def _no_picture() -> tuple[str | None, str]:
+    return None, ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A page inside a notebook cell. It cannot reach the notebook around it."""
+
+    html: str = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        # Without allow-same-origin the page cannot reach the notebook.
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width:100%;height:{FRAME_HEIGHT}px;border:1px solid #ccc;border-radius:6px" '
+            'title="headspan report"></iframe>'
+        )
+
+
 @dataclass(frozen=True)
 class Report:
-    """A finished page: ``save`` writes it, a notebook shows it."""
+    """A finished page: ``save`` writes it, and a notebook shows a preview of it, or with ``show()`` the page itself.
+
+    picture: draws the small picture of the preview, and gives it as a data URL with its caption.
+    """
 
     payload: dict[str, Any] = field(repr=False)
     html: str = field(repr=False)
+    picture: Callable[[], tuple[str | None, str]] = field(default=_no_picture, repr=False, compare=False)
+    files: list[Path] = field(default_factory=list[Path], repr=False, compare=False)  # to which it was saved
 
     @checked
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the page; the file appears only when complete. force: replace a file that is not a headspan page."""
         with writing(path, "page", force=force) as temporary:
             temporary.write_text(self.html, encoding="utf-8")
+        self.files.append(Path(path).absolute())
+
+    def show(self) -> Frame:
+        """The page itself, as the last line of a notebook cell; the notebook then contains all of it."""
+        return Frame(self.html)
 
     def _repr_html_(self) -> str:
-        # Without allow-same-origin the page cannot reach the notebook around it.
-        return (
-            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width:100%;height:{FRAME_HEIGHT}px;border:1px solid #ccc;border-radius:6px" '
-            'title="headspan report"></iframe>'
-        )
+        from headspan.plotting.preview import preview
+
+        file = next((file for file in reversed(self.files) if file.exists()), None)
+        return preview(self.payload, len(self.html), file, self.picture())
 
     def __repr__(self) -> str:
         return f"Report of {self.payload['model']['name']}, {len(self.html) / 1e6:.1f} MB"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headspan.change.diff import Diff
@@ -19,6 +20,7 @@ from headspan.explorer.demo_measurements import shipped_tasks, with_shipped
 from headspan.explorer.head_values import HeadScores
 from headspan.explorer.page import Report, render
 from headspan.explorer.tasks import TaskFiles, given_tasks
+from headspan.plotting.preview import small_picture
 from headspan.results.choices import given_behaviour, given_labels
 from headspan.results.head_scores import BehaviourScores
 from headspan.results.labels import LabelsLike
@@ -54,7 +56,7 @@ def report(
     scores: scores, the file of a result, or a model to score now (its weights are then used too); or what
         ``headspan.diff`` or ``headspan.track`` gave, which have pages of their own.
     model: the model that the scores were made from; with it the page has tokens and principal angles.
-    out: where to write it; without, the page is only returned (a notebook shows it).
+    out: where to write it; without, the page is only returned. A notebook shows a preview, and ``.show()`` the page.
     labels: head classes, or the name or CSV file of some (``"behaviour"``: by their head scores); they colour the
         heads and are evaluated. The demo model has those of its head scores by default.
     behaviour: head scores (``headspan.behaviour``) or their file; those kept with the result by default.
@@ -93,7 +95,7 @@ def report(
     with progress_bar("making the page", progress) as update:
         listed = 10 if tokens is None else tokens
         payload = collect(scores, weights, labels=classes, behaviour=told, tokens=listed, tasks=tasks, progress=update)
-    page = Report(payload, render(payload))
+    page = Report(payload, render(payload), partial(small_picture, scores, classes))
     if out is not None:
         page.save(out, force=force)
     return page

@@ -6,7 +6,6 @@ content security policy of every page forbids foreign scripts.
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,32 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headspan.explorer.demo_measurements import with_shipped
-from headspan.explorer.encode import metric_order
 from headspan.explorer.page import Report, filled, policy_of, static_text
 from headspan.explorer.report import report
-from headspan.graphs.selection import wiring
 from headspan.models.weights import AttentionWeights
-from headspan.plotting import wiring_svg
+from headspan.plotting.preview import small_picture
 from headspan.plotting.style import ROLE_COLOURS
 from headspan.results.identity import short_name
 from headspan.results.labels import GPT2_SMALL
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
-from headspan.subspaces.metrics import PK
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
-from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
 
 _INDEX = "index.html"
-_EDGES = 12  # edges in the small picture, all of one pairing
 _FINDINGS = 2
 
 
@@ -208,7 +202,7 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
     findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
     if page.payload.get("above_chance") is False:
         findings = [(page.payload["headline"]["title"], page.payload["headline"]["text"])]
-    picture, caption = _picture(scores)
+    picture, caption = small_picture(scores, _labels(scores))
     folded = scores.provenance.get("folding", "none")
     return {
         "name": name, "file": file, "facts": facts, "findings": findings, "picture": picture,
@@ -219,21 +213,6 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
 def _pairings(scores: Scores) -> str:
     names = list(map(str, scores.pairings))
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} pairings"
-
-
-def _picture(scores: Scores) -> tuple[str | None, str]:
-    """A small wiring diagram as a data URL, and its caption."""
-    metric = next(iter(metric_order(scores)), PK)
-    pairing = next((p for p in FLOW_PAIRINGS[1:] + FLOW_PAIRINGS[:1] if (metric, p) in scores), None)
-    if pairing is None:
-        return None, ""
-    small = wiring(scores, pairing, metric, _EDGES, labels=_labels(scores))
-    if not small.edges:
-        return None, ""
-    read = {Role.Q: "queries", Role.K: "keys", Role.V: "values"}[pairing.target]
-    data = base64.b64encode(wiring_svg(small).encode("utf-8")).decode("ascii")
-    caption = f"The {len(small.edges)} strongest {pairing} edges by {metric}: what is written for {read}"
-    return f"data:image/svg+xml;base64,{data}", caption
 
 
 def _index(title: str, cards: list[dict[str, Any]]) -> str:

@@ -18,7 +18,8 @@ from headspan.vocabulary.heads import Head, Node
 
 MOST_EDGES = 400  # of each task, those with the largest attributions
 
-TaskFiles: TypeAlias = "Task | str | os.PathLike[str] | Sequence[Task | str | os.PathLike[str]]"
+TaskFile: TypeAlias = Task | str | os.PathLike[str]
+TaskFiles: TypeAlias = TaskFile | Sequence[TaskFile]
 
 
 def given_tasks(tasks: TaskFiles | None) -> list[Task]:

@@ -189,6 +189,9 @@ def _why_empty(
     if rule in ("top", "top-per-target") and k == 0:
         yield f"no edges were requested ({rule} 0). Give a larger k"
         return
+    if (alone := scores.ports.one_layer) and not any(pairing.of_nodes for pairing in pairings):
+        yield f"{alone}: there are no edges to draw"
+        return
     yield from (result.nothing(q) for result in found if result.smallest_q > q)
     for pairing in pairings:
         best = scores[metric, pairing].forward().top(1)

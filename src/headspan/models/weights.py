@@ -15,6 +15,7 @@ import numpy as np
 
 from headspan.models.families.entry import NormKind
 from headspan.models.families.latent_attention import Chance, LatentFactors, latent_chance, stacked_root
+from headspan.results.tabular import html_table
 from headspan.vocabulary.errors import HeadspanError, visible
 from headspan.vocabulary.heads import ROLES, Head, Port, Role
 from headspan.vocabulary.ports import PortTable
@@ -63,6 +64,18 @@ class AttentionWeights(ABC):
             f"attention weights of {visible(str(self.reference))}: {self.architecture}, {len(self.layers)} layers of "
             f"{self.ports.a_layer(Role.O)} heads{shared}, d_model {self.d_model}{folded}"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "role": str(role),
+                "heads": len(self.heads(role)),
+                "a layer": self.ports.a_layer(role),
+                "d_head": self.d_head(role),
+            }
+            for role in ROLES
+        ]
+        return html_table(repr(self), rows)
 
     @property
     def foldable(self) -> bool:

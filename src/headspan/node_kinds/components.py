@@ -19,7 +19,7 @@ from headspan.models.weights import AttentionWeights
 from headspan.node_kinds.adapters import ModuleNodes, Modules
 from headspan.node_kinds.files import VectorFile, gather, open_vectors
 from headspan.node_kinds.neurons import joined, parse_indices
-from headspan.node_kinds.node_sets import NodeSet, check_name
+from headspan.node_kinds.node_sets import NodeSet, Numbered, check_name
 from headspan.system.inputs import mode_of
 from headspan.vocabulary.errors import HeadspanError, quoted
 from headspan.vocabulary.heads import Role
@@ -93,7 +93,7 @@ def _factors(file: VectorFile, path: Path) -> dict[str, dict[str, str]]:
     return whole
 
 
-class Components(ModuleNodes):
+class Components(Numbered, ModuleNodes):
     """The components of one module."""
 
     kind = "component"
@@ -118,20 +118,6 @@ class Components(ModuleNodes):
         self.ids = range(self.population) if chosen is None else joined(
             parse_indices(chosen, self.population, f"components of {self.label}")
         )  # fmt: skip
-
-    @property
-    def stem(self) -> str:
-        return self._stem
-
-    def name(self, number: int) -> str:
-        return f"{self._stem}[{number}]"
-
-    def find(self, name: str) -> int | None:
-        match = re.fullmatch(re.escape(self._stem.upper()) + r"\[([0-9]{1,12})\]", name.strip().upper())
-        return int(match[1]) if match and int(match[1]) in self.ids else None
-
-    def width(self, role: Role) -> int:
-        return 1
 
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
         def run(members: slice) -> np.ndarray:

@@ -15,6 +15,7 @@ A set is read in pieces and names its nodes lazily, so that a million nodes need
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
@@ -141,6 +142,26 @@ class NodeSet(ABC):
         if odd.any():  # rescale: only directions matter, and float32 would lose these
             found = found / np.where(odd, largest, 1)[:, None, None]
         return np.ascontiguousarray(found, dtype=np.float32)
+
+
+class Numbered(NodeSet):
+    """Directions that are named by a stem and their number."""
+
+    _stem: str
+
+    @property
+    def stem(self) -> str:
+        return self._stem
+
+    def name(self, number: int) -> str:
+        return f"{self._stem}[{number}]"
+
+    def find(self, name: str) -> int | None:
+        match = re.fullmatch(re.escape(self._stem.upper()) + r"\[([0-9]{1,12})\]", name.strip().upper())
+        return int(match[1]) if match and int(match[1]) in self.ids else None
+
+    def width(self, role: Role) -> int:
+        return 1
 
 
 class Rows(Sequence[Node]):

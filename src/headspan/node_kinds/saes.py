@@ -35,7 +35,7 @@ from headspan.models.mlp import Mlps, has_parallel_blocks
 from headspan.models.weights import AttentionWeights, Norm
 from headspan.node_kinds.files import VectorFile, gather
 from headspan.node_kinds.neurons import joined, parse_indices
-from headspan.node_kinds.node_sets import NodeSet, Place, centred_writers, check_name, stream_places
+from headspan.node_kinds.node_sets import NodeSet, Numbered, Place, centred_writers, check_name, stream_places
 from headspan.system.inputs import is_directory
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import EMBEDDING_POSITION, NODE_ROLES, Role, attention_position, mlp_position
@@ -120,7 +120,7 @@ def sae_sets(weights: AttentionWeights, text: str) -> list[NodeSet]:
     return [Features(weights, *directory_and_features(text))]
 
 
-class Features(NodeSet):
+class Features(Numbered):
     """Features of one sparse autoencoder or transcoder."""
 
     kind = "feature"
@@ -224,20 +224,6 @@ class Features(NodeSet):
                 f"{self.label} has {sizes[0]} features in W_enc and {sizes[1]} in W_dec: one is damaged"
             )
         return sizes[0]
-
-    @property
-    def stem(self) -> str:
-        return self._stem
-
-    def name(self, number: int) -> str:
-        return f"{self._stem}[{number}]"
-
-    def find(self, name: str) -> int | None:
-        match = re.fullmatch(re.escape(self._stem.upper()) + r"\[([0-9]{1,12})\]", name.strip().upper())
-        return int(match[1]) if match and int(match[1]) in self.ids else None
-
-    def width(self, role: Role) -> int:
-        return 1
 
     def _read(self, role: Role, ids: np.ndarray) -> np.ndarray:
         tensor, rows = self._encoder if role is Role.R else self._decoder

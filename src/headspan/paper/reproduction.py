@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -228,12 +228,12 @@ def _from_scores(scores: Scores, folded: Scores) -> Tree:
     }
 
 
-def hub_lists(scores: Scores, pairings: Iterable[Pairing] = FLOW_PAIRINGS, metric: str = PK, k: int = 10) -> Tree:
-    """The k strongest hubs as ``inlet_top10`` and ``outlet_top10``: pairing -> [[head, score], …]."""
-    found = {str(pairing): hubs(scores, pairing, metric) for pairing in pairings}
+def hub_lists(scores: Scores) -> Tree:
+    """The strongest hubs as ``inlet_top10`` and ``outlet_top10``: pairing -> [[head, score], …]."""
+    found = {str(pairing): hubs(scores, pairing, PK) for pairing in FLOW_PAIRINGS}
     return {
-        f"{kind}_top{k}": {
-            name: [[str(line.head), line.score] for line in getattr(hub, kind).top(k)] for name, hub in found.items()
+        f"{kind}_top10": {
+            name: [[str(line.head), line.score] for line in getattr(hub, kind).top(10)] for name, hub in found.items()
         }
         for kind in ("inlet", "outlet")
     }

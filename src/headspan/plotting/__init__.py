@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headspan.plotting.canvas import DPI, FORMATS, save, theme, to_svg
 from headspan.plotting.context import Context
+from headspan.results.tabular import html_table, text_table
 from headspan.subspaces.metrics import DEFAULT_METRICS, PK
+from headspan.system.deprecation import warn_renamed
 from headspan.system.memory import FEWER_SCORES, check_room
 from headspan.system.outputs import check_folder
 from headspan.vocabulary.errors import HeadspanError, inform
@@ -42,12 +45,14 @@ Named = Iterator[tuple[str, "Figure"]]
 def _wiring(context: Context) -> Named:
     from headspan.plotting.ellipse import ellipse_figure
 
+    context.need_forward_pairs()
     yield "wiring", ellipse_figure([context.wiring(metric) for metric in context.metrics])
 
 
 def _grid(context: Context) -> Named:
     from headspan.plotting.grid import fits_tokens, grid_figure
 
+    context.need_forward_pairs()
     for metric in context.metrics:
         for k in _sizes(context.k):
             wiring = context.wiring(metric, k)
@@ -76,17 +81,18 @@ def _scatter(context: Context) -> Named:
     from headspan.plotting.scatter import scatter_figure
 
     context.need_metrics(*DEFAULT_METRICS)
+    context.need_forward_pairs()
     yield "scatter", scatter_figure(context.scores, context.flow)
 
 
-def _use(context: Context) -> Named:
-    from headspan.plotting.scatter import use_figure
+def _effects(context: Context) -> Named:
+    from headspan.plotting.scatter import effects_figure
     from headspan.results.effects import effects_of
 
     measured = effects_of(context.scores)
     pairings = [pairing for pairing in context.flow if pairing in measured.pairings]
     for metric in context.metrics:
-        yield f"use-{metric}", use_figure(context.scores, measured, pairings, metric)
+        yield f"effects-{metric}", effects_figure(context.scores, measured, pairings, metric)
 
 
 def _identity(context: Context) -> Named:
@@ -119,6 +125,7 @@ def _kl(context: Context) -> Named:
     from headspan.plotting.distributions import kl_figure
 
     context.need_metrics(PK)
+    context.need_forward_pairs()
     context.need_all_pairings()
     yield "kl", kl_figure(context.scores)
 
@@ -147,6 +154,7 @@ def _folded_wiring(context: Context) -> Named:
     from headspan.change.compare import shared_edges
     from headspan.plotting.grid import grid_figure, grid_title
 
+    context.need_forward_pairs()
     folded = context.folded_scores
     for metric in context.compared_with_folded:
         wiring = context.wiring(metric, scores=folded)
@@ -178,7 +186,7 @@ FIGURES: dict[str, FigureKind] = {
     "grid": FigureKind("the strongest edges on the layer × head grid, with tokens", _grid),
     "two-layer": FigureKind("all pairs of a two-layer model", _two_layer),
     "scatter": FigureKind("PK against CS", _scatter),
-    "use": FigureKind("score against measured effect of every edge", _use),
+    "effects": FigureKind("score against measured effect of every edge", _effects),
     "identity": FigureKind("identity scores and the best head's attention", _identity),
     "head-scores": FigureKind("the other head scores and the best heads' attention", _head_scores),
     "kl": FigureKind("distance of PK from chance, by pairing", _kl),
@@ -190,13 +198,27 @@ FIGURES: dict[str, FigureKind] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawn:
     """The files written, why other figures were not drawn, and what was left out of those that were."""
 
     files: list[Path]
     skipped: dict[str, str]
     notes: list[str]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per figure: its name, its file, and why it was not drawn."""
+        drawn = [{"figure": file.stem, "file": str(file), "skipped": None} for file in self.files]
+        return drawn + [{"figure": name, "file": None, "skipped": why} for name, why in self.skipped.items()]
+
+    def __repr__(self) -> str:
+        return text_table(self._headline(), self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline(), self.rows())
+
+    def _headline(self) -> str:
+        return f"{len(self.files)} figures drawn, {len(self.skipped)} left out"
 
 
 _PAIR_BYTES, _COPY_BYTES = 45, 8  # measured: memory per pair of the largest matrix, and per pair of all matrices
@@ -247,7 +269,7 @@ def file_names(names: Iterable[str], k: int, endings: Iterable[str]) -> dict[str
 
     several = {
         "grid": [f"grid-{metric}-top{size}" for metric in METRICS for size in _sizes(k)],
-        "use": [f"use-{metric}" for metric in METRICS],
+        "effects": [f"effects-{metric}" for metric in METRICS],
         "unembedding": ["unembedding-norm", "unembedding-normalised"],
         "folded-wiring": [f"folded-wiring-{metric}" for metric in METRICS],
     }
@@ -262,7 +284,11 @@ def _sizes(k: int) -> list[int]:
 
 def parse_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Figure names from ``"all"``, ``"wiring,scatter"`` or a list, without duplicates, in the order of `FIGURES`."""
-    return _parse(names, tuple(FIGURES), "figure")
+    words = [names] if isinstance(names, str) else list(names)
+    if any(word.strip().lower() == "use" for text in words for word in text.split(",")):
+        warn_renamed("the figure use", "effects")
+        words = [re.sub(r"\buse\b", "effects", text, flags=re.IGNORECASE) for text in words]
+    return _parse(words, tuple(FIGURES), "figure")
 
 
 def parse_formats(formats: str | Iterable[str]) -> tuple[str, ...]:

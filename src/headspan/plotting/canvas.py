@@ -158,6 +158,18 @@ def legend_below(figure: Figure, handles: Sequence[Artist], top: float, most: in
         )
 
 
+def legends_below(figure: Figure, groups: Sequence[Sequence[Artist]], top: float, most: int) -> None:
+    """One legend for every group of entries, each below the one before."""
+    for handles in groups:
+        legend_below(figure, handles, top, most)
+        top -= legends_height([handles], most)
+
+
+def legends_height(groups: Sequence[Sequence[Artist]], most: int) -> float:
+    """How many inches `legends_below` takes."""
+    return sum(0.22 * legend_rows(handles, most) for handles in groups)
+
+
 def legend_rows(handles: Sequence[Artist], most: int) -> int:
     """How many rows `legend_below` takes."""
     return -(-len(handles) // max(most, 1))

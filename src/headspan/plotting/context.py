@@ -68,6 +68,11 @@ class Context:
             self.notes.append(f"{figure} is drawn without {others}: {why}")
         return found
 
+    def need_forward_pairs(self) -> None:
+        alone = self.scores.ports.one_layer
+        if alone and not self.scores.ports.nodes:
+            raise HeadspanError(alone)
+
     def need_metrics(self, *metrics: str) -> None:
         missing = [metric for metric in metrics if metric not in self.scores.metrics]
         if missing:

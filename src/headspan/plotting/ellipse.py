@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headspan.graphs.graph import Wiring
 from headspan.plotting import style
-from headspan.plotting.canvas import legend_below, legend_rows, new_figure
+from headspan.plotting.canvas import legends_below, legends_height, new_figure
 from headspan.plotting.layout import EllipseLayout, ellipse_layout
 from headspan.plotting.nodes import (
     by_strength,
@@ -18,6 +18,7 @@ from headspan.plotting.nodes import (
     pairing_handles,
     shown_labels,
 )
+from headspan.plotting.scale import scale_handles
 from headspan.vocabulary.heads import Head
 
 if TYPE_CHECKING:
@@ -37,11 +38,10 @@ def ellipse_figure(wirings: Sequence[Wiring]) -> Figure:
     height = 2 * max(layout.extent[1] for layout in layouts) * INCH
     names = shown_labels(*wirings)
     colours = style.label_colours(wirings[0].label_names)
-    handles = pairing_handles(wirings[0].pairings)
     classes = [*label_handles(names, colours), *kind_handles(*wirings)]
+    legends = [pairing_handles(wirings[0].pairings), scale_handles(wirings), classes]
     columns = max(2, int(sum(widths) * INCH // 1.5))
-    edge_room = 0.21 * legend_rows(handles, columns)
-    below = 0.13 + edge_room + 0.21 * legend_rows(classes, columns)
+    below = 0.13 + legends_height(legends, columns)
     total = (sum(widths) * INCH + 0.3 * len(wirings), height + 0.55 + below)
     figure = new_figure(*total)
     left = 0.15
@@ -49,8 +49,7 @@ def ellipse_figure(wirings: Sequence[Wiring]) -> Figure:
         axes = figure.add_axes((left / total[0], below / total[1], width * INCH / total[0], height / total[1]))
         left += width * INCH + 0.3
         _draw(axes, wiring, layout, colours)
-    legend_below(figure, handles, below, columns)
-    legend_below(figure, classes, below - 0.03 - edge_room, columns)
+    legends_below(figure, legends, below, columns)
     return figure
 
 

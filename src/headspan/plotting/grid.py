@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headspan.graphs.graph import Wiring, WiringNode
 from headspan.plotting import style
-from headspan.plotting.canvas import legend_below, legend_rows, new_figure
+from headspan.plotting.canvas import legends_below, legends_height, new_figure
 from headspan.plotting.nodes import (
     Point,
     by_strength,
@@ -25,6 +25,7 @@ from headspan.plotting.nodes import (
     pairing_handles,
     shown_labels,
 )
+from headspan.plotting.scale import scale_handles
 from headspan.results.matrix import Edge
 from headspan.vocabulary.heads import Head, HeadOrNode, Node, attention_position
 
@@ -147,11 +148,10 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
     width, height = cells.size
     names = shown_labels(wiring)
     colours = style.label_colours(wiring.label_names)
-    edges = pairing_handles(wiring.pairings)
     classes = [*label_handles(names, colours), *kind_handles(wiring)]
+    legends = [pairing_handles(wiring.pairings), scale_handles([wiring]), classes]
     columns = max(3, int((width + 0.6) // 1.5))
-    edge_room = 0.22 * legend_rows(edges, columns)
-    left, below, above = 0.62, 0.53 + edge_room + 0.2 * legend_rows(classes, columns), 0.42
+    left, below, above = 0.62, 0.53 + legends_height(legends, columns), 0.42
     total = (max(width + left + 0.15, 5.6), height + below + above)
     figure = new_figure(*total)
     axes = figure.add_axes((left / total[0], below / total[1], width / total[0], height / total[1]))
@@ -164,8 +164,7 @@ def grid_figure(wiring: Wiring, tokens: Tokens | None = None, title: str | None 
     for edge, strength, passes in by_strength(wiring):
         _draw_edge(axes, cells, edge, edge_look(edge, strength, passes), heights)
     axes.set_title(title or grid_title(wiring), loc="left", pad=10, fontsize=11)
-    legend_below(figure, edges, below - 0.42, columns)
-    legend_below(figure, classes, below - 0.42 - edge_room, columns)
+    legends_below(figure, legends, below - 0.42, columns)
     return figure
 
 

@@ -73,7 +73,7 @@ def scatter_figure(
     return figure
 
 
-def use_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = PK) -> Figure:
+def effects_figure(scores: Scores, effects: Effects, pairings: Sequence[Pairing], metric: str = PK) -> Figure:
     """The score of every edge against its effect, one panel per pairing; edges with a large effect are marked."""
     figure, panels = _panels(len(pairings))
     colours = {False: style.GROUP_COLOURS["neither"], True: style.GROUP_COLOURS["both"]}

@@ -12,6 +12,7 @@ from headspan.plotting import style
 from headspan.plotting.canvas import new_figure
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import usual_dimension
+from headspan.subspaces.metrics import metric_of
 from headspan.system.memory import check_room
 from headspan.vocabulary.heads import ROLES, Head, Pairing
 
@@ -39,15 +40,18 @@ def random_level(scores: Scores, metric: str, pairing: Pairing, pairs: int = 8, 
     return float(level[metric, pairing].pairs()[2].mean())
 
 
-def strengths(scores: Scores, metric: str, pairing: Pairing) -> np.ndarray:
-    """Scores above the random level, clipped at 0 and divided by the largest: (heads of layer 0, heads of layer 1)."""
+def strengths(scores: Scores, metric: str, pairing: Pairing) -> tuple[np.ndarray, float, float]:
+    """Scores above the random level, clipped at 0 and divided by the largest: (heads of layer 0, heads of layer 1).
+
+    Also the random level and the largest score, which the thinnest and the widest line stand for.
+    """
     matrix = scores[metric, pairing].forward()
     layers = sorted({head.layer for head in matrix.sources})
     rows = [i for i, head in enumerate(matrix.sources) if head.layer == layers[0]]
     columns = [j for j, head in enumerate(matrix.targets) if head.layer == layers[1]]
-    above = matrix.values[np.ix_(rows, columns)] - random_level(scores, metric, pairing)
-    above = np.clip(np.nan_to_num(above), 0, None)  # a pair without a score has no line
-    return above / above.max() if above.max() > 0 else above
+    values, level = matrix.values[np.ix_(rows, columns)], random_level(scores, metric, pairing)
+    above = np.clip(np.nan_to_num(values - level), 0, None)  # a pair without a score has no line
+    return above / above.max() if above.max() > 0 else above, level, level + float(above.max())
 
 
 def two_layer_figure(
@@ -64,8 +68,11 @@ def two_layer_figure(
     panels = figure.subplots(len(metrics), len(pairings), squeeze=False)
     for row, metric in enumerate(metrics):
         for axes, pairing in zip(panels[row], pairings, strict=True):
-            _draw(axes, scores, metric, pairing, shades)
-            axes.set_title(f"{style.metric_short(metric)}, {pairing}")
+            level, most = _draw(axes, scores, metric, pairing, shades)
+            digits = 1 if metric_of(metric).grows_with_rank else 3
+            axes.set_title(
+                f"{pairing}: lines from {style.metric_short(metric)} {level:.{digits}f} to {most:.{digits}f}"
+            )
         first, second = _layers(scores)
         panels[row][0].set_yticks([0, 1], [f"layer {first}", f"layer {second}"])
     if shades:
@@ -89,9 +96,11 @@ def _shades(behaviour: BehaviourScores | None) -> dict[Head, float]:
     return shades
 
 
-def _draw(axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Mapping[Head, float]) -> None:
-    """Heads of the first layer below, of the second above, and a line for every pair above chance."""
-    strength = strengths(scores, metric, pairing)
+def _draw(
+    axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Mapping[Head, float]
+) -> tuple[float, float]:
+    """Heads of the first layer below, of the second above, and a line for every pair above chance; the scale."""
+    strength, level, most = strengths(scores, metric, pairing)
     sides = zip(pairing, _layers(scores), strict=True)
     rows = [[head for head in scores.heads(role) if head.layer == layer] for role, layer in sides]
     places = [np.linspace(0, 1, 2 * len(heads) + 1)[1::2] for heads in rows]
@@ -106,6 +115,7 @@ def _draw(axes: Axes, scores: Scores, metric: str, pairing: Pairing, shades: Map
     axes.set(xlim=(0, 1), ylim=(-0.22, 1.22), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    return level, most
 
 
 def _head(axes: Axes, head: Head, where: tuple[float, float], shade: float | None) -> None:

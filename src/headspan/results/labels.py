@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from headspan.results.tabular import csv_text
+from headspan.results.tabular import csv_text, html_table, text_table
 from headspan.system.arguments import checked
 from headspan.system.inputs import input_file, read_text
 from headspan.system.outputs import MADE_BY, writing
@@ -34,7 +34,7 @@ SHIPPED = {
 GPT2_SMALL = "eb6de7b7ff6bb81b91df313c9a65fef47d9a544d2ebc9ab9fb562daa289aaa8d"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Labels:
     """Which classes every labelled head belongs to; a head may have several."""
 
@@ -102,6 +102,17 @@ class Labels:
         if str(name).lower().endswith(".safetensors"):
             return _of_result(name)
         return cls.from_pairs(_read_csv(Path(name)), str(name))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per class: label, how many heads have it, and which."""
+        members = {name: self.heads(name) for name in self.names}
+        return [{"label": k, "count": len(v), "heads": " ".join(map(str, v))} for k, v in members.items()]
+
+    def __repr__(self) -> str:
+        return text_table(f"labels {self.source}: {len(self)} heads", self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"labels {self.source}: {len(self)} heads", self.rows())
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -165,6 +165,13 @@ class ScoreMatrix(Tabular):
             for rank, i in zip(shared_ranks(values[order]).tolist(), order, strict=True)
         )
 
+    def best(self) -> Edge | None:
+        """The largest score, or None where there are no pairs."""
+        if np.isnan(self.values).all():
+            return None
+        i, j = np.unravel_index(np.nanargmax(self.values), self.values.shape)
+        return Edge(self.metric, self.pairing, 1, self.sources[i], self.targets[j], float(self.values[i, j]))
+
     @checked
     def at(self, source: HeadOrNode | str, target: HeadOrNode | str) -> float:
         """The score of one pair (NaN where the pair is not in the pair set)."""

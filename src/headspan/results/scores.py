@@ -19,7 +19,7 @@ from headspan.results.graph_files import Fields, Graph, Link, as_networkx
 from headspan.results.matrix import Edge, Edges, ScoreMatrix, edge_row
 from headspan.results.scores_file import SEALED_SCHEMA, is_result, read_result, result_parts
 from headspan.results.strongest import Around
-from headspan.results.tabular import Tabular, data_frame
+from headspan.results.tabular import Tabular, data_frame, html_table
 from headspan.subspaces.metrics import PK, one_metric
 from headspan.system.arguments import checked
 from headspan.system.deprecation import renamed
@@ -240,14 +240,13 @@ class Scores(Tabular):
         return xarray.Dataset(variables, attrs={"provenance": json.dumps(self.provenance)})
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        model = escape(str(self.provenance.get("reference", "arrays")))
-        metrics, pairings = ", ".join(map(escape, self.metrics)), ", ".join(map(str, self.pairings))
-        return (
-            f"<p><b>headspan scores</b> of {model}: {len(self.ports.query)} heads, d_model {self.d_model}; "
-            f"{metrics} for {pairings}</p>"
-        )
+        rows: list[dict[str, Any]] = []
+        for metric, pairing in self.arrays:
+            pairs, best = len(self[metric, pairing].pairs()[2]), self[metric, pairing].best()
+            ends = {"source": None, "target": None, "score": None} if best is None else edge_row(best)
+            found = {name: ends[name] for name in ("source", "target", "score")}
+            rows.append({"metric": metric, "pairing": str(pairing), "pairs": pairs} | found)
+        return html_table(repr(self).partition("\n")[0], rows)
 
 
 def _parse_key(key: tuple[str, str | Pairing]) -> tuple[str, Pairing]:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headspan.results.choices import given_metrics
 from headspan.results.scores import Scores, is_result
-from headspan.results.tasks.circuit import Circuit, given_circuit
-from headspan.results.tasks.graph_files import graph_circuit, is_graph
 from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
 from headspan.vocabulary.heads import Pairing, parse_pairings
-from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
     from headspan.models.weights import AttentionWeights
+    from headspan.results.tasks.circuit import Circuit
     from headspan.system.progress import Update
 
 ScoresLike: TypeAlias = "Scores | ModelLike"  # a text or path may also be that of a result
@@ -83,12 +81,14 @@ def scores_of_circuit(
     whole: str | None = None,
 ) -> tuple[Scores, Circuit]:
     """Scores of the pairings of a circuit, and the circuit: given, or in a file of headspan, EAP-IG or MIB."""
+    from headspan.results.tasks.circuit import given_circuit
+    from headspan.results.tasks.graph_files import graph_circuit, is_graph
+
     if isinstance(circuit, (str, os.PathLike)) and is_graph(circuit):
         found = given_scores(scores, metrics, "flow", progress, whole=whole)
         return found, graph_circuit(circuit, found.ports)
     read = given_circuit(circuit)
-    between_heads, _ = read.without_missing(PortTable({}))  # all that the scores of a model can have
-    pairings = parse_pairings(between_heads.pairings or "flow")
+    pairings = parse_pairings(read.between_heads()[0].pairings or "flow")
     return given_scores(scores, metrics, pairings, progress, whole=whole), read
 
 

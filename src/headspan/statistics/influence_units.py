@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from headspan.results.checks import pair_sizes
-from headspan.results.observations import inputs_text
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred_by, dimension_between
 from headspan.subspaces.metrics import metric_of
@@ -60,4 +59,6 @@ def input_of(scores: Scores) -> str | None:
     inputs = (scores.provenance.get("statistics") or {}).get("inputs")
     if not inputs:
         return None
+    from headspan.results.observations import inputs_text
+
     return inputs_text(inputs)

@@ -11,13 +11,12 @@ import os
 import stat
 from pathlib import Path
 
-from headspan.system.outputs import remember_input
+from headspan.system.outputs import remember_input, special_file
 from headspan.vocabulary.errors import HeadspanError
 
 PathLike = str | os.PathLike[str]
 _SHOWN = 200  # characters of a path in a message
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
-_SPECIAL = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 
 
 def reason(error: BaseException) -> str:
@@ -65,8 +64,7 @@ def input_file(path: PathLike, missing: str) -> Path:
     if mode is None:
         raise HeadspanError(missing)
     if not stat.S_ISREG(mode):
-        special = next((what for test, what in _SPECIAL.items() if test(mode)), "a device")
-        raise HeadspanError(f"{_shown(path)} is {special}, not an ordinary file: give the name of a file")
+        raise HeadspanError(f"{_shown(path)} is {special_file(mode)}, not an ordinary file: give the name of a file")
     if not os.access(path, os.R_OK):
         raise HeadspanError(f"{_shown(path)} cannot be read: permission denied")
     remember_input(path)

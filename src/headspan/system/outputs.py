@@ -38,13 +38,7 @@ _CHECKPOINT = re.compile(
     r"|.*\.gguf|consolidated.*\.pth|(adapter_)?config\.json|tokenizer(_config)?\.(json|model)"
 )
 _STANDARD = re.compile(r"(pytorch_)?model\.(safetensors|bin)(\.index\.json)?")  # found by name, whatever is beside it
-_SPECIAL = {
-    stat.S_ISDIR: "a directory",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
+_SPECIAL = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 GENERATOR = "headspan"  # under "generator" in our JSON files
 MADE_BY = "made by headspan"  # in a comment on the first lines of our text files
 
@@ -76,7 +70,7 @@ def _contains(pattern: bytes, within: int = 8192, end: bool = False) -> Callable
 
 # The first lines of our tables identify them, because CSV readers would not skip a comment.
 _CSV_HEADERS = (
-    b"metric,pairing,rank,source,target,score,(effect,(effect_unit,large_effect,)?)?source_labels,target_labels",
+    b"metric,pairing,rank,source,target,score,([a-z_]+,)*source_labels,target_labels",
     b"section,key,published,ours,verdict,note",
 )
 _TEXT = re.escape(MADE_BY).encode()
@@ -174,6 +168,11 @@ def writing(
         yield temporary
 
 
+def special_file(mode: int) -> str:
+    """What is at a path with this mode, if it is not an ordinary file."""
+    return next((what for test, what in _SPECIAL.items() if test(mode)), "a device")
+
+
 def is_ours(path: PathLike, kind: str) -> bool:
     """Whether headspan made an existing file as this kind of file."""
     path = Path(path)
@@ -239,9 +238,8 @@ def _ordinary_place(path: PathLike) -> Path:
             mode = os.lstat(real).st_mode
         except FileNotFoundError:
             return real
-        special = next((what for test, what in _SPECIAL.items() if test(mode)), None)
-        if special is not None or not stat.S_ISREG(mode):
-            raise _refusal(path, f"it is {special or 'not an ordinary file'}; give the name of an ordinary file")
+        if not stat.S_ISREG(mode):
+            raise _refusal(path, f"it is {special_file(mode)}; give the name of an ordinary file")
     return real
 
 

@@ -9,6 +9,8 @@ import warnings
 from collections import deque
 from typing import cast
 
+from headspan.vocabulary.notebook import shown_before
+
 QUOTED = 200  # characters of a name, path or value that a message shows
 _LONGEST = 900  # characters of a whole message
 _LONG = re.compile(rf"\S{{{QUOTED + 1},}}|'[^']{{{QUOTED + 1},}}'|\"[^\"]{{{QUOTED + 1},}}\"")
@@ -114,8 +116,9 @@ class HeadspanWarning(UserWarning):
 
 
 def warn(sentence: str) -> None:
-    """Issue a `HeadspanWarning` at the line of the caller outside this package."""
-    warn_outside(HeadspanWarning(message(sentence)))
+    """Issue a `HeadspanWarning` at the line of the caller outside this package; in a notebook, each only once."""
+    if not shown_before(sentence):
+        warn_outside(HeadspanWarning(message(sentence)))
 
 
 def warn_outside(warning: Warning) -> None:

@@ -157,7 +157,6 @@ def one_pairing(texts: str | Pairing | Iterable[str | Pairing]) -> Pairing:
 
 # Kinds of heads: one with its own four weights or a query head, keys and values that a group of query heads shares,
 # the rotary key that all heads of a layer share under latent attention, and the rotary queries of one of those heads.
-HEAD_KINDS = ("H", "KV", "KR", "QR")
 _HEAD = re.compile(r"L([0-9]{1,6})(?:(H|KV|QR)([0-9]{1,6})|(KR)0?)", re.IGNORECASE)
 
 
@@ -211,8 +210,6 @@ def mlp_position(layer: int, parallel: bool = False) -> int:
 
 EMBEDDING_POSITION = -1
 UNEMBEDDING_POSITION = 2**31
-
-
 _LONGEST_NAME = 200
 
 
@@ -275,10 +272,8 @@ class Node:
             name = check_node_name(name.strip() if isinstance(name, str) else name)
             _check_node(name, basis, layer, reads, writes, variance)
             position = UNEMBEDDING_POSITION if layer is None else attention_position(int(layer))
-        given = {"layer": layer, "name": name, "kind": kind, "position": position}
-        for field_name, value in (
-            given | {"basis": basis, "reads": reads, "writes": writes, "variance": variance}
-        ).items():
+        given = {"layer": layer, "name": name, "kind": kind, "position": position, "basis": basis}
+        for field_name, value in (given | {"reads": reads, "writes": writes, "variance": variance}).items():
             object.__setattr__(self, field_name, value)
 
     @classmethod
@@ -300,15 +295,13 @@ class Node:
 
 def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, variance: Any) -> None:
     """Refuse what a user cannot make a node of."""
-    given = repr(variance)[:40]
     number = isinstance(variance, Real) and not isinstance(variance, bool)
     if variance is not None and not (number and 0 < float(variance) < np.inf):
-        raise HeadspanError(f"the variance of {name} must be a number above 0, not {given}")
+        raise HeadspanError(f"the variance of {name} must be a number above 0, not {repr(variance)[:40]}")
     if variance is not None and writes is False:
         raise HeadspanError(f"{name} does not write, so it has no variance: leave out variance, or set writes to True")
-    seen = repr(layer)[:40]
     if layer is not None and (isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer < 0):
-        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {seen}")
+        raise HeadspanError(f"the layer of {name} must be a whole number from 0, not {repr(layer)[:40]}")
     if not isinstance(reads, bool) or not isinstance(writes, bool):
         raise HeadspanError(f"reads and writes of {name} must be True or False")
     if not reads and not writes:
@@ -316,9 +309,8 @@ def _check_node(name: str, basis: Any, layer: object, reads: Any, writes: Any, v
     if not hasattr(basis, "shape") or getattr(getattr(basis, "dtype", None), "kind", "f") in "OSUMm":
         raise HeadspanError(f"the basis of {name} must be an array of numbers, not {repr(basis)[:60]}")
     if len(basis.shape) not in (1, 2) or 0 in basis.shape:
-        raise HeadspanError(
-            f"the basis of {name} has shape {tuple(basis.shape)}: give one vector (d,) or vectors (d, r)"
-        )
+        seen = tuple(basis.shape)
+        raise HeadspanError(f"the basis of {name} has shape {seen}: give one vector (d,) or vectors (d, r)")
 
 
 HeadOrNode: TypeAlias = Head | Node

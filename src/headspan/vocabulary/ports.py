@@ -121,6 +121,13 @@ class PortTable:
         """True where query heads share their keys and values."""
         return bool(self.served_by)
 
+    @property
+    def one_layer(self) -> str | None:
+        """Why a model with one attention layer has no pairs of OQ, OK and OV; None for other models."""
+        if len({head.layer for head in self.query}) != 1:
+            return None
+        return "this model has one attention layer, so no head reads what another one writes"
+
     def same_heads(self, other: PortTable) -> bool:
         """Whether two tables have the same heads; other nodes are ignored."""
         same = isinstance(other, PortTable) and self.served_by == other.served_by

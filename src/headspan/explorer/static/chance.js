@@ -1,8 +1,10 @@
-// Where scores lie between chance and the largest possible, for whole matrices, and the common colour scale of heat maps.
+// Where scores lie between chance and the largest possible, for whole matrices, and the common colour scale of heat
+// maps.
 "use strict";
 // Why a model with one layer has no edges; empty for all others.
 HS.noPairs = () => (HS.data.model.layers.length > 1 || HS.data.nodes.length ? ""
-  : "This model has one attention layer. No head can read what another one writes, so there are no edges, hubs or scores of OQ, OK and OV.");
+  : "This model has one attention layer. No head can read what another one writes, so there are no edges, hubs or "
+    + "scores of OQ, OK and OV.");
 
 // The classes of a head in words.
 HS.classWord = (label) => HS.data.labels.words[label] ?? label;
@@ -26,9 +28,11 @@ HS.chance = (() => {
   // Whether all pairs of a pairing have the same levels.
   const uniform = (key, pairing) => once(`uniform ${key}/${pairing}`, () => {
     const same = (values) => !Array.isArray(values) || values.every((v) => v === values[0]);
-    return !HS.model.metric(key).sizes && [...pairing].every((role) => same(data.ranks[role]) && same(data.centred[role]));
+    return !HS.model.metric(key).sizes
+      && [...pairing].every((role) => same(data.ranks[role]) && same(data.centred[role]));
   });
-  const shared = (key, pairing) => (uniform(key, pairing) ? once(`level ${key}/${pairing}`, () => levels(key, pairing, 0, 0)) : null);
+  const shared = (key, pairing) =>
+    (uniform(key, pairing) ? once(`level ${key}/${pairing}`, () => levels(key, pairing, 0, 0)) : null);
 
   const place = (value, { start, most }) => (most > start ? (value - start) / (most - start) : 0);
 
@@ -67,7 +71,8 @@ HS.chance = (() => {
   });
   // A place on the scale as a score, where all pairs of the pairing have the same levels.
   const score = (position, { start, most }) => start + position * (most - start);
-  const name = (key) => { const { least } = HS.model.metric(key); return least ? `${least} × expected` : "chance + 3 sd"; };
+  const name = (key) => { const { least } = HS.model.metric(key);
+    return least ? `${least} × expected` : "chance + 3 sd"; };
 
   return { above, matrix, end, score, shared, name };
 })();

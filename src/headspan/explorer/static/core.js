@@ -1,4 +1,5 @@
-// Shared by all parts: creating elements (data is only ever inserted as text), numbers, state in the URL fragment, tooltip.
+// Shared by all parts: creating elements (data is only ever inserted as text), numbers, state in the URL fragment,
+// tooltip.
 "use strict";
 const HS = {};
 

@@ -47,8 +47,7 @@ HS.legend = (() => {
     if (edges.some((edge) => edge.pairing[0] !== "O"))
       found.push([{ text: "Line: O solid, Q dashed, K dotted, V dash-dot" }]);
     if (HS.state.shade === "labels" && data.labels)
-      found.push(Object.entries(data.labels.colours).map(([name, fill]) =>
-        ({ fill, text: name.replaceAll("_", " ") })));
+      found.push(Object.entries(data.labels.colours).map(([name, fill]) => ({ fill, text: HS.classWord(name) })));
     return found.filter((group) => group.length);
   };
 

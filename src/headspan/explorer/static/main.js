@@ -7,9 +7,11 @@
   const favourite = flow.includes("OK") && filled.includes("OK") ? "OK" : filled[0] ?? data.pairings[0];
   HS.defaults = {
     metric: data.metrics[0].key, pairings: data.default_pairings.join(","), rule: "top",
-    k: String(data.default_k), min: "", q: "0.05", null: data.nulls[0] ?? "random", shade: data.labels ? "labels" : "none", head: "", pair: "",
+    k: String(data.default_k), min: "", q: "0.05", null: data.nulls[0] ?? "random", shade: data.labels ? "labels"
+      : "none", head: "", pair: "",
     heat: favourite, scatter: favourite, hubs: data.hub_pairings.includes("OK") ? "OK" : data.hub_pairings[0] ?? "",
-    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", own: "", at: "", large: "", order: "", idle: "", pins: "", only: "", circuit: "", tour: "",
+    x: data.metrics[0].key, y: (data.metrics[1] ?? data.metrics[0]).key, theme: "", own: "", at: "", large: "",
+      order: "", idle: "", pins: "", only: "", circuit: "", tour: "",
     token: "", task: "1", edges: "", hx: "layer", hy: HS.heads.keys()[1] ?? "layer",
   };
 
@@ -17,12 +19,18 @@
   const sound = (state) => {
     const allowed = {
       metric: data.metrics.map((m) => m.key), x: data.metrics.map((m) => m.key), y: data.metrics.map((m) => m.key),
-      rule: ["top", "top-per-target", "significance", "threshold"], q: HS.controls.QS, only: ["", "1"], null: ["reversed", "within", "random"],
-      large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"], tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], own: ["", "1"], hx: HS.heads.keys(), hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings, theme: ["", "light", "dark"],
+      rule: ["top", "top-per-target", "significance", "threshold"], q: HS.controls.QS, only: ["", "1"],
+        null: ["reversed", "within", "random"],
+      large: data.effects?.compared ? ["", "1"] : [""], order: ["", "number"],
+        tour: ["", ...data.tour.map((_, i) => String(i + 1))], idle: ["", "1"], own: ["", "1"], hx: HS.heads.keys(),
+        hy: HS.heads.keys(), heat: data.pairings, scatter: data.pairings, hubs: data.hub_pairings,
+        theme: ["", "light", "dark"],
       task: ["1", ...data.tasks.map((_, i) => String(i + 1))],
-      at: ["", "overview", "wiring", ...(data.tasks.length ? ["task"] : []), "heatmaps", "scatter", "distributions", "heads", "hubs", "evaluation", "glossary", "provenance"],
+      at: ["", "overview", "wiring", ...(data.tasks.length ? ["task"] : []), "heatmaps", "scatter", "distributions",
+        "heads", "hubs", "evaluation", "glossary", "provenance"],
     };
-    for (const [key, values] of Object.entries(allowed)) if (!values.includes(state[key])) state[key] = HS.defaults[key];
+    for (const [key, values] of Object.entries(allowed)) if (
+      !values.includes(state[key])) state[key] = HS.defaults[key];
     if (!/^\d{1,5}$/.test(state.k)) state.k = HS.defaults.k;
     if (state.min !== "" && !Number.isFinite(Number(state.min))) state.min = "";
     state.pairings = state.pairings.split(",").filter((p) => data.pairings.includes(p)).join(",");
@@ -42,8 +50,11 @@
   };
 
   const navigate = () => {
-    const titles = { wiring: "Wiring", ...(data.tasks.length ? { task: "Task" } : {}), overview: "Findings", heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs", evaluation: "Evaluation", glossary: "Glossary", provenance: "Provenance" };
-    const links = Object.entries(titles).map(([id, text]) => HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
+    const titles = { wiring: "Wiring", ...(data.tasks.length ? { task: "Task" } : {}), overview: "Findings",
+      heatmaps: "Heat maps", scatter: "Scatter", distributions: "Chance", heads: "Heads", hubs: "Hubs",
+      evaluation: "Evaluation", glossary: "Glossary", provenance: "Provenance" };
+    const links = Object.entries(titles).map(([id, text]) =>
+      HS.el("a", { href: `#at=${id}`, text, "data-section": id, onclick: (event) => {
       event.preventDefault();
       HS.set({ at: id });
       HS.byId(id).scrollIntoView();
@@ -91,10 +102,12 @@
     if (HS.state.at && HS.state.at !== before.at) HS.byId(HS.state.at).scrollIntoView();
   };
   // The link points to a place in the page and must not change the view.
-  HS.byId("skip").addEventListener("click", (event) => { event.preventDefault(); HS.byId("wiring").scrollIntoView(); HS.byId("wiring").focus(); });
+  HS.byId("skip").addEventListener("click", (event) => { event.preventDefault(); HS.byId("wiring").scrollIntoView();
+    HS.byId("wiring").focus(); });
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && (HS.state.head || HS.state.pair)) HS.clear(); });
+  document.addEventListener("keydown",
+    (event) => { if (event.key === "Escape" && (HS.state.head || HS.state.pair)) HS.clear(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     paint();
     for (const listen of HS.listeners) listen(new Set(["theme"]));
@@ -103,7 +116,8 @@
   const later = () => { clearTimeout(waiting); waiting = setTimeout(HS.wiring.redraw, 120); };
   window.addEventListener("resize", later);
   // A notebook frame may get its width only after the page has been drawn.
-  new ResizeObserver(([{ target }]) => { if (target.clientWidth !== drawn) { drawn = target.clientWidth; later(); } }).observe(HS.byId("diagram"));
+  new ResizeObserver(([{ target }]) => { if (target.clientWidth !== drawn) { drawn = target.clientWidth; later();
+    } }).observe(HS.byId("diagram"));
 
   // For printing: a light theme, and draw all parts.
   const repaint = (isDark) => { paint(isDark); HS.wiring.redraw(); for (const draw of HS.lazyParts) draw(); };

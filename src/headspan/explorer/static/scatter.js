@@ -10,7 +10,8 @@ HS.scatter = (() => {
     const out = HS.model.heads(pairing[0]).map(HS.model.layer), into = HS.model.heads(pairing[1]).map(HS.model.layer);
     const index = [];
     for (let i = 0; i < a.values.length; i++)
-      if (!Number.isNaN(a.values[i]) && !Number.isNaN(b.values[i]) && out[Math.floor(i / a.columns)] < into[i % a.columns]) index.push(i);
+      if (!Number.isNaN(a.values[i]) && !Number.isNaN(b.values[i])
+        && out[Math.floor(i / a.columns)] < into[i % a.columns]) index.push(i);
     return { index, x: a.values, y: b.values, columns: a.columns };
   };
 
@@ -26,8 +27,10 @@ HS.scatter = (() => {
     const p = xm !== ym ? points(pairing, xm, ym) : null;
     if (!p || !p.index.length) {
       plot = null;
-      box.replaceChildren(HS.empty(HS.noPairs() ? HS.noPairs() : HS.data.metrics.length < 2 ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
-        : xm === ym ? "Choose two different similarities." : `This page does not store the single pairs of ${pairing}.`));
+      box.replaceChildren(HS.empty(HS.noPairs() ? HS.noPairs() : HS.data.metrics.length < 2
+        ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
+        : xm === ym ? "Choose two different similarities."
+          : `This page does not store the single pairs of ${pairing}.`));
       HS.byId("scatter-caption").textContent = "";
       return;
     }
@@ -78,7 +81,8 @@ HS.scatter = (() => {
     context.font = "11px system-ui, sans-serif";
     context.strokeStyle = HS.color("line");
     context.fillStyle = HS.color("soft");
-    const line = (x1, y1, x2, y2) => { context.beginPath(); context.moveTo(x1, y1); context.lineTo(x2, y2); context.stroke(); };
+    const line = (x1, y1, x2, y2) => { context.beginPath(); context.moveTo(x1, y1); context.lineTo(x2, y2);
+      context.stroke(); };
     for (const v of HS.ticks(xr, 7)) {
       line(X(v), TOP, X(v), height - BOTTOM);
       context.textAlign = "center";
@@ -106,10 +110,14 @@ HS.scatter = (() => {
   const caption = (pairing, xm, ym) => {
     const found = HS.data.agreement?.[pairing]?.[`${xm},${ym}`] ?? HS.data.agreement?.[pairing]?.[`${ym},${xm}`];
     let text = `${HS.plural(plot.index.length, "forward pair")} of ${pairing}; dashed: the 97 % quantiles.`;
-    if (found) text += ` Spearman ρ ${HS.number(found[0], 3)} over all, ${HS.number(found[1], 3)} over those above either quantile.`;
-    const item = (group, label) => HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--group-${group})` } }), label);
+    if (found) text += ` Spearman ρ ${HS.number(found[0], 3)} over all, ${HS.number(found[1], 3)} over those above `
+      + `either quantile.`;
+    const item = (group, label) =>
+      HS.el("span", {}, HS.el("i", { class: "swatch", css: { background: `var(--group-${group})` } }), label);
     const short = (key) => HS.model.metric(key).short;
-    HS.byId("scatter-caption").replaceChildren(text, HS.el("div", { class: "legend" }, item("both", "top 3 % of both"), item("first", `of ${short(xm)} only`), item("second", `of ${short(ym)} only`), item("neither", "of neither")));
+    HS.byId("scatter-caption").replaceChildren(text,
+      HS.el("div", { class: "legend" }, item("both", "top 3 % of both"), item("first", `of ${short(xm)} only`),
+      item("second", `of ${short(ym)} only`), item("neither", "of neither")));
   };
 
   const highlight = () => {
@@ -123,10 +131,12 @@ HS.scatter = (() => {
       context.stroke();
     };
     const pair = HS.chosenPair();
-    if (pair?.pairing === plot.pairing) { const i = pair.row * plot.columns + pair.column; if (!Number.isNaN(plot.x[i])) ring(i, 7, true); }
+    if (pair?.pairing === plot.pairing) { const i = pair.row * plot.columns + pair.column;
+      if (!Number.isNaN(plot.x[i])) ring(i, 7, true); }
     if (!HS.state.head) return;
     const row = HS.model.place(plot.pairing[0], HS.state.head), column = HS.model.place(plot.pairing[1], HS.state.head);
-    for (const i of plot.index) if (Math.floor(i / plot.columns) === row || i % plot.columns === column) ring(i, 3.5, false);
+    for (const i of plot.index) if (Math.floor(i / plot.columns) === row || i % plot.columns === column) ring(i, 3.5,
+      false);
   };
 
   const nearest = (event) => {
@@ -141,22 +151,29 @@ HS.scatter = (() => {
     return best;
   };
 
-  const named = (i) => [HS.model.heads(plot.pairing[0])[Math.floor(i / plot.columns)], HS.model.heads(plot.pairing[1])[i % plot.columns]];
+  const named = (i) => [HS.model.heads(plot.pairing[0])[Math.floor(i / plot.columns)],
+    HS.model.heads(plot.pairing[1])[i % plot.columns]];
 
   const start = () => {
     const flow = HS.data.pairings.map((p) => [p, p]);
     const metrics = HS.data.metrics.map((m) => [m.key, m.title]);
-    HS.byId("scatter-controls").append(HS.select("Pairing", "scatter", flow), HS.select("Across", "x", metrics), HS.select("Up", "y", metrics));
-    canvas = HS.el("canvas", { id: "scatter-canvas", role: "img", "aria-label": "Scatter plot of two similarities; the edge table lists the same pairs" });
+    HS.byId("scatter-controls").append(HS.select("Pairing", "scatter", flow), HS.select("Across", "x", metrics),
+      HS.select("Up", "y", metrics));
+    canvas = HS.el("canvas", { id: "scatter-canvas", role: "img",
+      "aria-label": "Scatter plot of two similarities; the edge table lists the same pairs" });
     over = HS.el("canvas", { "aria-hidden": "true" });
     canvas.addEventListener("mousemove", (event) => {
       const i = nearest(event);
       if (i < 0) { HS.tip("", event); return; }
       const [source, target] = named(i);
-      HS.tip(`${source}.${plot.pairing[0]} → ${target}.${plot.pairing[1]}\n${HS.model.metric(HS.state.x).short} ${HS.score(plot.x[i], HS.state.x)}, ${HS.model.metric(HS.state.y).short} ${HS.score(plot.y[i], HS.state.y)}`, event);
+      HS.tip(
+        `${source}.${plot.pairing[0]} → ${target}.${plot.pairing[1]}\n${HS.model.metric(HS.state.x).short} `
+          + `${HS.score(plot.x[i], HS.state.x)}, ${HS.model.metric(HS.state.y).short} `
+          + `${HS.score(plot.y[i], HS.state.y)}`, event);
     });
     canvas.addEventListener("mouseleave", (event) => HS.tip("", event));
-    canvas.addEventListener("click", (event) => { const i = nearest(event); if (i >= 0) HS.choosePair(plot.pairing, ...named(i)); });
+    canvas.addEventListener("click",
+      (event) => { const i = nearest(event); if (i >= 0) HS.choosePair(plot.pairing, ...named(i)); });
     const part = HS.lazy(HS.byId("scatter"), draw);
     HS.on(["scatter", "x", "y", "theme"], part);
     HS.on(["head", "pair"], HS.lazy(HS.byId("scatter-main"), highlight));

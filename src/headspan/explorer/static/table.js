@@ -15,9 +15,11 @@ HS.table = (columns, rows, { caption = "", file = "table", shown = 15, key = nul
     return [...rows].sort((a, b) => sign * compare(valueOf(column, a), valueOf(column, b)));
   };
   const compare = (a, b) => {
-    const blankA = a === null || a === undefined || Number.isNaN(a), blankB = b === null || b === undefined || Number.isNaN(b);
+    const blankA = a === null || a === undefined || Number.isNaN(a), blankB = b === null || b === undefined
+      || Number.isNaN(b);
     if (blankA || blankB) return order.down ? blankB - blankA : blankA - blankB;
-    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    return typeof a === "number" && typeof b === "number" ? a - b
+      : String(a).localeCompare(String(b), "en", { numeric: true });
   };
 
   const cell = (column, row) => {
@@ -40,23 +42,28 @@ HS.table = (columns, rows, { caption = "", file = "table", shown = 15, key = nul
     mark();
   };
 
-  const head = HS.el("tr", {}, ...columns.map((column) => HS.el("th", { scope: "col", class: column.number ? "num" : undefined, "data-key": column.key },
-    HS.el("button", { type: "button", text: column.title, "data-term": HS.glossary?.columns[column.title], onclick: () => {
+  const head = HS.el("tr", {}, ...columns.map((column) =>
+    HS.el("th", { scope: "col", class: column.number ? "num" : undefined, "data-key": column.key },
+    HS.el("button", { type: "button", text: column.title, "data-term": HS.glossary?.columns[column.title],
+      onclick: () => {
       order = { column: column.key, down: order.column === column.key ? !order.down : Boolean(column.number) };
       fill();
     } }))));
   const mark = () => {
-    for (const tr of body.children) tr.classList.toggle("chosen", Boolean(tr.dataset.key) && (tr.dataset.key === HS.state.head || tr.dataset.key === HS.state.pair));
+    for (const tr of body.children) tr.classList.toggle("chosen",
+      Boolean(tr.dataset.key) && (tr.dataset.key === HS.state.head || tr.dataset.key === HS.state.pair));
   };
   wrap.mark = mark;
 
-  const table = HS.el("table", {}, caption ? HS.el("caption", { text: caption }) : null, HS.el("thead", {}, head), body);
+  const table = HS.el("table", {}, caption ? HS.el("caption", { text: caption }) : null, HS.el("thead", {}, head),
+    body);
   const more = HS.el("button", { type: "button", text: `Show all ${HS.count(rows.length)}`, onclick: () => {
     all = !all;
     more.textContent = all ? "Show fewer" : `Show all ${HS.count(rows.length)}`;
     fill();
   } });
-  const save = HS.el("button", { type: "button", text: "Save CSV", "data-csv": file, onclick: () => HS.download(`${file}.csv`, HS.csv(columns, sorted(), valueOf)) });
+  const save = HS.el("button", { type: "button", text: "Save CSV", "data-csv": file,
+    onclick: () => HS.download(`${file}.csv`, HS.csv(columns, sorted(), valueOf)) });
   wrap.append(table, HS.el("div", { class: "table-tools" }, rows.length > shown ? more : null, save));
   fill();
   return wrap;
@@ -74,7 +81,8 @@ HS.csv = (columns, rows, valueOf) => {
 };
 
 HS.download = (name, text, type = "text/csv") => {
-  const address = URL.createObjectURL(text instanceof Blob ? text : new Blob([text], { type: `${type};charset=utf-8` }));
+  const address = URL.createObjectURL(text instanceof Blob ? text
+    : new Blob([text], { type: `${type};charset=utf-8` }));
   const link = HS.el("a", { href: address, download: name });
   document.body.append(link);
   link.click();

@@ -5,6 +5,19 @@ HS.task = (() => {
   const data = HS.data;
   let diagram = null, curve = null, table = null, status = null, slider = null, output = null, wire = null;
 
+  const words = {
+    attribution: "An estimate, from gradients, of how the task's value changes if an edge carries what it carries on " +
+      "the corrupted prompt. Negative: the edge helps. Exact is that change measured. Frequency is how often the " +
+      "edge is among the best when the prompts are drawn again.",
+    faithfulness: "The share of the task's value that is left if the edges of a circuit carry what they carry on the " +
+      "clean prompt, and all others what they carry on the corrupted one: 1 for the whole model, 0 for no edges.",
+  };
+  if (data.tasks.length) {
+    Object.assign(HS.words, words);
+    const column = "attribution";
+    Object.assign(HS.glossary.columns, { Attribution: column, Exact: column, Frequency: column });
+  }
+
   // ---------------------------------------------------------------- data
   const decoded = new Map();
   const task = () => data.tasks[Number(HS.state.task) - 1];
@@ -143,7 +156,8 @@ HS.task = (() => {
     if (lines.some((edge) => edge.look)) notes.push("Dashed: works against the answer");
     if (diagram.scrollWidth > diagram.clientWidth) notes.push("Scroll the diagram for later layers");
     if (lines.length < count) notes.push(`Drawn: the best ${lines.length} of these ${count} edges`);
-    HS.byId("task-legend").replaceChildren(...roles.map((role) => HS.el("span", {}, swatch(role), `read by ${READS[role]}`)),
+    HS.byId("task-legend").replaceChildren(...roles.map((role) =>
+      HS.el("span", {}, swatch(role), `read by ${READS[role]}`)),
       ...notes.map((text) => HS.el("span", { text })));
   };
 

@@ -74,7 +74,9 @@ HS.watch = (() => {
     })));
 
   const bar = (share) => HS.el("i", { css: { width: `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%` } });
-  const line = (text, values) => [HS.el("span", { class: "token", text }),
+  // Tokens that occur more than once come with their number.
+  const line = (one, i, values) => [HS.el("span", { class: "token", text: one.tokens[i] },
+    one.tokens.indexOf(one.tokens[i]) === one.tokens.lastIndexOf(one.tokens[i]) ? null : HS.el("sub", { text: i + 1 })),
     HS.el("span", { class: "pair-bars" }, ...values.map(bar)),
     HS.el("span", { class: "num", text: values.map((v) => HS.number(v, 2)).join(" → ") })];
 
@@ -88,7 +90,7 @@ HS.watch = (() => {
       sentence(one, query, before, `Token from which ${one.head} attends`),
       HS.el("p", { class: "watch-row", text: "After" }), plain(one, query, after),
       HS.el("div", { class: "watch-bars" },
-        ...order.flatMap((key) => line(one.tokens[key], [before[key], after[key]]))),
+        ...order.flatMap((key) => line(one, key, [before[key], after[key]]))),
       HS.el("p", { class: "hint", "data-moved": all[query], "data-query": query,
         text: `Shading: attention of ${one.head} from the outlined token, ${quote(one.tokens[query])}. The patch ` +
           `moves ${HS.number(all[query], 2)} of it (total variation), ${HS.number(mean, 2)} on average over all ` +
@@ -101,7 +103,7 @@ HS.watch = (() => {
     const order = [...all.keys()].sort((a, b) => all[b] - all[a]).slice(0, LISTED);
     return [
       sentence(one, token, all, `Token at which ${one.head} writes`),
-      HS.el("div", { class: "watch-bars" }, ...order.flatMap((i) => line(one.tokens[i], [all[i]]))),
+      HS.el("div", { class: "watch-bars" }, ...order.flatMap((i) => line(one, i, [all[i]]))),
       HS.el("p", { class: "hint", "data-moved": all[token], "data-query": token,
         text: `Shading: length of the change of ${one.head}'s output, relative to the output. At ` +
           `${quote(one.tokens[token])} it is ${HS.number(all[token], 2)}. Attention stays as it is.` }),

@@ -2,7 +2,8 @@
 "use strict";
 HS.zoom = (() => {
   const LEAST = 0.12, MOST = 4, READABLE = 0.62, SMALL = 0.45; // SMALL: still worth seeing whole
-  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 }, parts = null, moved = false;
+  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 };
+  let parts = null, moved = false, chosen = false; // chosen: the reader has moved or scaled the diagram
   const fingers = new Map();
 
   // The room below the controls when the page is at its top, but for the buttons under the diagram.
@@ -13,7 +14,7 @@ HS.zoom = (() => {
 
   // Show the whole diagram if it stays legible, otherwise its upper left corner.
   const fit = (svg, world, header, size) => {
-    const same = parts && window_.width && content.width === size.width && content.height === size.height;
+    const same = parts && content.width === size.width && content.height === size.height;
     const box = HS.byId("diagram");
     content = size;
     const wide = box.clientWidth, whole = Math.min(1, wide / size.width);
@@ -23,16 +24,21 @@ HS.zoom = (() => {
     svg.setAttribute("width", wide);
     svg.setAttribute("height", window_.height);
     svg.setAttribute("viewBox", `0 0 ${wide} ${window_.height}`); // paper is narrower than the window
-    if (!same) reset(); else apply();
+    if (same && chosen) apply(); else reset();
   };
 
   const reset = () => {
     const all = Math.min(window_.width / content.width, window_.height / content.height);
     const s = Math.min(1, all >= SMALL ? all : READABLE);
     at = { s, x: Math.max(0, (window_.width - content.width * s) / 2), y: 0 };
+    chosen = false;
     apply();
   };
-  const whole = () => { at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0, y: 0 }; apply(); };
+  const whole = () => {
+    at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0, y: 0 };
+    chosen = true;
+    apply();
+  };
 
   const apply = () => {
     const wide = content.width * at.s, high = content.height * at.s;
@@ -48,20 +54,28 @@ HS.zoom = (() => {
       if (fits) free = x + half;
     }
     const box = HS.byId("diagram").parentElement;
-    for (const [side, more] of [["left", at.x < -1], ["right", at.x + wide > window_.width + 1], ["up", at.y < -1], ["down", at.y + high > window_.height + 1]]) box.classList.toggle(`more-${side}`, more);
+    for (const [side, more] of [["left", at.x < -1], ["right", at.x + wide > window_.width + 1], ["up", at.y < -1],
+      ["down", at.y + high > window_.height + 1]]) box.classList.toggle(`more-${side}`, more);
     HS.byId("zoom-level").textContent = `${Math.round(100 * at.s)} %`;
   };
 
   const scale = (factor, cx = window_.width / 2, cy = window_.height / 2) => {
     const s = Math.max(LEAST, Math.min(MOST, at.s * factor));
     at = { s, x: cx - ((cx - at.x) * s) / at.s, y: cy - ((cy - at.y) * s) / at.s };
+    chosen = true;
     apply();
   };
-  const pan = (dx, dy) => { at.x += dx; at.y += dy; apply(); };
+  const pan = (dx, dy) => {
+    at.x += dx;
+    at.y += dy;
+    chosen = true;
+    apply();
+  };
 
   const reveal = (x, y) => {
     const sx = at.x + at.s * x, sy = at.y + at.s * y, m = 50;
-    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0, sy < m ? m - sy : sy > window_.height - m ? window_.height - m - sy : 0);
+    pan(sx < m ? m - sx : sx > window_.width - m ? window_.width - m - sx : 0,
+      sy < m ? m - sy : sy > window_.height - m ? window_.height - m - sy : 0);
   };
 
   const key = (name) => {
@@ -74,14 +88,17 @@ HS.zoom = (() => {
 
   const listen = () => {
     const box = HS.byId("diagram");
-    const place = (event) => { const r = box.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };
+    const place = (event) => { const r = box.getBoundingClientRect();
+      return [event.clientX - r.left, event.clientY - r.top]; };
     box.addEventListener("wheel", (event) => {
       if (event.ctrlKey || event.metaKey) scale(Math.exp(-event.deltaY / 300), ...place(event));
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && content.width * at.s > window_.width) pan(-event.deltaX, 0);
+      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)
+        && content.width * at.s > window_.width) pan(-event.deltaX, 0);
       else return;
       event.preventDefault();
     }, { passive: false });
-    box.addEventListener("pointerdown", (event) => { if (event.button === 0) { fingers.set(event.pointerId, place(event)); moved = false; } });
+    box.addEventListener("pointerdown",
+      (event) => { if (event.button === 0) { fingers.set(event.pointerId, place(event)); moved = false; } });
     box.addEventListener("pointermove", (event) => {
       const before = fingers.get(event.pointerId), now = place(event);
       if (!before) return;
@@ -96,8 +113,10 @@ HS.zoom = (() => {
     });
     const up = (event) => fingers.delete(event.pointerId);
     for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) box.addEventListener(name, up);
-    const button = (text, label, onclick) => HS.el("button", { type: "button", text, "aria-label": label, title: label, onclick });
-    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }), button("+", "Larger", () => scale(1.25)), button("Fit", "Show the whole diagram", whole));
+    const button = (text, label, onclick) =>
+      HS.el("button", { type: "button", text, "aria-label": label, title: label, onclick });
+    HS.byId("zoom").append(button("−", "Smaller", () => scale(0.8)), HS.el("span", { id: "zoom-level" }),
+      button("+", "Larger", () => scale(1.25)), button("Fit", "Show the whole diagram", whole));
   };
 
   // Ignore the click that ends a drag.

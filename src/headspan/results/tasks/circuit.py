@@ -158,6 +158,11 @@ class Circuit(Tabular):
         others = tuple(name for name in self.others if name not in missing)
         return replace(self, edges=tuple(edges), others=others), len(self.edges) - len(edges)
 
+    def between_heads(self) -> tuple[Circuit, int]:
+        """This circuit with edges from head to head only, and how many others it has."""
+        kept = tuple(edge for edge in self.edges if all(is_head_name(_split(p)[0]) for p in (edge.source, edge.target)))
+        return replace(self, edges=kept, others=()), len(self.edges) - len(kept)
+
     def check(self, table: PortTable) -> list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]]:
         """The edges as ports of a model; an unknown head is an error that names it."""
         found: list[tuple[CircuitEdge, Pairing, HeadOrNode, HeadOrNode]] = []

@@ -92,7 +92,7 @@ class Attribution:
                     mine = self._at_stream(group, given[group], run, tokens)
                     at_stream[place] = at_stream[place] + mine if place in at_stream else mine  # of Q and its gate
                 together = torch.cat([found.transpose(1, 2) for found in at_stream.values()], 1).flatten(2)
-                del at_stream, mine
+                at_stream.clear()
                 for rows, changes in self._changes.before(before, tokens):
                     found = torch.bmm(changes.flatten(2).transpose(0, 1), together.transpose(1, 2))
                     self.values[:, rows.start : rows.stop, columns] += weight * found.double().cpu().numpy()
