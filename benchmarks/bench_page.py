@@ -73,7 +73,7 @@ def measure(browser: Any, scores: Scores, fragment: str) -> str:
         page.wait_for_timeout(1500)  # about the time that a reader takes to find the control
         timed = Clock(page)
         switches = [timed({"metric": metric}) for metric in ("cs", "pk", "cs", "pk")]
-        names = page.eval_on_selector_all(".node", "all => all.slice(0, 6).map(node => node.dataset.head)")
+        names = page.eval_on_selector_all("#diagram .node", "all => all.slice(0, 6).map(node => node.dataset.head)")
         clicks = [timed({"head": name}) for name in names]
         page.evaluate("HS.clear()")
         many = [timed({"k": k, "pairings": "OQ,OK,OV"}) for k in (200, 20, 200)][::2]

@@ -63,8 +63,9 @@ def figure(models: list[str], out: Path, sequences: int) -> None:
     """
     import matplotlib.pyplot as plt
 
-    rows = -(-len(models) // 3)
-    drawn, panels = plt.subplots(rows, 3, figsize=(9, 3 * rows), layout="constrained", squeeze=False)
+    columns = min(3, len(models))
+    rows = -(-len(models) // columns)
+    drawn, panels = plt.subplots(rows, columns, figsize=(3 * columns, 3 * rows), layout="constrained", squeeze=False)
     for model, axes in zip(models, panels.flat, strict=False):
         with patch.object(effect_sums, "Totals", KLTotals):
             moved = hs.effects(model, pairing="OQ,OK", random=True, sequences=sequences, draws=0)

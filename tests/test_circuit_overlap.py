@@ -138,10 +138,11 @@ def test_what_cannot_be_compared_is_counted() -> None:
     """One head per layer leaves nothing to compare with; the embedding has no layer."""
     rng = np.random.default_rng(0)
     one = hs.score({role: rng.normal(size=(3, 1, 16, 2)) for role in "QKVO"}, "pk", "OK")
-    found = hs.circuit_overlap(one, circuit("L0H0.O L1H0.K", "embedding.W L1H0.K", "L0MLP.W L1H0.K"))
+    found = hs.circuit_overlap(one, circuit("L0H0.O L1H0.K", "embedding.W L1H0.K", "L0MLP.W L1H0.K", "L0H0.O probe.R"))
     row = found.rows()[0]
-    assert (row["edges"], row["compared"], found.left_out) == (1, 0, 2) and np.isnan(row["exceeds"])
+    assert (row["edges"], row["compared"], found.left_out) == (1, 0, 3) and np.isnan(row["exceeds"])
     assert any("no other pair" in line for line in found.remarks())
+    assert hs.circuit_overlap("demo", circuit("L0H0.O L1H0.K", "L0H0.O probe.R"), "pk").left_out == 1
     with pytest.raises(HeadspanError, match="no edges between heads"):
         hs.circuit_overlap(one, circuit("embedding.W L1H0.K"))
     screened = hs.score({role: rng.normal(size=(3, 4, 16, 2)) for role in "QKVO"}, "pk", "OK", screen=2)

@@ -98,6 +98,17 @@ def test_the_area_of_a_dot_is_its_effect(open_page: Open, demo: Demo) -> None:
     assert view.page.evaluate(overlap) <= 2, "dots are kept apart"
 
 
+def test_lines_of_scripts_are_short() -> None:
+    folder = Path(hs.__file__).parent / "explorer" / "static"
+    long = [
+        f"{script.name}:{number}"
+        for script in sorted(folder.glob("*.js"))
+        for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 120
+    ]
+    assert long == []
+
+
 def test_nothing_drawn_says_why_and_at_which_q_something_would_be(open_page: Open, demo: Demo) -> None:
     path, scores = demo
     view = open_page(path, scores)
@@ -212,7 +223,7 @@ def test_the_headline_and_the_whole_diagram_are_on_the_first_screen(open_page: O
     assert box[0][0] > 0 and box[0][1] <= box[1][0] < box[2][0] and box[2][1] <= 900
     assert page.evaluate("HS.byId('controls').getBoundingClientRect().height") < 60, "one row"
     inside = """() => { const box = HS.byId("diagram").getBoundingClientRect();
-        return [...document.querySelectorAll(".node")].every((n) => { const r = n.getBoundingClientRect();
+        return [...document.querySelectorAll("#diagram .node")].every((n) => { const r = n.getBoundingClientRect();
             return r.top >= box.top && r.bottom <= box.bottom && r.left >= box.left && r.right <= box.right; }); }"""
     assert page.evaluate(inside)
     assert page.is_hidden("#control-metric") and page.is_hidden('.toggle[data-pairing="QQ"]')

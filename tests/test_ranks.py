@@ -16,7 +16,7 @@ from headspan.explorer.report import report
 from headspan.results.scores import Scores
 from headspan.statistics.hubs import hubs
 from headspan.statistics.significance import significance
-from headspan.system.ordering import places, shared_ranks
+from headspan.system.ordering import median, places, shared_ranks
 from headspan.vocabulary.heads import Pairing
 from report_models import payload_edges
 from science_helpers import make_scores
@@ -92,3 +92,13 @@ def test_a_training_run() -> None:
             mine = pairings == pairing
             assert np.array_equal(series.ranks[step, mine], expected(series.scores[step, mine]))
     assert len(np.unique(series.scores[0, pairings == "OK"])) < 9, "two heads with the same weights tie"
+
+
+def test_medians_are_those_of_numpy_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((5, 4, 3), (2, 7), (3, 2, 8, 6), (9, 1)):
+        values = rng.integers(-3, 4, shape) * rng.normal(size=shape)
+        for first in (values.flat[0], np.nan, np.inf):
+            values.flat[0] = first
+            for axis in range(-1, len(shape)):
+                np.testing.assert_array_equal(median(values, axis), np.median(values, axis=axis, keepdims=True))

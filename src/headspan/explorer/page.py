@@ -106,7 +106,7 @@ def _palette_css() -> str:
     quiet = ("group-neither", "histogram", "rest")  # backgrounds: darkened rather than lightened on a dark page
     dark = "".join(f"--{name}:{_mixed(colour, 0 if name in quiet else 255)};" for name, colour in colours.items())
     edges = "".join(f".edge.to-{role}{{stroke:var(--role-{role})}}\n" for role in ROLE_COLOURS)
-    edges += ".edge.rest{stroke:var(--rest)}\n.arrow.rest{fill:var(--rest)}\n"
+    edges += ".edge.rest,.effect-dot.rest{stroke:var(--rest)}\n.arrow.rest{fill:var(--rest)}\n"
     dashes = "".join(f".edge.from-{role}{{stroke-dasharray:{_dashes(dash)}}}\n" for role, dash in SOURCE_DASHES.items())
     dots = "".join(
         f".effect-dot.large.to-{role},.arrow.to-{role}{{fill:var(--role-{role})}}\n.effect-dot.small.to-{role}{{stroke:var(--role-{role})}}\n"

@@ -10,7 +10,6 @@ from headspan.results.choices import given_metrics
 from headspan.results.scores import Scores, is_result
 from headspan.subspaces.metrics import DEFAULT_METRICS, parse_metrics
 from headspan.vocabulary.heads import Pairing, parse_pairings
-from headspan.vocabulary.ports import PortTable
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -89,8 +88,7 @@ def scores_of_circuit(
         found = given_scores(scores, metrics, "flow", progress, whole=whole)
         return found, graph_circuit(circuit, found.ports)
     read = given_circuit(circuit)
-    between_heads, _ = read.without_missing(PortTable({}))  # all that the scores of a model can have
-    pairings = parse_pairings(between_heads.pairings or "flow")
+    pairings = parse_pairings(read.between_heads()[0].pairings or "flow")
     return given_scores(scores, metrics, pairings, progress, whole=whole), read
 
 

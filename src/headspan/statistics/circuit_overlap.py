@@ -33,7 +33,7 @@ from headspan.system.arguments import checked
 from headspan.system.ordering import groups, mean_ranks
 from headspan.system.progress import Update
 from headspan.vocabulary.errors import HeadspanError, visible
-from headspan.vocabulary.heads import ROLES, Head, HeadOrNode, Pairing, is_head_name
+from headspan.vocabulary.heads import ROLES, Head, HeadOrNode, Pairing
 from headspan.vocabulary.ports import PortTable
 
 LEAST = 5  # edges for an interval
@@ -118,7 +118,7 @@ def circuit_overlap(
     scores, circuit = scores_of_circuit(
         scores, wanted or DEFAULT_METRICS, circuit, progress, whole="comparing a circuit with other pairs"
     )
-    heads_only, _ = circuit.without_missing(scores.ports)
+    heads_only, left_out = circuit.between_heads()
     edges = dict.fromkeys(
         (pairing, source, target)
         for _, pairing, source, target in edges_of(heads_only, scores.ports)
@@ -126,8 +126,6 @@ def circuit_overlap(
     )
     if not edges:
         raise HeadspanError(f"the circuit {circuit.name[:60]!r} has no edges between heads. Give one that has some")
-    ends = ([end.rpartition(".")[0] for end in (edge.source, edge.target)] for edge in circuit.edges)
-    left_out = sum(not all(map(is_head_name, names)) for names in ends)
     found = {name: _overlaps(scores, name, list(edges), bootstrap, seed or 0) for name in wanted or scores.metrics}
     return CircuitOverlap(circuit.name, left_out, found)
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headspan.system.ordering import median
 from headspan.vocabulary.heads import HeadOrNode, positions_of
 
 LEAST_FREE = 3  # residual degrees of freedom of a block; in 2×2 and 2×3 heads one large pair makes others look large
@@ -81,7 +82,7 @@ class _Blocks:
     def __init__(self, values: np.ndarray, rows: np.ndarray, columns: np.ndarray, least: float) -> None:
         shape = (*rows.shape, *columns.shape)
         rest = values[np.ix_(rows.ravel(), columns.ravel())].reshape(shape).transpose(0, 2, 1, 3).astype(np.float64)
-        self.level = np.median(rest, axis=(2, 3))
+        self.level = _of_blocks(rest)
         n, m = rest.shape[2:]
         for _ in range(_POLISHES):
             rest -= _centre(rest, 3)
@@ -89,7 +90,7 @@ class _Blocks:
         self.free = (n - 1) * (m - 1)
         # Centring reduces the spread of residuals, more so in small blocks.
         self.rest = rest / np.sqrt((1 - 1 / n) * (1 - 1 / m))
-        self.spread = np.maximum(np.median(np.abs(self.rest), axis=(2, 3)), least)
+        self.spread = np.maximum(_of_blocks(np.abs(self.rest)), least)
 
     @property
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +104,7 @@ class _Blocks:
         for axis in (2, 3):
             heads = self.rest.shape[axis]
             if heads >= _ROBUST:
-                own = np.median(np.abs(self.rest), axis=axis, keepdims=True)
+                own = median(np.abs(self.rest), axis)
                 widest = np.maximum(widest, (heads * own + _SIDE * spread) / (heads + _SIDE))
         t = self.rest / (_MAD * np.maximum(widest, least))
         # Wallace's normal deviate of Student's t: closed form, monotone, and finite for any t.
@@ -112,9 +113,15 @@ class _Blocks:
         return z.transpose(0, 2, 1, 3).reshape(layers * n, layers2 * m)
 
 
+def _of_blocks(values: np.ndarray) -> np.ndarray:
+    """The median of every block."""
+    return median(values.reshape(*values.shape[:2], -1), 2)[..., 0]
+
+
 def _centre(values: np.ndarray, axis: int) -> np.ndarray:
-    middle = np.median if values.shape[axis] >= _ROBUST else np.mean
-    return middle(values, axis=axis, keepdims=True)
+    if values.shape[axis] < _ROBUST:
+        return values.mean(axis=axis, keepdims=True)
+    return median(values, axis)
 
 
 def _of_similar_level(level: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -128,7 +135,7 @@ def _of_similar_level(level: np.ndarray, spread: np.ndarray) -> np.ndarray:
     reach = min(max(2, len(order) // 8), len(order) - 1)
     if reach > 0:
         padded = np.pad(spread[order], reach, mode="reflect")
-        found[order] = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1)
+        found[order] = median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), 1)[:, 0]
     else:
         found[order] = spread[order]
     return found

@@ -75,6 +75,18 @@ def places(values: np.ndarray) -> np.ndarray:
     return ranks.reshape(values.shape)
 
 
+def median(values: np.ndarray, axis: int) -> np.ndarray:
+    """``np.median(values, axis, keepdims=True)``; along a short axis, sorting is several times faster.
+
+    >>> median(np.array([[4.0, 1.0, 2.0, 9.0], [1.0, np.nan, 2.0, 3.0]]), 1).tolist()
+    [[3.0], [nan]]
+    """
+    ordered, middle = np.sort(values, axis=axis), values.shape[axis] // 2
+    last = np.take(ordered, [-1], axis)  # NaN is sorted to the end
+    both = np.take(ordered, [(values.shape[axis] - 1) // 2], axis) + np.take(ordered, [middle], axis)
+    return np.where(np.isnan(last), last, both / 2)
+
+
 def groups(keys: np.ndarray) -> list[np.ndarray]:
     """The indices of the items of each key, keys in ascending order.
 

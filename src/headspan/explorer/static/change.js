@@ -124,7 +124,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     const leads = {
       over: `Wider lines changed more. Entered, left: the top ${data.k} of a pairing. Kept: in it before and after.`,
       beside: `The top ${data.k} of every pairing before (left) and after (right), with every head in the same place. `
-        + `The farther the PK is above chance, the stronger the line. Heavy lines appear on one side only.`,
+        + `The farther the PK is above chance, the wider the line. Heavy lines appear on one side only.`,
     };
     const text = (e) =>
       `${e.source} → ${e.target} (${e.pairing}), ${e.kind}\nPK ${HS.number(e.before, 3)} → `

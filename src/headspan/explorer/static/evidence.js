@@ -18,11 +18,12 @@ HS.evidence = (() => {
       : { large: edge.large, r: Math.max(edge.large ? 0 : 1.4, radius(edge.effect)) };
 
   // ---------------------------------------------------------------- counts
-  const says = {
-    reversed: (n) => `${HS.count(n)} ${n === 1 ? "stands" : "stand"} above reversed pairs`,
-    effect: (n) => `${HS.count(n)} ${n === 1 ? "has a large effect" : "have large effects"}`,
-    influence: (n) => `${HS.count(n)} ${n === 1 ? "has" : "have"} three times the influence expected without interaction`,
+  const FOUND = {
+    reversed: ["stands above reversed pairs", "stand above reversed pairs"],
+    effect: ["has a large effect", "have large effects"],
+    influence: ["has three times the expected influence", "have three times the expected influence"],
   };
+  const says = (kind, n) => `${n ? HS.count(n) : "none"} ${FOUND[kind][n > 1 ? 1 : 0]}`;
 
   // "60 drawn: 20 stand above reversed pairs, 30 have large effects, 1 both, 11 neither"
   const counts = (edges, metric, pairings) => {
@@ -30,12 +31,12 @@ HS.evidence = (() => {
     const drawn = `${HS.count(edges.length)} drawn`;
     if (!known.length)
       return `${drawn}; none could be tested: ${pairings.join(", ")} have no reversed pairs, effects or influence.`;
-    const of = edges.map((edge) => kinds(edge) ?? []);
-    const parts = known.map((kind) => says[kind](of.filter((list) => list.includes(kind)).length));
-    const several = of.filter((list) => list.length > 1).length, none = of.filter((list) => !list.length).length;
-    if (known.length > 1) parts.push(`${HS.count(several)} ${known.length === 2 ? "both" : "more than one of these"}`);
-    const rest = known.length === 1 ? (none === 1 ? "does not" : "do not") : known.length === 2 ? "neither" : "none";
-    parts.push(`${HS.count(none)} ${rest}`);
+    const of = edges.map((edge) => kinds(edge) ?? []), count = (test) => of.filter(test).length;
+    const several = count((list) => list.length > 1), nothing = count((list) => !list.length);
+    const parts = known.map((kind) => says(kind, count((list) => list.includes(kind))));
+    if (several) parts.push(`${HS.count(several)} ${known.length === 2 ? "both" : "more than one of these"}`);
+    const not = known.length === 1 ? (nothing === 1 ? "does not" : "do not") : known.length === 2 ? "neither" : "none";
+    if (nothing && nothing < edges.length) parts.push(`${HS.count(nothing)} ${not}`);
     return `${drawn}: ${parts.join(", ")}.`;
   };
 

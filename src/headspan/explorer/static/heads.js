@@ -71,8 +71,8 @@ HS.heads = (() => {
     const box = HS.byId("heads-main"), width = Math.max(280, Math.min(box.clientWidth, 980));
     const names = HS.model.allHeads;
     if (measures().length < 2) {
-      box.replaceChildren(HS.empty("There is nothing to compare heads by: hubs need two layers, head scores and effects "
-        + "a run of the model."));
+      box.replaceChildren(HS.empty("There is nothing to compare heads by: hubs need two layers, head scores and "
+        + "effects a run of the model."));
       return;
     }
     const x = axis(HS.state.hx, names, LEFT, width - RIGHT), y = axis(HS.state.hy, names, H - BOTTOM, TOP);

@@ -156,7 +156,8 @@ HS.task = (() => {
     if (lines.some((edge) => edge.look)) notes.push("Dashed: works against the answer");
     if (diagram.scrollWidth > diagram.clientWidth) notes.push("Scroll the diagram for later layers");
     if (lines.length < count) notes.push(`Drawn: the best ${lines.length} of these ${count} edges`);
-    HS.byId("task-legend").replaceChildren(...roles.map((role) => HS.el("span", {}, swatch(role), `read by ${READS[role]}`)),
+    HS.byId("task-legend").replaceChildren(...roles.map((role) =>
+      HS.el("span", {}, swatch(role), `read by ${READS[role]}`)),
       ...notes.map((text) => HS.el("span", { text })));
   };
 

@@ -15,13 +15,14 @@ HS.edgeTip = (edge) => {
   return rows.join("\n");
 };
 
+HS.edgeCounts = ([out, into]) => `${HS.plural(out, "edge")} out, ${into} in`;
+
 HS.headTip = (name, [out, into]) => {
   const rows = [name], kv = HS.model.kvOf(name);
   if (HS.model.about(name).index === null) rows.push(HS.model.about(name).kind);
-  if (HS.model.labels(name).length) rows.push(HS.model.labels(name).map((label) =>
-    label.replaceAll("_", " ")).join(", "));
+  if (HS.model.labels(name).length) rows.push(HS.classWords(name));
   if (kv !== name) rows.push(`reads through ${kv}`);
-  rows.push(`${out} edges out, ${into} in`);
+  rows.push(HS.edgeCounts([out, into]));
   for (const [title, scores] of Object.entries(HS.data.behaviour ?? {}))
     if (name in scores) rows.push(`${title.replaceAll("_", " ")} ${HS.number(scores[name], 3)}`);
   return rows.join("\n");

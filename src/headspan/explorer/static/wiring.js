@@ -164,9 +164,9 @@ HS.wiring = (() => {
     }).sort((a, b) => a.passes - b.passes || a.edge.strength - b.edge.strength);
     const dotted = made.filter((line) => line.dot);
     HS.routing.placeDots(dotted.map(({ route, dot }) => ({ route, r: dot.r }))).forEach(({ x, y }, i) => {
-      const { edge, dot } = dotted[i], size = dot.large ? "large" : "small";
+      const { edge, dot, passes } = dotted[i], size = dot.large ? "large" : "small";
       dotted[i].mark = HS.svg("circle", {
-        class: `effect-dot ${size} to-${edge.pairing[1]}`, [`data-${size}`]: pairKey(edge),
+        class: `effect-dot ${size} ${passes ? `to-${edge.pairing[1]}` : "rest"}`, [`data-${size}`]: pairKey(edge),
         cx: x.toFixed(1), cy: y.toFixed(1), r: dot.r.toFixed(2),
       });
     });
@@ -177,6 +177,7 @@ HS.wiring = (() => {
     const now = view(), chosen = now.only ? { edges: [], cut: [] } : HS.model.choose(now);
     const { edges } = chosen, there = new Set(edges.map(pairKey));
     const all = [...edges, ...HS.circuit.edges().filter((pin) => !there.has(pairKey(pin)))];
+    HS.notes.show(now, all, chosen.cut); // first, since its height decides the room for the diagram
     build(all);
     lines = makeLines(all, now.only);
     const marks = lines.map((l) => l.mark).filter(Boolean);
@@ -189,10 +190,9 @@ HS.wiring = (() => {
     }
     for (const [name, node] of nodes) {
       node.group.classList.toggle("active", touched.has(name));
-      const [out, into] = node.counts, about = [HS.model.boxLabel(name, geometry.box), name, ...HS.model.labels(name)];
-      node.group.setAttribute("aria-label", [...about, `${out} edges out`, `${into} in`].join(", "));
+      const about = [HS.model.boxLabel(name, geometry.box), name, HS.classWords(name), HS.edgeCounts(node.counts)];
+      node.group.setAttribute("aria-label", about.filter(Boolean).join(", "));
     }
-    HS.notes.show(now, all, chosen.cut);
     HS.tables.edges(all);
     shade();
     highlight();

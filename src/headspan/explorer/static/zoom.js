@@ -2,8 +2,8 @@
 "use strict";
 HS.zoom = (() => {
   const LEAST = 0.12, MOST = 4, READABLE = 0.62, SMALL = 0.45; // SMALL: still worth seeing whole
-  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 }, parts = null,
-    moved = false;
+  let at = { x: 0, y: 0, s: 1 }, content = { width: 1, height: 1 }, window_ = { width: 1, height: 1 };
+  let parts = null, moved = false, chosen = false; // chosen: the reader has moved or scaled the diagram
   const fingers = new Map();
 
   // The room below the controls when the page is at its top, but for the buttons under the diagram.
@@ -14,7 +14,7 @@ HS.zoom = (() => {
 
   // Show the whole diagram if it stays legible, otherwise its upper left corner.
   const fit = (svg, world, header, size) => {
-    const same = parts && window_.width && content.width === size.width && content.height === size.height;
+    const same = parts && content.width === size.width && content.height === size.height;
     const box = HS.byId("diagram");
     content = size;
     const wide = box.clientWidth, whole = Math.min(1, wide / size.width);
@@ -24,17 +24,21 @@ HS.zoom = (() => {
     svg.setAttribute("width", wide);
     svg.setAttribute("height", window_.height);
     svg.setAttribute("viewBox", `0 0 ${wide} ${window_.height}`); // paper is narrower than the window
-    if (!same) reset(); else apply();
+    if (same && chosen) apply(); else reset();
   };
 
   const reset = () => {
     const all = Math.min(window_.width / content.width, window_.height / content.height);
     const s = Math.min(1, all >= SMALL ? all : READABLE);
     at = { s, x: Math.max(0, (window_.width - content.width * s) / 2), y: 0 };
+    chosen = false;
     apply();
   };
-  const whole = () => { at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0,
-    y: 0 }; apply(); };
+  const whole = () => {
+    at = { s: Math.min(1, window_.width / content.width, window_.height / content.height), x: 0, y: 0 };
+    chosen = true;
+    apply();
+  };
 
   const apply = () => {
     const wide = content.width * at.s, high = content.height * at.s;
@@ -58,9 +62,15 @@ HS.zoom = (() => {
   const scale = (factor, cx = window_.width / 2, cy = window_.height / 2) => {
     const s = Math.max(LEAST, Math.min(MOST, at.s * factor));
     at = { s, x: cx - ((cx - at.x) * s) / at.s, y: cy - ((cy - at.y) * s) / at.s };
+    chosen = true;
     apply();
   };
-  const pan = (dx, dy) => { at.x += dx; at.y += dy; apply(); };
+  const pan = (dx, dy) => {
+    at.x += dx;
+    at.y += dy;
+    chosen = true;
+    apply();
+  };
 
   const reveal = (x, y) => {
     const sx = at.x + at.s * x, sy = at.y + at.s * y, m = 50;
