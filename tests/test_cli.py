@@ -310,7 +310,7 @@ BAD_OPTIONS = [
     ("tokens {gpt2} L0H0 --top 0", "--top"),
     ("tokens {gpt2}", "--all"),
     ("tokens {llama} L0H9 --role K", "no head L0H9"),
-    ("pair {gpt2} L0H0 L1H0.K", "'L0H0' is not a head"),
+    ("pair {gpt2} L0H0. L1H0.K", "'L0H0.' is not a head with a role"),
     ("pair {gpt2} L0H0.O L1H7.K", "no head L1H7"),
     ("pair {gpt2} L0H0.O", "Missing argument"),
     ("score {gpt2} --out {out}.safetensors --metric cosine", "unknown similarity 'cosine'"),
