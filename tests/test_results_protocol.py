@@ -70,7 +70,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     ),
     "tokens": lambda scores: hs.tokens("demo", "L0H1", k=5),
     "pair": lambda scores: hs.pair("demo", "L0H3.O", "L1H2.K", top=3),
-    "pairs of two heads": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
+    "pair without roles": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,
@@ -93,7 +93,17 @@ NO_RESULTS = {
     "weights of a model": ("open", "fold", "adapt"),
     "pages and figures": ("report", "site", "figures"),
     "numbers and arrays": ("subspace", "principal_angles", "projection_kernel"),
-    "the vocabulary": ("Head", "Node", "Pairing", "Port", "Role", "HeadspanError", "HeadspanWarning", "Labels"),
+    "the vocabulary": (
+        "Head",
+        "Metric",
+        "Node",
+        "Pairing",
+        "Port",
+        "Role",
+        "HeadspanError",
+        "HeadspanWarning",
+        "Labels",
+    ),
     "reads all of them": ("load",),
 }
 
