@@ -51,6 +51,20 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     return path, scores
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of other kinds: one head a layer, matrices kept by layers, and a model with a long name."""
+    folder = tmp_path_factory.mktemp("chance")
+    kinds = {
+        "single": hs.score(noise_model(3, 1, 24, 4)),
+        "large": synthetic_scores(16, 24),
+        "long": synthetic_scores(2, 2, NAME),
+    }
+    for kind, scores in kinds.items():
+        report(scores, out=folder / f"{kind}.html")
+    return {kind: folder / f"{kind}.html" for kind in kinds}
+
+
 # ------------------------------------------------------------------ bands
 
 
@@ -209,11 +223,8 @@ def test_one_layer_explains_itself(open_page: Open, one_layer: tuple[Path, Score
 
 
 @pytest.mark.parametrize("width", [1440, 1300, 1024, 700, 420])
-def test_a_long_name_leaves_the_navigation_whole(width: int, open_page: Open, tmp_path: Path) -> None:
-    path = tmp_path / "long.html"
-    if not path.exists():
-        report(synthetic_scores(2, 2, NAME), out=path)
-    view = open_page(path, None, viewport={"width": width, "height": 800})  # type: ignore[arg-type]
+def test_a_long_name_leaves_the_navigation_whole(width: int, open_page: Open, others: dict[str, Path]) -> None:
+    view = open_page(others["long"], None, viewport={"width": width, "height": 800})  # type: ignore[arg-type]
     boxes = view.page.eval_on_selector_all(
         "#nav a, #share, #theme, #find input",
         "all => all.map((a) => a.getBoundingClientRect()).map((b) => [b.left, b.right, b.width, b.top, b.bottom])",
@@ -277,15 +288,18 @@ def test_a_run_opens_on_a_view_with_content(browser: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("width", "scheme"), [(1024, "light"), (420, "dark")])
 def test_axe_finds_nothing_on_other_kinds(
-    width: int, scheme: str, browser: Any, axe: str, noise: tuple[Path, Scores], one_layer: tuple[Path, Scores]
+    width: int,
+    scheme: str,
+    browser: Any,
+    axe: str,
+    noise: tuple[Path, Scores],
+    one_layer: tuple[Path, Scores],
+    others: dict[str, Path],
 ) -> None:
-    """Noise, one layer, one head, and a large model whose matrices are kept by layers."""
-    single, large = one_layer[0].with_name("single.html"), one_layer[0].with_name("large.html")
-    report(hs.score(noise_model(3, 1, 24, 4)), out=single, force=True)
-    report(synthetic_scores(16, 24), out=large, force=True)
+    """Noise, one layer, one head a layer, and a large model whose matrices are kept by layers."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
-    for path in (noise[0], one_layer[0], single, large):
+    for path in (noise[0], one_layer[0], others["single"], others["large"]):
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=true]")
         assert violations(page, axe) == [], path.name

@@ -44,7 +44,7 @@ def preview(payload: Mapping[str, Any], size: int, file: Path | None, picture: t
     """A page as a few lines of HTML: its model, where it is, its picture, its first findings or facts."""
     name = escape(visible(str(payload["model"]["name"])))
     url, caption = picture
-    parts = [f"<p><b>headspan report</b> of {name}, {size / 1e6:.1f} MB. {_where(file)}</p>"]
+    parts = [f"<p><b>Report</b> of {name}, {size / 1e6:.1f} MB. {_where(file)}</p>"]
     if url is not None:
         parts.append(f'<img src="{url}" alt="{escape(caption)}" style="max-width:520px;width:100%">')
         parts.append(f"<p><small>{escape(caption)}</small></p>")

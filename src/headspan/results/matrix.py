@@ -121,7 +121,7 @@ class ScoreMatrix(Tabular):
         if len({*counts.values()}) != 1 or {*places.values()} != {*range(len(ends))}:
             raise HeadspanError(
                 f"the {self.pairing} scores have no form [layer, head, layer, head], because "
-                f"{_uneven(role, ends, counts)}. Use `values` with `sources` and `targets`, or to_pandas()"
+                f"{_uneven(role, ends, counts)}. Use values with sources and targets, or to_pandas()"
             )
         grid = np.full((max(counts) + 1, max(counts.values())), -1, dtype=np.intp)
         for head, place in places.items():

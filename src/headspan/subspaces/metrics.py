@@ -349,10 +349,10 @@ def split_metrics(given: MetricsLike) -> tuple[list[str], dict[str, Metric]]:
         if not _NAME.fullmatch(str(metric.key)):
             raise HeadspanError(
                 f"{str(metric.key)[:60]!r} cannot be the name of a similarity. Give it one in lower case: "
-                "`hs.Metric('my_metric', pair=function)`"
+                "hs.Metric('my_metric', pair=function)"
             )
         if metric.key in METRICS or metric.key in own or metric.key in _TAKEN:
-            raise HeadspanError(f"there is another similarity {metric.key}. Give yours another name with `hs.Metric`")
+            raise HeadspanError(f"there is another similarity {metric.key}. Give yours another name with hs.Metric")
         if metric.observed:
             raise HeadspanError(f"{metric.key} cannot use statistics of a run, which influence alone does")
         own[metric.key] = metric
