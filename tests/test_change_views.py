@@ -166,7 +166,7 @@ def test_the_page_of_two_models(browser: Any, change: Diff, tmp_path: Path) -> N
     before, after = wirings(change)
     assert edges_of(page) == set(names) | (before & after)
     dashed = set(page.eval_on_selector_all('.edge-hit[data-look="left"]', "all => all.map(e => e.dataset.pair)"))
-    assert dashed == {name for name, edge in names.items() if edge.change < 0}
+    assert dashed == {name for name, edge in names.items() if edge.kind in ("left", "weakened")}
     page.click('button[data-value="kept"]')
     assert edges_of(page) == set(names)
     page.click('button[data-value="weakened"]')

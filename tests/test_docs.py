@@ -63,6 +63,29 @@ def test_the_tour_runs(tmp_path: Path) -> None:
     assert any("text/html" in output.get("data", {}) for output in shown)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt_to_weights", "gqa_rope_composition"])
+def test_a_teaching_notebook_runs(name: str, stories260k_dir: Path, tmp_path: Path, monkeypatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("HEADSPAN_NOTEBOOK_MODEL", str(stories260k_dir))  # instead of a model of the hub
+    notebook = nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "stored without outputs"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert "except ImportError" in code[0].source and "%pip install" in code[0].source
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    assert all(cell.get("outputs") for cell in code[2:] if not cell.source.startswith("task ="))
+    assert len(nbformat.writes(notebook)) < 100_000
+    text = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    if name == "prompt_to_weights":
+        assert "L0H3 → L1H0: PK 12.8, rank 1 of 64 OK pairs" in text and "24 of 310 edges" in text
+        assert "L0H3 {'previous_token': 0.9" in text and "L1H0 {'previous_token': 0.0" in text
+    else:
+        by_position = [line.split()[1] for line in text.splitlines() if line.split()[0] in ("0", "1", "10", "100")]
+        assert len(by_position) == 4 and len(set(by_position)) == 1, "RoPE does not change PK"
+
+
 def test_the_check_of_the_site_finds_what_is_wrong(tmp_path: Path) -> None:
     """A missing page, a missing anchor, a link out of the folder, an external script and an external image."""
     sys.path.insert(0, str(ROOT / "docs"))

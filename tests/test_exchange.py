@@ -87,7 +87,7 @@ def test_by_layer_refuses_what_is_no_grid() -> None:
     from headspan.results.matrix import ScoreMatrix
 
     heads = (hs.Head(0, 0), hs.Head(1, 0), hs.Head(1, 1))
-    with pytest.raises(hs.HeadspanError, match=r"layers have 1 to 2 heads\. Use `values`"):
+    with pytest.raises(hs.HeadspanError, match=r"layers have 1 to 2 heads\. Use values"):
         ScoreMatrix("pk", hs.Pairing.parse("OQ"), heads, heads, np.zeros((3, 3))).by_layer()
     probe = hs.Node(np.ones(hs.open("demo").d_model), "probe", layer=1)
     with_probe = hs.score("demo", "pk", "OK", nodes=probe)

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 from typer.testing import CliRunner
 
 import headspan as hs
@@ -468,7 +469,7 @@ def test_pictures_of_a_wiring_say_which_score_a_width_has() -> None:
     expected = [f"PK {start + step * (32 - start):.0f}" for step in (0, 0.25, 0.5, 1)]
     assert [text for text in texts if text.startswith("PK")] == expected
     pairs = [pair for legend in figure.legends for pair in zip(legend.get_texts(), legend.legend_handles, strict=True)]
-    lines = {text.get_text(): handle.get_linewidth() for text, handle in pairs if hasattr(handle, "get_linewidth")}
+    lines = {text.get_text(): handle.get_linewidth() for text, handle in pairs if isinstance(handle, Line2D)}
     widths = [lines[text] for text in expected]
     assert widths == sorted(widths) and np.allclose(
         widths, [0.6 * style.edge_width(s, True) for s in (0, 0.25, 0.5, 1)]

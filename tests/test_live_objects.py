@@ -111,9 +111,9 @@ def test_what_cannot_be_scored_is_refused() -> None:
     assert np.array_equal(
         hs.score(half_loaded(), "pk", "OK")["pk", "OK"].values, hs.score(base(), "pk", "OK")["pk", "OK"].values, True
     ), "its attention weights are loaded"
-    with pytest.raises(hs.HeadspanError, match=r"offloaded or was not loaded\. Load the whole model"):
+    with pytest.raises(hs.HeadspanError, match=r"offloaded .*Load the whole model into memory"):
         hs.score(offloaded(), "pk")
-    with pytest.raises(hs.HeadspanError, match=r"type Held is not a model reference.*Give its \.net"):
+    with pytest.raises(hs.HeadspanError, match=r"type Held is not a model.*Give its \.net"):
         hs.score(Held(), "pk")
     quantised = base()
     weight = quantised.model.layers[0].self_attn.q_proj
@@ -159,7 +159,7 @@ def test_a_model_without_tokenizer_says_how_to_give_one(demo: tuple[Any, Any]) -
     for run in (lambda: hs.effects(model, text=TEXT), lambda: hs.task(model, "ioi")):
         with pytest.raises(hs.HeadspanError, match=r"has no tokenizer.*as \(model, tokenizer\)"):
             run()
-    with pytest.raises(hs.HeadspanError, match=r"tokenizer is not that of LlamaForCausalLM.* the id \d+"):
+    with pytest.raises(hs.HeadspanError, match=r"not that of LlamaForCausalLM: it gives the id \d+"):
         hs.effects((base(), tokenizer), text=TEXT)
 
 
@@ -190,5 +190,5 @@ def test_a_vision_model_whose_text_model_keeps_a_cache_runs() -> None:
 
 
 def test_a_block_that_needs_an_image_is_refused() -> None:
-    with pytest.raises(hs.HeadspanError, match=r"no effects for Mllama.*: block 1 does not run"):
+    with pytest.raises(hs.HeadspanError, match=r"for Mllama.*: block 1 does not run on text"):
         hs.effects(build(AROUND["mllama"]), tokens=TOKENS, draws=0)

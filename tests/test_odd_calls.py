@@ -78,7 +78,8 @@ def small_things() -> dict[str, Any]:
     labels = hs.Labels.from_pairs([("L0H0", "a"), ("L0H1", "a"), ("L1H0", "b"), ("L1H1", "b")])
     return {
         "weights": weights, "scores": scores, "labels": labels, "first": scores, "second": scores,
-        "model": weights, "head": "L1H0", "pairing": "OK", "source": "L0H0.O", "target": "L1H0.K", "text": "OK",
+        "model": weights, "head": "L1H0", "pairing": "OK", "source": "L0H0.O", "target": "L1H0.K",
+        "text": "OK", "classes": {"L0H0": "a"},
         "matrix": np.eye(3), "name": "gpt2-ioi", "pairs": [("L0H0", "a")], "role": "O", "label": "a", "value": "Q",
         "path": "nowhere.safetensors", "adapter": "nowhere", "references": ["nowhere"],
         "port": "L0H0.O", "layer": 0, "start": 0, "stop": 1, "key": ("pk", "OK"),

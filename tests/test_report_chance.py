@@ -30,7 +30,7 @@ NAME = "an-organisation/a-model-with-a-very-long-name-that-goes-on-and-on-and-on
 def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     scores = hs.score(noise_model(5, 8, 96, 12), "pk,cs")
     path = tmp_path_factory.mktemp("chance") / "noise.html"
-    report(scores, path=path)
+    report(scores, out=path)
     return path, scores
 
 
@@ -39,7 +39,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     scores = hs.score(array_model(kv_heads=2))
     labels = Labels.from_pairs([("L0H1", "previous_token"), ("L2H0", "induction"), ("L2H0", "name_mover")])
     path = tmp_path_factory.mktemp("chance") / "planted.html"
-    report(scores, path=path, labels=labels)
+    report(scores, out=path, labels=labels)
     return path, scores
 
 
@@ -47,8 +47,22 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
 def one_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     scores = hs.score(array_model(layers=1))
     path = tmp_path_factory.mktemp("chance") / "one.html"
-    report(scores, path=path)
+    report(scores, out=path)
     return path, scores
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of other kinds: one head a layer, matrices kept by layers, and a model with a long name."""
+    folder = tmp_path_factory.mktemp("chance")
+    kinds = {
+        "single": hs.score(noise_model(3, 1, 24, 4)),
+        "large": synthetic_scores(16, 24),
+        "long": synthetic_scores(2, 2, NAME),
+    }
+    for kind, scores in kinds.items():
+        report(scores, out=folder / f"{kind}.html")
+    return {kind: folder / f"{kind}.html" for kind in kinds}
 
 
 # ------------------------------------------------------------------ bands
@@ -97,10 +111,12 @@ def test_the_band_of_a_crowd() -> None:
     """Normal values leave it about as often as it says, one end at a time; half of the values equal give none."""
     rng = np.random.default_rng(0)
     draws = [rng.normal(3, 2, 144) for _ in range(300)]
-    bands = [crowd_band(values) for values in draws]
+    bands = [crowd_band(values, least=-np.inf) for values in draws]
     beyond = np.mean([values.max() > band[1] for values, band in zip(draws, bands, strict=True) if band])
     assert 0.02 <= beyond <= 0.16
     assert crowd_band([0.0] * 30 + [1.0] * 10) is None and crowd_band(range(5)) is None
+    two_groups = crowd_band([0.01 * i for i in range(8)] + [0.8 + 0.01 * i for i in range(8)], most=1.0)
+    assert two_groups == (0.0, 1.0), "a score of at most 1 has no band beyond 1"
 
 
 def test_bands_of_the_page(planted: tuple[Path, Scores]) -> None:
@@ -145,7 +161,7 @@ def test_places_on_the_scale_are_the_excess_over_chance(open_page: Open, planted
 
 def test_the_best_pair_is_on_the_axis_of_its_histogram(open_page: Open, tmp_path: Path) -> None:
     scores = synthetic_scores(6, 8)
-    report(scores, path=tmp_path / "tail.html")
+    report(scores, out=tmp_path / "tail.html")
     best = max((scores["pk", p].forward().top(1)[0] for p in scores.pairings), key=lambda edge: edge.score)
     pairing = str(best.pairing)
     pair = f"{best.source}.{pairing[0]}-{best.target}.{pairing[1]}"
@@ -155,6 +171,7 @@ def test_the_best_pair_is_on_the_axis_of_its_histogram(open_page: Open, tmp_path
     assert f"{best.source} → {best.target}" in panel.inner_text() and f"{best.score:.2f}" in panel.inner_text()
     beyond = panel.locator(".over title").text_content(timeout=5000)
     found = re.fullmatch(rf"(\d+) pairs? of {pairing} above ([\d.]+), up to {best.score:.2f}", beyond)
+    assert found is not None
     count, end = map(float, found.groups())
     values = scores["pk", pairing].forward().pairs()[2]
     assert best.score > end and np.count_nonzero(values > end + 0.6) <= count <= np.count_nonzero(values > end - 0.6)
@@ -206,11 +223,8 @@ def test_one_layer_explains_itself(open_page: Open, one_layer: tuple[Path, Score
 
 
 @pytest.mark.parametrize("width", [1440, 1300, 1024, 700, 420])
-def test_a_long_name_leaves_the_navigation_whole(width: int, open_page: Open, tmp_path: Path) -> None:
-    path = tmp_path / "long.html"
-    if not path.exists():
-        report(synthetic_scores(2, 2, NAME), path=path)
-    view = open_page(path, None, viewport={"width": width, "height": 800})  # type: ignore[arg-type]
+def test_a_long_name_leaves_the_navigation_whole(width: int, open_page: Open, others: dict[str, Path]) -> None:
+    view = open_page(others["long"], None, viewport={"width": width, "height": 800})  # type: ignore[arg-type]
     boxes = view.page.eval_on_selector_all(
         "#nav a, #share, #theme, #find input",
         "all => all.map((a) => a.getBoundingClientRect()).map((b) => [b.left, b.right, b.width, b.top, b.bottom])",
@@ -274,15 +288,18 @@ def test_a_run_opens_on_a_view_with_content(browser: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("width", "scheme"), [(1024, "light"), (420, "dark")])
 def test_axe_finds_nothing_on_other_kinds(
-    width: int, scheme: str, browser: Any, axe: str, noise: tuple[Path, Scores], one_layer: tuple[Path, Scores]
+    width: int,
+    scheme: str,
+    browser: Any,
+    axe: str,
+    noise: tuple[Path, Scores],
+    one_layer: tuple[Path, Scores],
+    others: dict[str, Path],
 ) -> None:
-    """Noise, one layer, one head, and a large model whose matrices are kept by layers."""
-    single, large = one_layer[0].with_name("single.html"), one_layer[0].with_name("large.html")
-    report(hs.score(noise_model(3, 1, 24, 4)), path=single, force=True)
-    report(synthetic_scores(16, 24), path=large, force=True)
+    """Noise, one layer, one head a layer, and a large model whose matrices are kept by layers."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
-    for path in (noise[0], one_layer[0], single, large):
+    for path in (noise[0], one_layer[0], others["single"], others["large"]):
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=true]")
         assert violations(page, axe) == [], path.name

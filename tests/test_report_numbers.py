@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 import headspan as hs
 from headspan.explorer.change import change_page
-from headspan.paper.evaluation import detection, metric_agreement
+from headspan.paper.evaluation import Measure, detection, metric_agreement
 from headspan.results.effects import effects_of
 from headspan.results.labels import Labels
 from headspan.results.scores import Scores
@@ -153,7 +153,8 @@ def test_tables_of_chance_and_evaluation(opened: Opened) -> None:
             expected = lines[row["pairing"]][name]
             assert number(row[name]) == pytest.approx(float("nan") if expected is None else expected, nan_ok=True)
     for metric in ("pk", "cs"):
-        for file, measure in (("detection", "pr_auc"), ("detection-ap", "average_precision")):
+        measures: dict[str, Measure] = {"detection": "pr_auc", "detection-ap": "average_precision"}
+        for file, measure in measures.items():
             found = detection(scores, LABELS, metric, pairing=[*FLOW_PAIRINGS], measure=measure)
             title = "Projection Kernel" if metric == "pk" else "Composition Score"
             (row,) = (r for r in table(view, f'#evaluation-body [data-csv="{file}"]') if r["metric"] == title)
@@ -167,6 +168,7 @@ def test_the_caption_of_two_similarities(opened: Opened) -> None:
     show(view, scatter="OV", x="pk", y="cs")
     everywhere, high = metric_agreement(scores, hs.Pairing.parse("OV"), "pk", "cs")
     found = re.search(r"ρ (\S+) over all, (\S+) over", view.text("#scatter-caption"))
+    assert found is not None
     assert [float(part) for part in found.groups()] == pytest.approx([everywhere, high], abs=6e-4)
 
 

@@ -70,7 +70,7 @@ RESULTS: dict[str, Callable[[hs.Scores], Any]] = {
     ),
     "tokens": lambda scores: hs.tokens("demo", "L0H1", k=5),
     "pair": lambda scores: hs.pair("demo", "L0H3.O", "L1H2.K", top=3),
-    "pair of two heads": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
+    "pair without roles": lambda scores: hs.pair("demo", "L0H3", "L1H2"),
     "behaviour": lambda scores: hs.behaviour("demo", sequences=2, length=12),
     "effects": lambda scores: hs.effects("demo", sequences=2, length=12, random=True),
     "effects_summary": summary,
@@ -95,6 +95,7 @@ NO_RESULTS = {
     "numbers and arrays": ("subspace", "principal_angles", "projection_kernel"),
     "the vocabulary": (
         "Head",
+        "Metric",
         "Node",
         "Pairing",
         "Port",
@@ -102,7 +103,6 @@ NO_RESULTS = {
         "HeadspanError",
         "HeadspanWarning",
         "Labels",
-        "Metric",
     ),
     "reads all of them": ("load",),
 }

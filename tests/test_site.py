@@ -108,7 +108,7 @@ def test_weights_find_their_result(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small().save(tmp_path / "r.safetensors")
     assert _run(["site", str(tmp_path / "g"), str(tmp_path / "r.safetensors"), "--title", "Mine"]) == 0
-    assert "1 models" in capfd.readouterr().err
+    assert ": 1 model. " in capfd.readouterr().err
     assert "<h1>Mine</h1>" in (tmp_path / "g" / "index.html").read_text(encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from headspan.cli.common import (
 )
 from headspan.cli.nodes import NO_NODES, NodeWords, node_options
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
+from headspan.vocabulary.words import counted
 
 
 def register(app: typer.Typer) -> None:
@@ -83,7 +84,8 @@ def paths(
         circuit = found.to_circuit()
         circuit.save(out, force=force)
         and_nodes = " and nodes" if nodes.given() else ""
-        note(f"{out}: {len(circuit.edges)} edges between {len(circuit.nodes)} heads{and_nodes}")
+        ends = f"{counted(len(circuit.nodes), 'head')}{and_nodes}"
+        note(f"{out}: {counted(len(circuit.edges), 'edge')} between {ends}")
     rows = found.rows()
     formats = {"score": ".3f", "product": ".3f", "chance": ".3g", "z": ".1f"}
     title = " ".join(["strongest paths", *ends_in_words(from_, to)])

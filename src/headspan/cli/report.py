@@ -22,6 +22,7 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored
+from headspan.vocabulary.words import counted
 
 Tokens = Annotated[
     int | None, typer.Option("--tokens", min=0, help="Tokens to list per head and role; 0 for none. [default: 10]")
@@ -131,4 +132,4 @@ def site(
 
     with progress("making the gallery") as update:
         made = make(folder, scores, model=model or [], title=title, tokens=tokens, force=force, progress=update)
-    note(f"{made.folder / 'index.html'}: {len(made.pages)} models. Open it in a browser")
+    note(f"{made.folder / 'index.html'}: {counted(len(made.pages), 'model')}. Open it in a browser")

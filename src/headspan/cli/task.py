@@ -25,6 +25,7 @@ from headspan.cli.common import (
     progress,
 )
 from headspan.vocabulary.errors import refuse_ignored
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     from headspan.results.tasks.task_result import Task
@@ -140,7 +141,7 @@ def task(
         )
     if circuit_out is not None and found.circuit is not None:  # there is none after Ctrl-C
         found.to_circuit().save(circuit_out, force=force)
-        note(f"{circuit_out}: circuit of {int(found.edges_kept.sum()):,} edges")
+        note(f"{circuit_out}: circuit of {counted(int(found.edges_kept.sum()), 'edge')}")
     if graph_out is not None:
         found.save_graph(graph_out, force=force)
         note(f"{graph_out}: graph of {found.table.n_edges} edges")

@@ -32,19 +32,20 @@ def bands(
             found[f"hub:{metric}/{pairing}/inlet"] = extremes_at_random(matrix)
             found[f"hub:{metric}/{pairing}/outlet"] = extremes_at_random(matrix.T)
     for kind, by_head in (behaviour or {}).items():
-        found[f"behaviour:{kind}"] = crowd_band(by_head.values())
+        found[f"behaviour:{kind}"] = crowd_band(by_head.values(), most=1.0)
     for key, entry in values.items():
-        found[f"value:{key}"] = crowd_band(entry["values"].values())
+        found[f"value:{key}"] = crowd_band(entry["values"].values(), most=1.0 if key == "drift" else np.inf)
     return {key: [float(f"{end:.7g}") for end in band] for key, band in found.items() if band is not None}
 
 
-def crowd_band(values: Iterable[float]) -> tuple[float, float] | None:
+def crowd_band(values: Iterable[float], least: float = 0.0, most: float = np.inf) -> tuple[float, float] | None:
     """Where the extremes of normal values would be whose median and quartiles are those of ``values``.
 
-    None for fewer than eight values, or if half of them are equal.
+    least, most: the smallest and the largest possible value. None for fewer than eight values, or where the median is
+    one of the quartiles.
 
-    >>> low, high = crowd_band(np.random.default_rng(0).normal(size=1000))
-    >>> 3.5 < high < 4.5 and -4.5 < low < -3.5
+    >>> low, high = crowd_band(5 + np.random.default_rng(0).normal(size=1000))
+    >>> 8.5 < high < 9.5 and 0.5 < low < 1.5
     True
     """
     from scipy.special import ndtri
@@ -56,4 +57,4 @@ def crowd_band(values: Iterable[float]) -> tuple[float, float] | None:
     if low == middle or high == middle:
         return None
     reach = float(ndtri(EXTREME ** (1 / len(array)))) / _QUARTILE
-    return float(middle - reach * (middle - low)), float(middle + reach * (high - middle))
+    return max(least, float(middle - reach * (middle - low))), min(most, float(middle + reach * (high - middle)))

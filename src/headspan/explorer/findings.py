@@ -17,6 +17,7 @@ from headspan.statistics.baseline import PairingSummary
 from headspan.statistics.hubs import HubHead, HubScores, hubs
 from headspan.subspaces.metrics import PK
 from headspan.vocabulary.heads import FLOW_PAIRINGS, ROLES, Pairing
+from headspan.vocabulary.words import counted
 
 READS = {"Q": "queries", "K": "keys", "V": "values"}
 WANTED = 4
@@ -186,5 +187,5 @@ def agreement(scores: Scores, flow: list[Pairing]) -> list[Finding]:
 def compared(scores: Scores) -> list[Finding]:
     """What was compared: a finding that every result has, so that no report opens empty."""
     heads = " and ".join(f"{len(scores.heads(role))} {role}" for role in (ROLES[0], ROLES[1]))
-    text = f"{heads} subspaces in {scores.d_model} dimensions, {len(scores.pairings)} pairings."
+    text = f"{heads} subspaces in {scores.d_model} dimensions, {counted(len(scores.pairings), 'pairing')}."
     return [Finding("What was compared", text, {"at": "wiring"})]

@@ -24,12 +24,14 @@ from headspan.results.labels import GPT2_SMALL
 from headspan.results.scores import Scores, is_result
 from headspan.scoring.inputs import ScoresLike, given_scores, given_weights
 from headspan.scoring.model_of_result import check_same_model, weights_of
+from headspan.subspaces.metrics import metric_of
 from headspan.system.arguments import checked
 from headspan.system.atomic import is_temporary
 from headspan.system.deprecation import renamed
 from headspan.system.outputs import check_folder, is_ours, writing
 from headspan.system.progress import Update, progress_bar
 from headspan.vocabulary.errors import HeadspanError, refuse_ignored, visible
+from headspan.vocabulary.words import counted, listed
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -53,7 +55,7 @@ class Site:
     pages: list[Page]
 
     def __repr__(self) -> str:
-        return f"Site of {len(self.pages)} models in {self.folder}: open {self.folder / _INDEX}"
+        return f"Site of {counted(len(self.pages), 'model')} in {self.folder}: open {self.folder / _INDEX}"
 
 
 @renamed(results="scores", weights="model")
@@ -193,15 +195,15 @@ def _labels(scores: Scores) -> str | None:
 def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
     """What the index shows for one result."""
     table = scores.ports
-    shared = f", {len(table.kv)} shared key/value heads" if table.shared else ""
+    shared = f", {counted(len(table.kv), 'shared key/value head')}" if table.shared else ""
     layers = len({head.layer for head in table.query})
     facts = [
-        f"{layers} layers, {len(table.query)} heads{shared}, d_model {scores.d_model}",
-        f"{', '.join(scores.metrics) or 'nothing'} for {_pairings(scores)}",
+        f"{counted(layers, 'layer')}, {counted(len(table.query), 'head')}{shared}, d_model {scores.d_model:,}",
+        f"{listed(metric_of(metric).title for metric in scores.metrics) or 'nothing'} for {_pairings(scores)}",
     ]
-    findings = [(finding["title"], finding["text"]) for finding in page.payload["findings"][:_FINDINGS]]
-    if page.payload.get("above_chance") is False:
-        findings = [(page.payload["headline"]["title"], page.payload["headline"]["text"])]
+    first = page.payload["headline"]["text"]  # one sentence, which says all that its title does
+    others = [(finding["title"], finding["text"]) for finding in page.payload["findings"] if finding["text"] != first]
+    findings = [("", first), *others[: _FINDINGS - 1]]
     picture, caption = small_picture(scores, _labels(scores))
     folded = scores.provenance.get("folding", "none")
     return {
@@ -212,7 +214,7 @@ def _card(scores: Scores, page: Report, file: str, name: str) -> dict[str, Any]:
 
 def _pairings(scores: Scores) -> str:
     names = list(map(str, scores.pairings))
-    return ", ".join(names) if len(names) <= 4 else f"{len(names)} pairings"
+    return listed(names) if len(names) <= 4 else f"{len(names)} pairings"
 
 
 def _index(title: str, cards: list[dict[str, Any]]) -> str:

@@ -27,6 +27,7 @@ from headspan.system.arguments import checked
 from headspan.system.outputs import GENERATOR, writing
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import Head, HeadOrNode, Pairing, Role
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     import networkx
@@ -104,14 +105,14 @@ class Wiring(Tabular):
         ]
 
     def _headline(self) -> str:
-        return f"{self.metric}, {self.rule}: {len(self.edges)} edges between {self.counted}"
+        return f"{self.metric}, {self.rule}: {counted(len(self.edges), 'edge')} between {self.counted}"
 
     @property
     def counted(self) -> str:
         """The numbers of heads and other nodes on the edges, in words."""
         others = len({str(node.head) for node in self.nodes if not isinstance(node.head, Head)})
-        heads = f"{sum(isinstance(node.head, Head) for node in self.nodes)} heads"
-        return f"{heads} and {others} node{'' if others == 1 else 's'}" if others else heads
+        heads = counted(sum(isinstance(node.head, Head) for node in self.nodes), "head")
+        return f"{heads} and {counted(others, 'node')}" if others else heads
 
     @checked
     def node(self, head: HeadOrNode | str) -> WiringNode:

@@ -40,6 +40,7 @@ from headspan.vocabulary.heads import (
     Role,
     parse_pairings,
 )
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     from headspan.models.opening import ModelLike
@@ -109,7 +110,7 @@ class Paths(Tabular, list[Path]):
         return with_labels([path.row() for path in self], self.classes)
 
     def _headline(self) -> str:
-        return f"{len(self)} paths"
+        return counted(len(self), "path")
 
     def to_circuit(self, name: str = "") -> Circuit:
         """All hops of these paths as a circuit, which ``headspan wiring --circuit`` draws."""

@@ -19,6 +19,7 @@ from headspan.results.tabular import html_table
 from headspan.vocabulary.errors import HeadspanError, visible
 from headspan.vocabulary.heads import ROLES, Head, Port, Role
 from headspan.vocabulary.ports import PortTable
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     from headspan.checkpoints.tokenizer import Vocabulary
@@ -61,8 +62,9 @@ class AttentionWeights(ABC):
         shared = f", {self.ports.a_layer(Role.V)} key/value heads" if self.ports.shared else ""
         folded = "" if self.folding == "none" else f", {self.folding}"
         return (
-            f"attention weights of {visible(str(self.reference))}: {self.architecture}, {len(self.layers)} layers of "
-            f"{self.ports.a_layer(Role.O)} heads{shared}, d_model {self.d_model}{folded}"
+            f"attention weights of {visible(str(self.reference))}: {self.architecture}, "
+            f"{counted(len(self.layers), 'layer')} of {self.ports.a_layer(Role.O)} heads{shared}, "
+            f"d_model {self.d_model}{folded}"
         )
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from headspan.graphs.selection import wiring
 from headspan.plotting import wiring_svg
 from headspan.results.labels import LabelsLike
 from headspan.results.scores import Scores
-from headspan.subspaces.metrics import METRICS
+from headspan.subspaces.metrics import METRICS, metric_of
 from headspan.vocabulary.errors import HeadspanWarning, visible
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Role
 
@@ -35,7 +35,8 @@ def small_picture(scores: Scores, labels: LabelsLike | None) -> tuple[str | None
         return None, ""
     read = {Role.Q: "queries", Role.K: "keys", Role.V: "values"}[pairing.target]
     data = base64.b64encode(wiring_svg(small).encode("utf-8")).decode("ascii")
-    caption = f"The {len(small.edges)} strongest {pairing} edges by {metric}: what is written for {read}"
+    count = f"{len(small.edges)} strongest {pairing} edges" if len(small.edges) > 1 else f"strongest {pairing} edge"
+    caption = f"The {count} by {metric_of(metric).title}: what is written for {read}"
     return f"data:image/svg+xml;base64,{data}", caption
 
 
@@ -43,7 +44,7 @@ def preview(payload: Mapping[str, Any], size: int, file: Path | None, picture: t
     """A page as a few lines of HTML: its model, where it is, its picture, its first findings or facts."""
     name = escape(visible(str(payload["model"]["name"])))
     url, caption = picture
-    parts = [f"<p><b>headspan</b>: page of {name}, {size / 1e6:.1f} MB. {_where(file)}</p>"]
+    parts = [f"<p><b>Report</b> of {name}, {size / 1e6:.1f} MB. {_where(file)}</p>"]
     if url is not None:
         parts.append(f'<img src="{url}" alt="{escape(caption)}" style="max-width:520px;width:100%">')
         parts.append(f"<p><small>{escape(caption)}</small></p>")

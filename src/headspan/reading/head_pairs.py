@@ -19,6 +19,7 @@ from headspan.results.tabular import Tabular
 from headspan.vocabulary.ends import acts_as, check_head
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, Pairing, Port, Role, does_as, forward_mask
+from headspan.vocabulary.words import counted
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class HeadPairs(Tabular):
         ]
 
     def _headline(self) -> str:
-        return f"{self.source} (source) and {self.target} (target): {len(self.pairs)} pairings"
+        return f"{self.source} (source) and {self.target} (target): {counted(len(self.pairs), 'pairing')}"
 
 
 def is_port(name: Head | Port | str) -> bool:

@@ -73,7 +73,7 @@ def labels_for(
         found = labels
     elif isinstance(labels, Mapping):
         found = Labels.from_dict(labels)
-    elif labels == "behaviour":
+    elif isinstance(labels, str) and labels == "behaviour":
         found = _behaviour(scores).labels(threshold=BEHAVES)
     else:
         found = Labels.load(labels)

@@ -17,6 +17,7 @@ from headspan.system.ordering import descending, shared_ranks
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import ROLES, Head, HeadOrNode, Pairing, Role, forward_mask
 from headspan.vocabulary.ports import PortTable
+from headspan.vocabulary.words import counted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,7 +62,7 @@ class Edges(Tabular, list[Edge]):
         return rows
 
     def _headline(self) -> str:
-        return f"{len(self)} edges"
+        return counted(len(self), "edge")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

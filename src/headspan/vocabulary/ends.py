@@ -14,8 +14,9 @@ query heads of its group.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -28,6 +29,7 @@ from headspan.vocabulary.ports import PortTable
 EndLike: TypeAlias = Head | Node | Port | str | int
 EndsLike: TypeAlias = EndLike | Iterable[EndLike]
 
+_MOST = 100_000  # words of one end
 _LAYER = re.compile(r"[Ll]?([0-9]{1,6})")
 
 
@@ -168,9 +170,11 @@ def words(given: EndsLike | None) -> Iterator[EndLike]:
     """The words of one end: none, one or several."""
     if isinstance(given, (str, int, Head, Node, Port)):
         given = [given]
-    elif given is not None and not isinstance(given, Iterable):
+    elif given is None:
+        return
+    elif isinstance(given, (bytes, bytearray, Mapping, np.ndarray)) or not isinstance(given, Iterable):
         raise WrongArgument(_not_an_end(given))
-    for word in given or ():
+    for word in itertools.islice(given, _MOST):
         if isinstance(word, np.integer):
             word = int(word)
         if isinstance(word, bool) or not isinstance(word, (str, int, Head, Node, Port)):

@@ -26,6 +26,7 @@ import headspan as hs
 from headspan.cli.serving.folder import BUILT_IN, Folder
 from headspan.cli.tables import plain
 from headspan.results.scores import Scores
+from headspan.subspaces.metrics import PK
 from headspan.vocabulary.errors import HeadspanError, HeadspanWarning, message, visible
 
 MOST_ROWS = 100
@@ -137,7 +138,7 @@ def _of_results(folder: Folder) -> list[Callable[..., Any]]:
             ]
         return _table(found)
 
-    def top(result: str, pairing: str = "flow", k: int = 10, metric: str = "pk", head: str = "") -> Any:
+    def top(result: str, pairing: str = "flow", k: int = 10, metric: str = PK, head: str = "") -> Any:
         """The pairs of heads with the largest scores. pairing: OQ, OK, OV (what is written → Q, K or V of a later
         head), or flow for the three. head: only pairs with this head, like L5H1."""
         if head:
@@ -150,7 +151,7 @@ def _of_results(folder: Folder) -> list[Callable[..., Any]]:
         found = hs.significance(scores(result), pairing, null=null)  # type: ignore[arg-type]
         return found._headline(), found.rows(_count(k))
 
-    def hubs(result: str, pairing: str = "OK", k: int = 10, metric: str = "pk") -> Any:
+    def hubs(result: str, pairing: str = "OK", k: int = 10, metric: str = PK) -> Any:
         """Heads that many others write to (inlets) or read from (outlets)."""
         found = hs.hubs(scores(result), [pairing], metric)
         return found._headline(), found.rows(_count(k))
@@ -159,11 +160,11 @@ def _of_results(folder: Folder) -> list[Callable[..., Any]]:
         """How far the scores are from chance, one row per pairing."""
         return _table(hs.baseline(scores(result)))
 
-    def evaluate(result: str, labels: str = "gpt2-ioi", metric: str = "pk") -> Any:
+    def evaluate(result: str, labels: str = "gpt2-ioi", metric: str = PK) -> Any:
         """How well a similarity finds labelled heads. labels: gpt2-ioi, gpt2, gpt2-identity, behaviour or a CSV."""
         return _table(hs.evaluate(scores(result), known_labels(labels), metric))
 
-    def circuit_overlap(result: str, circuit: str, metric: str = "pk") -> Any:
+    def circuit_overlap(result: str, circuit: str, metric: str = PK) -> Any:
         """Whether the edges of a circuit (a JSON file) overlap more than other pairs of the same layers: exceeds is 0.5
         by chance."""
         return _table(hs.circuit_overlap(scores(result), folder.result(circuit), metric))

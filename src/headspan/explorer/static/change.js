@@ -280,11 +280,9 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
       const svg = HS.svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
         "aria-label": `PK of ${pairing} edges over steps` });
       for (const i of mine) {
-        const points = data.steps.flatMap((_, s) =>
-          (Number.isFinite(scores[s * count + i]) ? [`${x(s).toFixed(1)},${y(scores[s * count + i]).toFixed(1)}`]
-          : []));
-        const course = HS.svg("polyline", { class: `course edge to-${pairing[1]}`, points: points.join(" ") });
-        svg.append(course);
+        const dots = data.steps.map((_, s) => [x(s), y(scores[s * count + i])]).filter(([, at]) => Number.isFinite(at));
+        const points = dots.map(([across, down]) => `${across.toFixed(1)},${down.toFixed(1)}`);
+        svg.append(HS.svg("polyline", { class: `course edge to-${pairing[1]}`, points: points.join(" ") }));
       }
       const now = HS.svg("line", { class: "now", y1: 14, y2: height - bottom });
       svg.append(HS.svg("line", { class: "axis", x1: left, x2: width - 6, y1: height - bottom, y2: height - bottom }),
@@ -299,8 +297,7 @@ HS.data = JSON.parse(HS.byId("payload").textContent);
     }
     box.style.setProperty("display", "flex");
     box.style.setProperty("flex-wrap", "wrap");
-    return (step) => { for (const [now, x] of marks) { now.setAttribute("x1", x(step)); now.setAttribute("x2", x(step));
-      } };
+    return (step) => { for (const [now, x] of marks) for (const end of ["x1", "x2"]) now.setAttribute(end, x(step)); };
   };
   const behaviours = () => {
     if (!data.head_scores.length) return () => {};

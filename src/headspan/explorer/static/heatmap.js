@@ -52,6 +52,7 @@ HS.heatmap = (() => {
       const shown = coloured(HS.state.metric, pairing);
       const context = HS.canvas(small, 50, 50);
       small.style.width = small.style.height = "";
+      context.imageSmoothingEnabled = Boolean(shown) && Math.max(shown.m.rows, shown.m.columns) > 50;
       if (shown) context.drawImage(image(shown), 0, 0, 50, 50);
       return HS.el("button", { type: "button", class: "thumb", "data-pairing": pairing,
         "aria-pressed": String(pairing === HS.state.heat),

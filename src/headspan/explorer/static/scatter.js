@@ -27,8 +27,9 @@ HS.scatter = (() => {
     const p = xm !== ym ? points(pairing, xm, ym) : null;
     if (!p || !p.index.length) {
       plot = null;
-      box.replaceChildren(HS.empty(HS.noPairs() ? HS.noPairs() : HS.data.metrics.length < 2
+      box.replaceChildren(HS.empty(HS.data.metrics.length < 2
         ? "Only one similarity was computed. Score the model with --metric pk --metric cs to compare two."
+        : HS.noPairs() ? HS.noPairs()
         : xm === ym ? "Choose two different similarities."
           : `This page does not store the single pairs of ${pairing}.`));
       HS.byId("scatter-caption").textContent = "";
@@ -192,7 +193,7 @@ HS.ticks = ([low, high], count) => {
 };
 // Ticks at whole numbers, for layers.
 HS.wholeTicks = ([low, high], count) => {
-  const step = Math.max(1, Math.ceil((high - low) / count)), found = [];
+  const step = [1, 2, 5, 10, 20, 50, 100].find((s) => (high - low) / s <= count) ?? 1000, found = [];
   for (let v = Math.ceil(low); v <= high; v += 1) if (v >= 0 && v % step === 0) found.push(v);
   return found;
 };

@@ -28,6 +28,7 @@ from headspan.system.outputs import writing
 from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import HeadOrNode, Pairing, Role, is_head_name
 from headspan.vocabulary.ports import PortTable
+from headspan.vocabulary.words import counted
 
 FORMAT, VERSION = "headspan circuit", 1
 _LARGEST = 16 * 2**20  # bytes
@@ -77,8 +78,9 @@ class Circuit(Tabular):
         return [vars(edge) | {} for edge in self.edges]
 
     def _headline(self) -> str:
-        what = "heads" if all(map(is_head_name, self.nodes)) else "heads and nodes"
-        return f"circuit {self.name}: {len(self.edges)} edges between {len(self.nodes)} {what}"
+        heads = all(map(is_head_name, self.nodes))
+        ends = counted(len(self.nodes), "head") if heads else f"{len(self.nodes)} heads and nodes"
+        return f"circuit {self.name}: {counted(len(self.edges), 'edge')} between {ends}"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""

@@ -25,6 +25,7 @@ from headspan.system.torch_pickle import load_plain
 from headspan.vocabulary.errors import HeadspanError, missing_extra, warn
 from headspan.vocabulary.heads import Role
 from headspan.vocabulary.ports import PortTable
+from headspan.vocabulary.words import counted
 
 SUFFIXES = (".json", ".pt")
 _WHAT = "graph file"
@@ -89,10 +90,8 @@ def _values(content: Any, path: str | os.PathLike[str], layout: Layout) -> tuple
     count = layout.merged(inside.astype(np.int64))
     differ = int(((count > 0) & (count < np.bincount(layout.columns))).sum())
     if differ:
-        warn(
-            f"{differ} edges to shared keys or values are in the circuit of {path} for some query heads only. They are "
-            "kept for all"
-        )
+        them = f"{counted(differ, 'edge')} to shared keys or values"
+        warn(f"the circuit of {path} has {them} for some query heads only. Kept for all query heads")
     return layout.merged(scores), count > 0
 
 
