@@ -12,6 +12,7 @@ import pytest
 import headspan as hs
 from families import FAMILIES, Family, build
 from headspan.cli import _run
+from headspan.cli.effects import _legend
 from headspan.explorer.report import report
 from headspan.results.effects import NOT_COMPARED
 from headspan.results.effects_fields import with_effects
@@ -258,6 +259,8 @@ def test_stopping_among_the_random_writes_leaves_edges_open(monkeypatch: pytest.
     assert not np.isnan(values[:8, 8:]).any() and not found.large("OK").any()
     judged = found.judged("OK")
     assert (judged[:8, 8:] == (values[:8, 8:] < found.floor("OK"))).all() and not judged[:8, 8:].all()
+    left = sum(int((~found.judged(pairing) & (found.of(pairing) >= 0)).sum()) for pairing in found.pairings)
+    assert f"({left} edges not yet compared)" in _legend(found)[-1]
 
 
 def test_the_floor_decides_what_is_compared() -> None:

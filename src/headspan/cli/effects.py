@@ -210,6 +210,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 def _legend(found: Effects) -> list[str]:
     """Units, floors and columns, below the table."""
     from headspan.results.large_effects import LEAST_RATIO
+    from headspan.vocabulary.words import counted
 
     units = "Units: TV is the total variation (0 to 1) of attention; norm is the relative change of the output."
     if any(name in _HABITS for name, _ in found.arrays):
@@ -220,10 +221,12 @@ def _legend(found: Effects) -> list[str]:
     listed = {pairing: edges for pairing, edges in listed.items() if edges.any()}
     floors = ", ".join(f"{found.floor(pairing):g} for {pairing}" for pairing in listed)
     count = ", ".join(f"{int((found.large(p) & mine).sum())} of {int(mine.sum())} {p}" for p, mine in listed.items())
+    open_edges = sum(int((mine & ~found.judged(p)).sum()) for p, mine in listed.items())
+    left = f" ({counted(open_edges, 'edge')} not yet compared)" if open_edges else ""
     return [
         units,
         f"large: at least the floor ({floors}) and {LEAST_RATIO:g} times a random output of the same length (ratio). "
-        f"An effect below the floor is small on this input. Large effects: {count}.",
+        f"An effect below the floor is small on this input. Large effects: {count}{left}.",
     ]
 
 

@@ -46,7 +46,7 @@ def task(
         ),
     ],
     method: Annotated[
-        str, typer.Option(help="ig (EAP-IG, better circuits) or eap (EAP, faster, better single edges).")
+        str, typer.Option(help="ig (EAP-IG, mostly better circuits) or eap (EAP, faster, better single edges).")
     ] = "ig",
     k: Annotated[int, k_option("Edges to list.")] = 40,
     from_: FromOption = None,
