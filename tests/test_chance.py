@@ -12,7 +12,8 @@ import headspan as hs
 from families import FAMILIES, Run
 from headspan.graphs.chains import chance
 from headspan.models.folding import FoldedWeights, fold
-from headspan.reading.pair import CENTRED_NOTE, pair
+from headspan.reading.overlap import CENTRED_NOTE
+from headspan.reading.pair import pair
 from headspan.results.scores import Scores
 from headspan.statistics.dimension import centred, dimension_at, pair_dimension, pair_dimension_of
 from headspan.statistics.significance import significance

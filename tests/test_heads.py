@@ -11,7 +11,6 @@ from headspan.vocabulary.errors import HeadspanError
 from headspan.vocabulary.heads import (
     EMBEDDING_POSITION,
     FLOW_PAIRINGS,
-    HEAD_KINDS,
     PAIRINGS,
     ROLES,
     SAME_TYPE_PAIRINGS,
@@ -29,7 +28,7 @@ from headspan.vocabulary.heads import (
 from headspan.vocabulary.ports import PortTable
 
 layers = st.integers(0, 999_999)
-heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(sorted({*HEAD_KINDS} - {"KR"}))) | st.builds(
+heads = st.builds(Head, layers, st.integers(0, 999_999), st.sampled_from(("H", "KV", "QR"))) | st.builds(
     Head, layers, st.just(0), st.just("KR")
 )
 

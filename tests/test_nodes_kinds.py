@@ -215,7 +215,7 @@ def test_nodes_by_their_kinds_in_python(place: Path) -> None:
     found = hs.score(model, "pk", "OK", nodes=[{"neurons": "L1:3", "tokens": [" Paris"]}, place / "probe.npy"])
     assert {str(node) for node in found.heads("R")} == {"L1N3", "_Paris", "probe"}
     for wrong in ({}, {"neuron": "L1:3"}):
-        with pytest.raises(HeadspanError, match="a mapping of add, sae, adapter"):
+        with pytest.raises(HeadspanError, match="a mapping of nodes, sae, adapter"):
             hs.score(model, "pk", nodes=wrong)
 
 

@@ -88,7 +88,7 @@ def _observed(axes: Axes, scores: Scores, pairing: Pairing) -> None:
         label="observed",
         gid=f"histogram:{pairing}",
     )
-    usual = max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5)
+    usual = min(max(float(np.quantile(values, 0.999)), mean + 5 * variance**0.5), float(bins[-1]))
     right = _last_bin(axes, scores, pairing, values, float(bins[np.searchsorted(bins, usual)]), float(bins[1]))
     x = np.linspace(max(0.0, mean - 6 * variance**0.5), mean + 6 * variance**0.5, 400)
     axes.plot(x, _normal(x, mean, variance), color=style.DENSITY, linewidth=1.3, label="random subspaces")
