@@ -18,6 +18,7 @@ from headspan.statistics.influence_units import expected_influence
 from headspan.statistics.significance import DISCOVERY_RATE
 from headspan.subspaces.metrics import OBSERVED_METRICS, metric_of
 from headspan.vocabulary.heads import FLOW_PAIRINGS, Pairing
+from headspan.vocabulary.words import listed
 
 
 class Edge(NamedTuple):
@@ -134,7 +135,7 @@ def _evidence(scores: Scores, edge: Edge, measured: Effects | None) -> str:
 
 
 def _nothing(edges: dict[str, Any], metric: str, flow: list[Pairing], measured: Effects | None) -> str:
-    where = f"{sum(edges[f'{metric}/{p}']['forward'] for p in flow):,} pairs in {_listed(flow)}"
+    where = f"{sum(edges[f'{metric}/{p}']['forward'] for p in flow):,} pairs in {listed(flow)}"
     text = f"Nothing stands above chance: none of {where} scores more than random weights would"
     if measured is not None and measured.compared:
         text += ", and no measured effect is large"
@@ -152,7 +153,7 @@ def _none_passes(scores: Scores, edges: dict[str, Any], metric: str, flow: list[
     }
     pairs = sum(edges[f"{metric}/{p}"]["forward"] for p in flow)
     none = ", and none ".join(looked[kind] for kind in KINDS if kind in tested)
-    return f"{_shared(scores, metric, edge)}; but of {pairs:,} pairs in {_listed(flow)} none {none}."
+    return f"{_shared(scores, metric, edge)}; but of {pairs:,} pairs in {listed(flow)} none {none}."
 
 
 def _untested(scores: Scores, metric: str, edge: Edge) -> str:
@@ -170,11 +171,6 @@ def _no_forward_pairs(scores: Scores) -> str:
             "heat maps compare its heads with each other."
         )
     return "This result holds none of the pairings OQ, OK and OV, so there are no edges from a head to a later one."
-
-
-def _listed(pairings: list[Pairing]) -> str:
-    names = list(map(str, pairings))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _q(q: float | None) -> str:
