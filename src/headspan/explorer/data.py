@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
@@ -14,7 +13,7 @@ import headspan
 from headspan.explorer.bands import bands
 from headspan.explorer.details import chance_curves, pair_details, tokens_by_role, vocabulary_of
 from headspan.explorer.edges import Nulls, about_effects, centred_roles, chance_levels, edges_of
-from headspan.explorer.encode import Limits, encode_effects, encode_matrices, metric_order, pack
+from headspan.explorer.encode import Limits, encode_effects, encode_matrices, finite, metric_order, pack
 from headspan.explorer.findings import find
 from headspan.explorer.head_values import HeadScores, head_scores, head_values
 from headspan.explorer.headline import disagreements, headline
@@ -248,7 +247,7 @@ def _distribution(scores: Scores, summary: PairingSummary) -> dict[str, Any]:
     high = float(np.minimum(scores.ranks(summary.pairing.source).max(), scores.ranks(summary.pairing.target).max()))
     counts = np.histogram(np.clip(values, 0, high), np.linspace(0, high, _BINS + 1))[0]
     used = np.flatnonzero(counts)
-    line = {key: _finite(value) for key, value in summary._asdict().items() if key != "pairing"}
+    line = {key: finite(value) for key, value in summary._asdict().items() if key != "pairing"}
     best = scores[PK, summary.pairing].forward().top(1)[0]
     return line | {
         "best": {"source": str(best.source), "target": str(best.target), "score": best.score},
@@ -270,7 +269,7 @@ def _agreement(scores: Scores, matrices: Mapping[str, Any]) -> dict[str, dict[st
             sizes = {len(scores[m, pairing].forward().pairs()[2]) for m in (first, second)}
             if len(sizes) == 1 and sizes.pop() > 2:
                 both = metric_agreement(scores, pairing, first, second)
-                found.setdefault(str(pairing), {})[f"{first},{second}"] = [_finite(value) for value in both]
+                found.setdefault(str(pairing), {})[f"{first},{second}"] = [finite(value) for value in both]
     return found
 
 
@@ -324,8 +323,8 @@ def _evaluation(scores: Scores, labels: Labels | None) -> dict[str, Any] | None:
 
 def _line(metric: str, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     """The values of one similarity, and the average expected by chance."""
-    values = {name: _finite(estimate.value) for name, estimate in estimates.items()}
-    return {"metric": metric, **values, "chance": _finite(estimates["average"].chance)}
+    values = {name: finite(estimate.value) for name, estimate in estimates.items()}
+    return {"metric": metric, **values, "chance": finite(estimates["average"].chance)}
 
 
 # ---------------------------------------------------------------- the rest
@@ -360,8 +359,3 @@ def _colour_stops(count: int = 17) -> list[str]:
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps[SEQUENTIAL](i / (count - 1))) for i in range(count)]
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN."""
-    return None if value is None or not math.isfinite(value) else value

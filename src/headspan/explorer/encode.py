@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ def pack(values: np.ndarray, dtype: str) -> str:
     'AQACAA=='
     """
     return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def whole(count: int) -> str:

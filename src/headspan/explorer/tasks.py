@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from headspan.explorer.encode import pack
+from headspan.explorer.encode import finite, pack
 from headspan.results.effects import check_same_heads
 from headspan.results.identity import same_model
 from headspan.results.scores import Scores
@@ -53,9 +53,9 @@ def encode_task(task: Task, scores: Scores) -> dict[str, Any]:
         # A circuit of the largest attributions is one point of the curve; one from a file may be any edges.
         "largest": task.circuit is not None
         and bool((table.circuit(task.attribution, size or 0) == task.circuit).all()),
-        "faithfulness": _finite(task.faithfulness),
-        "cpr": _finite(task.cpr),
-        "cmd": _finite(task.cmd),
+        "faithfulness": finite(task.faithfulness),
+        "cpr": finite(task.cpr),
+        "cmd": finite(task.cmd),
         "curve": [[p["edges"], p["faithfulness"]] for p in task.curve if np.isfinite(p["faithfulness"])],
         "interrupted": task.interrupted,
         "edges": [list(table.edge(int(row), int(column))) for row, column in zip(rows, columns, strict=True)],
@@ -92,7 +92,3 @@ def _nodes(task: Task, rows: np.ndarray, columns: np.ndarray) -> list[list[Any]]
     ends += [task.table.readers[i].head for i in np.unique(columns)]
     ordered = sorted(dict.fromkeys(ends), key=lambda end: end.position)
     return [[str(end), end.kind, end.position] for end in ordered]
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)
